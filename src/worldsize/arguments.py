@@ -1,0 +1,78 @@
+"""The command lines of ``train`` and ``eval``, typed; tyro turns them into flags and ``--help``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import tyro
+from pydantic import ValidationError
+
+from worldsize.catalog import explain
+from worldsize.errors import UserError
+from worldsize.recipe import Recipe
+
+T = TypeVar("T")
+
+# Its settings are flags of their own: --data.root, not --settings.data.root.
+_Settings = Annotated[Recipe, tyro.conf.arg(name="")]
+
+
+@dataclass
+class Train:
+    """Train RECIPE (a name from `worldsize recipes`, or a YAML file), or go on with a run.
+
+    Any setting can be changed by its dotted name. The defaults shown are those of the recipe.
+    """
+
+    settings: _Settings
+    procs: int = 1
+    """Processes on this machine; each takes one GPU, or its share of the cores."""
+    name: str | None = None
+    """Name of the run's folder (default: RECIPE-N)."""
+    out: Path = Path("runs")
+    """Where run folders go."""
+    resume: Path | None = None
+    """Go on with this run, exactly where it stopped; at another --procs too."""
+    allow_changes: bool = False
+    """With --resume: go on although the recipe or the data changed."""
+
+
+@dataclass
+class Evaluate:
+    """Evaluate a run's newest checkpoint, or one checkpoint, on the validation set; every picture counts once.
+
+    Any setting can be changed by its dotted name, to evaluate at another size or precision, or on other pictures.
+    """
+
+    settings: _Settings
+    procs: int = 1
+    """Processes on this machine; each takes one GPU, or its share of the cores."""
+
+
+def parse(kind: type[T], argv: list[str], default: T, title: str) -> T:
+    """The command line as a ``kind``.
+
+    Raises:
+        UserError: values that do not fit together.
+        SystemExit: 0 after ``--help``, 64 where tyro has printed what is wrong.
+    """
+    try:
+        return tyro.cli(kind, prog=f"worldsize {title}", args=argv, default=default)
+    except ValidationError as error:
+        raise UserError(f"these settings do not fit:\n{explain(error)}") from None
+    except SystemExit as stop:
+        raise SystemExit(UserError.exit_code if stop.code else 0) from None
+
+
+def value_of(flag: str, argv: list[str]) -> str | None:
+    """The value of ``flag`` before the rest can be parsed (its meaning depends on it)."""
+    for i, argument in enumerate(argv):
+        if argument.startswith(flag + "="):
+            return argument.split("=", 1)[1]
+        if argument == flag:
+            if i + 1 == len(argv):
+                raise UserError(f"{flag} needs a value")
+            return argv[i + 1]
+    return None

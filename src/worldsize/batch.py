@@ -1,0 +1,84 @@
+"""The arithmetic of batches: who computes which samples of a step. Pure integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worldsize.errors import UserError
+from worldsize.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a global batch of ``global_batch`` samples is shared by ``world_size`` processes.
+
+    A step's samples are positions ``step*global_batch .. (step+1)*global_batch - 1`` of the epoch.
+    They form ``global_batch / micro_batch`` micro-batches; rank r computes the ``accumulation``
+    consecutive ones that start at ``r * accumulation``.
+    """
+
+    global_batch: int
+    micro_batch: int
+    world_size: int
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per process and step."""
+        return self.global_batch // (self.micro_batch * self.world_size)
+
+    @property
+    def per_process(self) -> int:
+        """Samples per process and step."""
+        return self.global_batch // self.world_size
+
+    def first(self, step: int, rank: int, micro: int) -> int:
+        """Position in the epoch of the first sample of rank's ``micro``-th micro-batch of step ``step`` (of the epoch)."""
+        return step * self.global_batch + (rank * self.accumulation + micro) * self.micro_batch
+
+    def steps_per_epoch(self, samples: int) -> int:
+        """Whole global batches in ``samples``; the remainder is left out, another one each epoch.
+
+        Raises:
+            UserError: not even one batch.
+        """
+        if samples < self.global_batch:
+            raise UserError(
+                f"the training set has {samples} pictures, fewer than one global batch of {self.global_batch}: "
+                f"lower --global-batch to at most {samples}"
+            )
+        return samples // self.global_batch
+
+    def total_steps(self, recipe: Recipe, samples: int) -> int:
+        """Steps of the whole run."""
+        whole = self.steps_per_epoch(samples) * recipe.epochs
+        return min(whole, recipe.max_steps or whole)
+
+
+def plan(recipe: Recipe, world_size: int) -> BatchPlan:
+    """The batch plan of ``recipe`` on ``world_size`` processes.
+
+    Raises:
+        UserError: the world size does not divide the micro-batches of a step; lists those that do.
+    """
+    if recipe.per_process_batch is not None:
+        return BatchPlan(recipe.per_process_batch * world_size, recipe.micro_batch, world_size)
+    micro_batches = recipe.global_batch // recipe.micro_batch
+    if micro_batches % world_size:
+        fitting = ", ".join(str(w) for w in world_sizes(recipe.global_batch, recipe.micro_batch))
+        raise UserError(
+            f"{world_size} processes cannot share a global batch of {recipe.global_batch} in micro-batches of "
+            f"{recipe.micro_batch}: {micro_batches} micro-batches a step are not divisible by {world_size}.\n"
+            f"World sizes that fit: {fitting}. Or change --global-batch or --micro-batch."
+        )
+    return BatchPlan(recipe.global_batch, recipe.micro_batch, world_size)
+
+
+def world_sizes(global_batch: int, micro_batch: int) -> list[int]:
+    """All world sizes that share ``global_batch`` evenly in groups of ``micro_batch``, rising."""
+    micro_batches = global_batch // micro_batch
+    return [w for w in range(1, micro_batches + 1) if micro_batches % w == 0]
+
+
+def shard(samples: int, rank: int, world_size: int) -> range:
+    """The part of 0..samples-1 that ``rank`` evaluates: consecutive, disjoint, together complete, sizes within one."""
+    return range(samples * rank // world_size, samples * (rank + 1) // world_size)

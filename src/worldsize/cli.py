@@ -1,0 +1,251 @@
+"""The front door: one function per command, no logic of its own. Nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worldsize import __version__
+from worldsize.errors import Stopped, UserError, WorldsizeError
+from worldsize.signals import StopFlag, end_with_parent
+
+if TYPE_CHECKING:
+    from worldsize.world import Place
+
+_HELP = f"""worldsize {__version__}: train image classifiers at any world size
+
+  worldsize train RECIPE [--procs N] [--SETTING VALUE ...]    train; RECIPE is a name or a YAML file
+  worldsize train --resume RUN [--procs N]                    go on exactly where a run stopped
+  worldsize eval RUN|CHECKPOINT [--SETTING VALUE ...]         evaluate what was trained
+  worldsize recipes [NAME]                                    the named recipes; NAME prints its YAML
+  worldsize env                                               what this machine is and what will be used
+
+Every command explains itself: worldsize train --help
+Under torchrun, mpirun or srun the world is found: torchrun --nproc-per-node 8 -m worldsize train RECIPE
+
+Exit codes: 0 done, 64 your input, 65 broken pictures, 66 damaged checkpoints, 70 a defect, 75 stopped and saved
+(--resume goes on), 76 the loss is not finite, 130 and 143 left at once.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code, see `worldsize.errors`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": _train,
+        "eval": _eval,
+        "recipes": _recipes,
+        "env": _env,
+    }
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_HELP, end="")
+        return 0
+    if words[0] in ("--version", "version"):
+        print(__version__)
+        return 0
+    try:
+        if words[0] not in commands:
+            raise UserError(f"there is no command {words[0]!r}; there are: {', '.join(commands)}")
+        return commands[words[0]](words[1:])
+    except WorldsizeError as error:
+        return _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has left (`worldsize recipes | head`); nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        return _fail(f"a defect in worldsize or below it; please report this:\n{traceback.format_exc()}", 70)
+
+
+def _train(argv: list[str]) -> int:
+    """``worldsize train``."""
+    from worldsize import arguments, catalog, run
+    from worldsize.recipe import Recipe
+    from worldsize.request import TrainJob, preflight
+    from worldsize.world import discover
+
+    resume = arguments.value_of("--resume", argv)
+    folder = run.open_existing(Path(resume)) if resume else None
+    source = None if argv[:1] == [] or argv[0].startswith("-") else argv[0]
+    if folder is not None and source is not None:
+        raise UserError(f"--resume goes on with the recipe of {folder.path}: leave out {source!r}")
+    if folder is None and source is None and not _asks_help(argv):
+        raise UserError(f"which recipe? worldsize train RECIPE; there are: {', '.join(catalog.names())}; or a YAML file")
+    base = catalog.load(str(folder.recipe) if folder else source) if folder or source else Recipe()
+    parsed = arguments.parse(arguments.Train, argv[1:] if source else argv, arguments.Train(base), f"train {source or 'RECIPE'}")
+    job = TrainJob(
+        recipe=parsed.settings,
+        stem=Path(source or "run").stem,
+        out=parsed.out,
+        name=parsed.name,
+        resume=folder,
+        allow_changes=parsed.allow_changes,
+    )
+    place = discover()
+    preflight(job, place.size if place.size > 1 else _positive(parsed.procs))
+
+    def work(stop: StopFlag) -> int:
+        from worldsize.job import train
+
+        if train(job, place, stop) is None and place.rank == 0:
+            print(f"{folder.path if folder else job.out} has reached its last step already; nothing to do")
+        return 0
+
+    return _distribute(["train", *argv], parsed.procs, place, work)
+
+
+def _eval(argv: list[str]) -> int:
+    """``worldsize eval``."""
+    from worldsize import arguments, catalog
+    from worldsize.recipe import Recipe
+    from worldsize.world import discover
+
+    if (not argv or argv[0].startswith("-")) and not _asks_help(argv):
+        raise UserError("what to evaluate? worldsize eval RUN|CHECKPOINT")
+    target = None if _asks_help(argv[:1]) else Path(argv[0])
+    checkpoint = _checkpoint(target) if target else None
+    base = catalog.load(str(checkpoint / "recipe.yaml")) if checkpoint else Recipe()
+    parsed = arguments.parse(arguments.Evaluate, argv[1:] if target else argv, arguments.Evaluate(base), "eval RUN|CHECKPOINT")
+    assert checkpoint is not None
+    place = discover()
+
+    def work(stop: StopFlag) -> int:
+        from worldsize.job import evaluate_checkpoint
+
+        result = evaluate_checkpoint(checkpoint, parsed.settings, checkpoint.parent.parent.parent / ".cache", place, stop)
+        if result is None:
+            raise Stopped("stopped; nothing to save")
+        if place.rank == 0:
+            print(f"{checkpoint}")
+            print(f"top-1 {result.top1:.2%}, top-5 {result.top5:.2%}, loss {result.loss:.4f} on {result.samples:,} pictures")
+            if result.broken:
+                print(f"{result.broken} more could not be decoded")
+        return 0
+
+    return _distribute(["eval", *argv], parsed.procs, place, work)
+
+
+def _recipes(argv: list[str]) -> int:
+    """``worldsize recipes``."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from worldsize import catalog
+
+    if _asks_help(argv) or len(argv) > 1:
+        print("usage: worldsize recipes [NAME]\n\nWithout a name, the recipes; with one, its YAML with every setting.")
+        return 0 if _asks_help(argv) else 64
+    if argv:
+        print(catalog.to_yaml(catalog.load(argv[0])), end="")
+        return 0
+    table = Table("recipe", "what it trains", "what it reaches", box=None, header_style="bold", padding=(0, 2, 1, 0))
+    for name in catalog.names():
+        recipe = catalog.load(name)
+        table.add_row(name, recipe.about, recipe.reaches)
+    Console().print(table)
+    print("worldsize recipes NAME prints one as YAML; worldsize train NAME --help lists what can be changed.")
+    return 0
+
+
+def _env(argv: list[str]) -> int:
+    """``worldsize env``."""
+    if argv:
+        print("usage: worldsize env\n\nWhat this machine is, and what a run on it will use.")
+        return 0 if _asks_help(argv) else 64
+    from worldsize.environment import table
+
+    rows = table()
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def _distribute(argv: list[str], procs: int, place: Place, work: Callable[[StopFlag], int]) -> int:
+    """Do ``work`` in this process, or have ``procs`` of them started that do."""
+    if place.launcher == "none" and _positive(procs) > 1:
+        from worldsize.launch.local import launch
+
+        outcome = launch(argv, procs)
+        return _fail(outcome.message, outcome.code) if outcome.code else 0
+    if place.launcher != "none" and procs > 1 and procs != place.local_size:
+        raise UserError(
+            f"--procs {procs}, but {place.launcher} started {place.local_size} processes on this machine: leave --procs out"
+        )
+    _set_threads(place)
+    stop = StopFlag()
+    stop.install()
+    if _is_worker():
+        end_with_parent()
+    _log_to_terminal(place)
+    return work(stop)
+
+
+def _set_threads(place: Place) -> None:
+    """OpenMP reads its number of threads when torch is imported, so it must be there before."""
+    from worldsize.world import threads_per_process
+
+    os.environ["OMP_NUM_THREADS"] = str(threads_per_process(place))
+
+
+def _checkpoint(target: Path) -> Path:
+    """The checkpoint that a path means: itself, or a run's newest valid one."""
+    from worldsize import checkpoint, run
+    from worldsize.errors import CheckpointError
+
+    if (target / "manifest.json").is_file():
+        checkpoint.check(target)
+        return target
+    folder = run.open_existing(target)
+    newest = checkpoint.newest_valid(folder.checkpoints)
+    if newest is None:
+        raise CheckpointError(f"{target} has no checkpoint yet")
+    return newest
+
+
+def _asks_help(argv: list[str]) -> bool:
+    return "-h" in argv or "--help" in argv
+
+
+def _positive(procs: int) -> int:
+    if procs < 1:
+        raise UserError(f"--procs {procs}: at least 1")
+    return procs
+
+
+def _is_worker() -> bool:
+    from worldsize.launch.local import WORKER_VARIABLE
+
+    return WORKER_VARIABLE in os.environ
+
+
+def _log_to_terminal(place: Place) -> None:
+    class ToStderr(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            # sys.stderr is looked up anew: the live display puts its own there.
+            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+    logger = logging.getLogger("worldsize")
+    logger.setLevel(logging.INFO)
+    if place.rank == 0:
+        handler = ToStderr(logging.WARNING)
+        handler.addFilter(lambda record: not getattr(record, "told", False))
+        logger.addHandler(handler)
+
+
+def _fail(message: str, code: int) -> int:
+    """Tell the user, once for all processes, and return the code."""
+    from worldsize.launch.local import report
+    from worldsize.world import discover
+
+    report(message, code)
+    if message and not _is_worker() and discover().local_rank == 0:
+        print(f"worldsize: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,203 @@
+"""Samples to uint8 batches, prepared ahead by a pool of threads.
+
+Which samples, in which order and how they are cut is decided by pure functions (`order`, `rng`, `crops`); the
+threads only decide when. Decoding releases the interpreter lock, so threads scale and nothing is copied
+between processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worldsize.batch import BatchPlan, shard
+from worldsize.data.crops import Crop, Pixels
+from worldsize.data.decode import BrokenPicture
+from worldsize.data.order import permute
+from worldsize.data.rng import Use, uniforms
+from worldsize.data.samples import Samples
+from worldsize.world import World
+
+log = logging.getLogger(__name__)
+
+_CHUNK = 8  # pictures per task: enough work to be worth a hand-over, little enough to share a micro-batch
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``pixels``: uint8 (n, size, size, 3), in pinned memory for a GPU; ``labels``: int64 (n,)."""
+
+    pixels: torch.Tensor
+    labels: torch.Tensor
+
+
+class BrokenPictures:
+    """Which pictures of a split could not be decoded; each is named once in the log.
+
+    ``known`` are those that all ranks know of, ``new`` those that this rank met since.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self._lock = threading.Lock()
+        self.known: set[int] = set()
+        self.new: dict[int, str] = {}
+
+    def add(self, index: int, reason: str) -> None:
+        with self._lock:
+            if index in self.known or index in self.new:
+                return
+            self.new[index] = reason
+        self._tell(index, reason)
+
+    def share(self, world: World) -> None:
+        """Let all ranks know what each of them met (each rank must call this at the same point)."""
+        with self._lock:
+            for rank, met in enumerate(world.gather(self.new)):
+                for index in met.keys() - self.known:
+                    if world.is_main and rank != world.rank:  # so that one log names them all
+                        self._tell(index, met[index])
+                self.known |= met.keys()
+            self.new.clear()
+
+    def _tell(self, index: int, reason: str) -> None:
+        log.warning("broken picture %s: %s", self._samples.name(index), reason)
+
+
+class Loader:
+    """Batches of one split.
+
+    Args:
+        samples: the split.
+        crop: how its pictures are cut.
+        seed: the recipe's seed.
+        workers: decoding threads.
+        prefetch: batches prepared ahead.
+        pin: whether batches go to a GPU.
+    """
+
+    def __init__(self, samples: Samples, crop: Crop, *, seed: int, workers: int, prefetch: int, pin: bool) -> None:
+        self.samples = samples
+        self.broken = BrokenPictures(samples)
+        self.crop = crop
+        self._seed = seed
+        self._prefetch = prefetch
+        self._pin = pin
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+
+    def training(self, plan: BatchPlan, rank: int, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """This rank's micro-batches of ``epoch``, from step ``first_step`` of it to its end.
+
+        A broken picture is replaced by the next one in the set that is whole, cut as the broken one would be.
+        """
+        n = len(self.samples)
+
+        def requests() -> Iterator[Indices]:
+            for step in range(first_step, plan.steps_per_epoch(n)):
+                for micro in range(plan.accumulation):
+                    start = plan.first(step, rank, micro)
+                    yield permute(self._seed, epoch, np.arange(start, start + plan.micro_batch), n)
+
+        return self._ahead((self._submit(indices, epoch, replace=True) for indices in requests()))
+
+    def evaluation(self, rank: int, world_size: int, batch: int) -> Iterator[Batch]:
+        """This rank's share of the split in order, every sample once; a broken picture is left out."""
+        mine = shard(len(self.samples), rank, world_size)
+        starts = range(mine.start, mine.stop, batch)
+        requests = (np.arange(start, min(start + batch, mine.stop)) for start in starts)
+        return self._ahead((self._submit(indices, 0, replace=False) for indices in requests))
+
+    def close(self) -> None:
+        """End the threads; work that has not begun is dropped."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _ahead(self, pending: Iterable[_Pending]) -> Iterator[Batch]:
+        queue: deque[_Pending] = deque()
+        source = iter(pending)
+        try:
+            for item in source:
+                queue.append(item)
+                if len(queue) > self._prefetch:
+                    yield queue.popleft().result()
+            while queue:
+                yield queue.popleft().result()
+        finally:
+            for item in queue:
+                item.cancel()
+
+    def _submit(self, indices: Indices, epoch: int, replace: bool) -> _Pending:
+        size = self.crop.size
+        pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8, pin_memory=self._pin)
+        labels = torch.empty(len(indices), dtype=torch.int64, pin_memory=self._pin)
+        draws = uniforms(self._seed, Use.AUGMENT, epoch, indices, self.crop.draws)
+        whole = self.samples.pixels is not None
+        chunk = len(indices) if whole else _CHUNK
+        fill = self._fill_from_memory if whole else self._fill_from_files
+        futures = [
+            self._pool.submit(fill, indices[part], draws[part], pixels.numpy()[part], labels.numpy()[part], replace)
+            for part in (slice(i, i + chunk) for i in range(0, len(indices), chunk))
+        ]
+        return _Pending(pixels, labels, futures)
+
+    def _fill_from_memory(self, indices: Indices, draws: np.ndarray, out: Pixels, labels: np.ndarray, _: bool) -> list[bool]:
+        assert self.samples.pixels is not None
+        cut = self.crop.batch(self.samples.pixels[indices], draws)
+        if cut is None:
+            cut = np.stack([self.crop.one(self.samples.picture(int(i)), d) for i, d in zip(indices, draws, strict=True)])
+        out[:] = cut
+        labels[:] = self.samples.labels[indices]
+        return [True] * len(indices)
+
+    def _fill_from_files(
+        self, indices: Indices, draws: np.ndarray, out: Pixels, labels: np.ndarray, replace: bool
+    ) -> list[bool]:
+        """Decode and cut each picture into ``out``; says which places were filled."""
+        filled = []
+        for place, index in enumerate(indices):
+            source = self._decode(int(index), draws[place], out[place], replace)
+            filled.append(source is not None)
+            if source is not None:
+                labels[place] = self.samples.labels[source]
+        return filled
+
+    def _decode(self, index: int, draws: np.ndarray, out: Pixels, replace: bool) -> int | None:
+        """Fill ``out`` from picture ``index`` or, if allowed, the next whole one; returns the one that was used."""
+        n = len(self.samples)
+        candidates = ((index + offset) % n for offset in range(n)) if replace else iter((index,))
+        for candidate in candidates:
+            try:
+                out[:] = self.crop.one(self.samples.picture(candidate), draws)
+                return candidate
+            except BrokenPicture as error:
+                self.broken.add(candidate, str(error))
+        return None
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A batch whose parts are still being filled."""
+
+    pixels: torch.Tensor
+    labels: torch.Tensor
+    parts: list[Future[list[bool]]]
+
+    def result(self) -> Batch:
+        filled = [ok for part in self.parts for ok in part.result()]
+        if all(filled):
+            return Batch(self.pixels, self.labels)
+        keep = torch.tensor(filled)
+        return Batch(self.pixels[keep], self.labels[keep])
+
+    def cancel(self) -> None:
+        for part in self.parts:
+            part.cancel()

@@ -1,0 +1,64 @@
+"""The order of an epoch: the k-th sample is a pure function of (seed, epoch, k).
+
+A keyed permutation in constant memory: a generalised Feistel network over a*b >= n cells, with
+cycle walking for the few cells beyond n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from worldsize.data.rng import Use, key_of, philox
+
+_ROUNDS = 24
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+def permute(seed: int, epoch: ArrayLike, k: ArrayLike, n: int) -> NDArray[np.int64]:
+    """The sample at position ``k`` of an epoch over ``n`` samples.
+
+    Args:
+        seed: 64-bit seed.
+        epoch: integer or integer array.
+        k: positions, 0 <= k < n; broadcasts with ``epoch``.
+        n: number of samples, 1 <= n < 2**32.
+
+    Returns:
+        int64 array of the broadcast shape; for a fixed epoch a bijection of 0..n-1.
+    """
+    if not 0 < n < 2**32:
+        raise ValueError(f"n must be between 1 and 2**32 - 1, not {n}")
+    epochs, position = np.broadcast_arrays(np.asarray(epoch, np.uint64), np.asarray(k, np.uint64))
+    keys = philox((np.arange(_ROUNDS, dtype=np.uint64).reshape(-1, *[1] * epochs.ndim), epochs, n, Use.ORDER), key_of(seed))
+    out = _network(position, keys[0], n)
+    while (outside := out >= n).any():
+        out[outside] = _network(out[outside], keys[0][:, outside], n)
+    return out.astype(np.int64)
+
+
+def _network(position: NDArray[np.uint64], keys: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
+    """Alternating rounds on the digits (left, right) of ``position`` in the mixed base (a, b).
+
+    b is even: with two odd bases every round would be an even permutation, and half of all orders out of reach.
+    """
+    a = math.isqrt(n - 1) + 1
+    b = 2 * -(-n // (2 * a))
+    base_a, base_b = np.uint64(a), np.uint64(b)
+    left, right = position // base_b, position % base_b
+    for i, key in enumerate(keys):
+        if i % 2:
+            right = (right + _mix(left, key)) % base_b
+        else:
+            left = (left + _mix(right, key)) % base_a
+    return left * base_b + right
+
+
+def _mix(value: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A keyed 32-bit hash: the finaliser of MurmurHash3 on value xor key, twice keyed."""
+    x = (value * np.uint64(0x9E3779B1) ^ key) & _LOW
+    x = ((x ^ x >> np.uint64(16)) * np.uint64(0x85EBCA6B)) & _LOW
+    x = ((x ^ x >> np.uint64(13)) * np.uint64(0xC2B2AE35) + key) & _LOW
+    return x ^ x >> np.uint64(16)

@@ -1,0 +1,141 @@
+"""A split of a data set: labelled pictures by index. The interface that every data set offers."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from worldsize.data.decode import BrokenPicture, decode
+
+
+class Samples(ABC):
+    """Pictures 0 .. len-1 with their labels.
+
+    Attributes:
+        labels: int32 (n,), each below ``len(classes)``.
+        classes: the classes' names, in label order.
+        fingerprint: changes when the set does (hex).
+    """
+
+    labels: NDArray[np.int32]
+    classes: tuple[str, ...]
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def pixels(self) -> NDArray[np.uint8] | None:
+        """All pictures as one (n, H, W, 3) array, where they are in memory."""
+        return None
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What to call this picture in a message."""
+
+    @abstractmethod
+    def picture(self, index: int) -> Image.Image:
+        """The picture, decoded, RGB.
+
+        Raises:
+            BrokenPicture: it cannot be read or decoded.
+        """
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training split and a validation split over the same classes."""
+
+    train: Samples
+    val: Samples
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.train.classes
+
+    @property
+    def fingerprint(self) -> dict[str, str | int]:
+        """What a checkpoint remembers of the data, to notice that it changed."""
+        return {
+            "train": self.train.fingerprint,
+            "train_samples": len(self.train),
+            "val": self.val.fingerprint,
+            "val_samples": len(self.val),
+        }
+
+
+class ArraySamples(Samples):
+    """Pictures that are in memory."""
+
+    def __init__(self, title: str, pixels: NDArray[np.uint8], labels: NDArray[np.int32], classes: tuple[str, ...]) -> None:
+        self._title = title
+        self._pixels = pixels
+        self.labels = labels
+        self.classes = classes
+        digest = hashlib.sha256(np.ascontiguousarray(pixels).data)
+        digest.update(np.ascontiguousarray(labels).data)
+        self.fingerprint = digest.hexdigest()
+
+    @property
+    def pixels(self) -> NDArray[np.uint8]:
+        return self._pixels
+
+    def name(self, index: int) -> str:
+        return f"{self._title} #{index}"
+
+    def picture(self, index: int) -> Image.Image:
+        return Image.fromarray(self._pixels[index])
+
+
+class FileSamples(Samples):
+    """Pictures in files; the index costs the file name, 8 bytes of offset and 4 of label a sample.
+
+    Args:
+        root: the folder of the split.
+        folders: each class's folder, relative to ``root`` ("" where the files lie flat).
+        files: all file names (without folder), UTF-8, one after the other.
+        ends: int64 (n,), where each name ends in ``files``.
+        labels: int32 (n,).
+        classes: names in label order.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        folders: tuple[str, ...],
+        files: bytes,
+        ends: NDArray[np.int64],
+        labels: NDArray[np.int32],
+        classes: tuple[str, ...],
+    ) -> None:
+        self.root = root
+        self.folders = folders
+        self.files = files
+        self.ends = ends
+        self.labels = labels
+        self.classes = classes
+        digest = hashlib.sha256("\0".join((*classes, *folders)).encode())
+        for part in (files, ends.tobytes(), labels.tobytes()):
+            digest.update(part)
+        self.fingerprint = digest.hexdigest()
+
+    def name(self, index: int) -> str:
+        return str(self._path(index))
+
+    def picture(self, index: int) -> Image.Image:
+        try:
+            data = self._path(index).read_bytes()
+        except OSError as error:
+            raise BrokenPicture(f"cannot be read: {error.strerror}") from error
+        return decode(data)
+
+    def _path(self, index: int) -> Path:
+        start = int(self.ends[index - 1]) if index else 0
+        file = self.files[start : int(self.ends[index])].decode("utf-8", "surrogateescape")
+        return self.root / self.folders[self.labels[index]] / file

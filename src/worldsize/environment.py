@@ -1,0 +1,97 @@
+"""What this machine is, and what a run on it will use."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import worldsize
+from worldsize.world import World, cores, discover, threads_per_process
+
+_PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "pydantic")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what the numbers depend on, without importing it."""
+    return {"worldsize": worldsize.__version__, "python": platform.python_version()} | {p: _version(p) for p in _PACKAGES}
+
+
+def describe(world: World, precision: str, strategy: str) -> dict[str, Any]:
+    """What a run records of the machines it ran on."""
+    import torch
+
+    return {
+        "world_size": world.size,
+        "launcher": world.place.launcher,
+        "strategy": strategy,
+        "backend": world.backend,
+        "device": device_name(world.device.type),
+        "devices_here": torch.cuda.device_count() if world.device.type == "cuda" else 0,
+        "threads_per_process": world.threads,
+        "cores": cores(),
+        "precision": precision,
+        "platform": platform.platform(),
+        "versions": versions(),
+    }
+
+
+def table() -> list[tuple[str, str]]:
+    """The lines of ``worldsize env``."""
+    import torch
+
+    from worldsize.precision import resolve
+
+    place = discover()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device("cuda" if gpus else "cpu")
+    backends = [name for name, there in _backends() if there]
+    return [
+        ("device", f"{gpus} x {device_name('cuda')}" if gpus else f"CPU, {device_name('cpu')}"),
+        ("cores", f"{cores()} usable by this process"),
+        ("memory", _memory()),
+        ("launcher", f"{place.launcher}: rank {place.rank} of {place.size}" if place.size > 1 else "none: one process"),
+        ("threads", f"{threads_per_process(place)} per process for computing ({place.local_size} here)"),
+        ("backend", f"{'nccl' if gpus else 'gloo'} for more than one process (torch has: {', '.join(backends)})"),
+        ("precision", f"{resolve('auto', device).name} when the recipe says auto"),
+        *((name, found or "not installed") for name, found in versions().items()),
+        *((f"{name} (extra)", _version(name) or "not installed") for name in ("tensorboard", "wandb")),
+    ]
+
+
+def device_name(kind: str) -> str:
+    """The GPU's name, or the processor's."""
+    if kind == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _backends() -> list[tuple[str, bool]]:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return []
+    return [("gloo", dist.is_gloo_available()), ("nccl", dist.is_nccl_available()), ("mpi", dist.is_mpi_available())]
+
+
+def _memory() -> str:
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(fields[name].split()[0]) / 2**20 for name in ("MemTotal", "MemAvailable"))
+        return f"{total:.0f} GiB, {free:.0f} GiB free"
+    except (OSError, KeyError, ValueError):
+        return "unknown"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,100 @@
+"""Several processes on this machine, through torch's elastic agent (what torchrun runs) as a library."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Set for the workers: their failure is told once, by this launcher, and they end when it does.
+WORKER_VARIABLE = "WORLDSIZE_LOCAL_LAUNCH"
+_ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_GRACE_S = 3600  # a step on a slow machine can be long, and a second signal ends the wait
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exit code of the run (0 is success) and the first failure's message, empty if it needs none."""
+
+    code: int
+    message: str = ""
+
+
+def launch(argv: Sequence[str], processes: int) -> Outcome:
+    """Run ``python -m worldsize ARGV`` as ``processes`` processes that meet on a free port of this machine.
+
+    Signals are passed on; a second one leaves at once, and the workers with it.
+
+    Returns:
+        The first failure's own exit code and message.
+    """
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ[WORKER_VARIABLE] = str(processes)
+    with tempfile.TemporaryDirectory(prefix="worldsize-") as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            shutdown_timeout=_GRACE_S,
+            signals_to_handle="SIGTERM,SIGINT,SIGHUP",
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "worldsize", *argv)
+            return Outcome(0)
+        except ChildFailedError as error:
+            _, first = error.get_first_failure()
+            return _first_failure(Path(logs)) or Outcome(_code(first.exitcode), _death(first.exitcode, first.global_rank))
+        except SignalException as interrupt:
+            return _first_failure(Path(logs)) or Outcome(128 + interrupt.sigval)
+
+
+def report(message: str, code: int) -> None:
+    """In a worker: leave the failure where the agent and `launch` look for it."""
+    path = os.environ.get(_ERROR_VARIABLE)
+    if path:
+        import time
+
+        content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+        Path(path).write_text(json.dumps(content | {"worldsize": {"code": code, "time": time.time()}}))
+
+
+def _first_failure(logs: Path) -> Outcome | None:
+    failures: list[tuple[float, Outcome]] = []
+    for path in logs.rglob("error.json"):
+        try:
+            told: dict[str, Any] = json.loads(path.read_text())
+            failures.append((told["worldsize"]["time"], Outcome(told["worldsize"]["code"], told["message"]["message"])))
+        except (ValueError, KeyError, TypeError):  # written by a process that died while writing
+            continue
+    return min(failures, key=lambda f: f[0])[1] if failures else None
+
+
+def _code(exit_code: int) -> int:
+    return 128 - exit_code if exit_code < 0 else exit_code
+
+
+def _death(exit_code: int, rank: int) -> str:
+    if exit_code >= 0:
+        return f"rank {rank} ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = "; the kernel does that when memory runs out" if name == "SIGKILL" else ""
+    return f"rank {rank} was ended by {name}{hint}"

@@ -1,0 +1,223 @@
+"""A network by name, and what data parallelism needs of its norm layers."""
+
+from __future__ import annotations
+
+import difflib
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision import models
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from worldsize.errors import UserError
+from worldsize.recipe import Model, Recipe
+from worldsize.world import World
+
+
+def names() -> list[str]:
+    """All classification models of the installed torchvision."""
+    return [str(name) for name in models.list_models(module=models)]
+
+
+def build(recipe: Recipe, classes: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The recipe's model for ``classes`` classes, initialised from its seed, on ``device``.
+
+    The weights are drawn on the CPU, so they are the same on every device and rank. Its state dict has
+    torchvision's own names.
+
+    Raises:
+        UserError: unknown model, a stem it does not have, or weights that do not fit.
+    """
+    settings = recipe.model
+    torch.manual_seed(recipe.seed)
+    model = _construct(settings.name, classes)
+    if settings.stem == "cifar":
+        _cifar_stem(model, settings.name)
+    if settings.zero_init:
+        _zero_init(model)
+    if settings.weights is not None:
+        load_weights(model, settings.weights)
+    layout = torch.channels_last if settings.channels_last else torch.contiguous_format
+    return model.to(device=device, dtype=dtype).to(memory_format=layout)  # type: ignore[call-overload]
+
+
+def _construct(name: str, classes: int) -> nn.Module:
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UserError(f"torchvision has no classification model {name!r}{hint}")
+    builder: Callable[..., nn.Module] = models.get_model_builder(name)
+    options: dict[str, object] = {"num_classes": classes}
+    if name in ("googlenet", "inception_v3"):
+        # Their auxiliary heads make the output another type while training; the recipes have no loss for them.
+        options |= {"aux_logits": False, "init_weights": True}
+    return builder(weights=None, **options)
+
+
+def _cifar_stem(model: nn.Module, name: str) -> None:
+    """3 x 3 stride 1 without pooling, as He et al. 2015 (arXiv 1512.03385, section 4.2) begin for 32 x 32 pictures."""
+    if not isinstance(model, models.ResNet):
+        raise UserError(f"--model.stem cifar is made for ResNets, and {name} is none: use --model.stem imagenet")
+    model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    model.maxpool = nn.Identity()  # type: ignore[assignment]
+
+
+def _zero_init(model: nn.Module) -> None:
+    """Each residual block starts as the identity (Goyal et al. 2017, section 5.1). Other networks have no such norm."""
+    for module in model.modules():
+        if isinstance(module, Bottleneck):
+            nn.init.zeros_(module.bn3.weight)
+        elif isinstance(module, BasicBlock):
+            nn.init.zeros_(module.bn2.weight)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load a state dict into ``model``; a classifier for another number of classes keeps its fresh weights.
+
+    Raises:
+        UserError: unreadable, not a state dict, or of another model.
+    """
+    state = _read_state(path)
+    own = model.state_dict()
+    head = _classifier_prefix(model)
+    wrong = [
+        key
+        for key in own.keys() | state.keys()
+        if key not in own or key not in state or own[key].shape != state[key].shape
+    ]
+    if unfit := sorted(key for key in wrong if not key.startswith(head)):
+        raise UserError(
+            f"--model.weights {path} belongs to another model: {len(unfit)} tensors differ, the first is {unfit[0]!r}"
+        )
+    model.load_state_dict({k: v for k, v in state.items() if k not in wrong}, strict=False)
+
+
+def _read_state(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"--model.weights {path}: there is no such file") from None
+    except pickle.UnpicklingError:
+        raise UserError(f"--model.weights {path} holds more than tensors and is refused: save a plain state dict") from None
+    except Exception as error:
+        raise UserError(f"--model.weights {path} cannot be read: {error}") from None
+    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
+        raise UserError(f"--model.weights {path} is not a state dict: expected tensors by name")
+    return state
+
+
+def _classifier_prefix(model: nn.Module) -> str:
+    """Name of the last linear or convolution layer: the classifier, in every model of torchvision."""
+    return [name for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1] + "."
+
+
+def takes_size(model: nn.Module, size: int, name: str) -> None:
+    """Check that the model accepts pictures of this side.
+
+    Raises:
+        UserError: it does not (a vision transformer trains at one size only; some networks need more pixels).
+    """
+    fixed = getattr(model, "image_size", size)
+    if fixed != size:
+        raise UserError(
+            f"{name} takes pictures of {fixed} pixels, not {size}: "
+            f"set --data.train-crop-size and --data.val-crop-size to {fixed}"
+        )
+    parameter = next(model.parameters())
+    was_training = model.training
+    try:
+        with torch.inference_mode():
+            model.eval()(torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype))
+    except RuntimeError as error:
+        raise UserError(f"{name} cannot work on pictures of {size} pixels: {str(error).splitlines()[0]}") from None
+    finally:
+        model.train(was_training)
+
+
+def norms(model: nn.Module) -> list[_BatchNorm]:
+    """The model's BatchNorm layers that keep running statistics."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+
+class RunningStatistics:
+    """BatchNorm's running statistics, made independent of the world size without communication.
+
+    A step's G/n micro-batches should enter the moving average with equal weights, wherever they are computed.
+    A rank meets A of them, one after the other; with momentum m / (A - (A - a) m) at the a-th (a = 1..A) they
+    weigh m/A each and the old value 1 - m. Each rank keeps its own average; the mean over ranks of these moving
+    averages is the moving average of the means, so they are averaged only when somebody looks.
+    """
+
+    def __init__(self, model: nn.Module, accumulation: int) -> None:
+        self._norms = norms(model)
+        self._momenta = [m.momentum for m in self._norms]
+        self._accumulation = accumulation
+
+    def before_micro(self, micro: int) -> None:
+        """Set the momentum of micro-batch ``micro`` (0-based) of this step."""
+        if self._accumulation == 1:
+            return
+        for layer, momentum in zip(self._norms, self._momenta, strict=True):
+            if momentum is not None:
+                layer.momentum = micro_momentum(momentum, micro + 1, self._accumulation)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """This rank's own statistics, by layer number; the tensors themselves, not copies."""
+        found = {}
+        for i, layer in enumerate(self._norms):
+            assert layer.running_mean is not None and layer.running_var is not None
+            found[f"{i}.mean"], found[f"{i}.var"] = layer.running_mean, layer.running_var
+        return found
+
+    @contextmanager
+    def averaged(self, world: World, step: int) -> Iterator[None]:
+        """Inside, the model holds the mean over all ranks (and ``num_batches_tracked`` is ``step``); after, its own again."""
+        own = self.tensors()
+        kept = {name: tensor.clone() for name, tensor in own.items()}
+        for layer in self._norms:
+            if layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.fill_(step)
+        average(list(own.values()), world)
+        try:
+            yield
+        finally:
+            for name, tensor in own.items():
+                tensor.copy_(kept[name])
+
+
+def micro_momentum(momentum: float, a: int, accumulation: int) -> float:
+    """Momentum of the a-th (1-based) of ``accumulation`` micro-batches: all weigh momentum / accumulation in the end."""
+    return momentum / (accumulation - (accumulation - a) * momentum)
+
+
+def average(tensors: list[torch.Tensor], world: World) -> None:
+    """Replace the tensors by their mean over all ranks, with one message."""
+    if world.size == 1 or not tensors:
+        return
+    import torch.distributed as dist
+
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    dist.all_reduce(flat)
+    flat /= world.size
+    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def parameter_kinds(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """(weights of linear and convolution layers and the like, norm parameters and biases), by module type, never by name."""
+    weights, others = [], []
+    for module in model.modules():
+        is_norm = isinstance(module, (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm))
+        for parameter in module.parameters(recurse=False):
+            (others if is_norm or parameter.ndim <= 1 else weights).append(parameter)
+    return weights, others

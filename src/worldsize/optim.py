@@ -1,0 +1,62 @@
+"""Optimisers, and which parameters they decay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from worldsize.errors import CheckpointError
+from worldsize.model import parameter_kinds
+from worldsize.recipe import Optimizer
+
+
+def build(model: nn.Module, settings: Optimizer, device: torch.device) -> torch.optim.Optimizer:
+    """The recipe's optimiser, with one group for weights and one for norm parameters and biases."""
+    weights, others = parameter_kinds(model)
+    groups = [
+        {"params": weights, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": settings.norm_weight_decay},
+    ]
+    fast = {"fused": True} if device.type == "cuda" else {"foreach": True}
+    if settings.name == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, **fast)
+    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, **fast)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Use ``lr`` for the next step, in all groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
+    """The optimiser's state as ``KIND/PARAMETER`` (``momentum_buffer/conv1.weight``): readable, and free of group order."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{kind}/{names[parameter]}": torch.as_tensor(value)
+        for parameter, state in optimizer.state.items()
+        for kind, value in state.items()
+        if value is not None
+    }
+
+
+def load_state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The inverse of `state_tensors`.
+
+    Raises:
+        CheckpointError: a tensor for a parameter that the model does not have.
+    """
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        kind, _, name = key.partition("/")
+        if name not in parameters:
+            raise CheckpointError(f"the saved optimiser knows a parameter {name!r}, and this model does not")
+        parameter = parameters[name]
+        if value.shape == parameter.shape:
+            # The momentum takes the parameter's memory layout, as the optimiser itself would have made it.
+            value = torch.empty_like(parameter, requires_grad=False).copy_(value)
+        elif kind == "step" and optimizer.defaults.get("fused"):
+            value = value.to(parameter.device)
+        optimizer.state[parameter][kind] = value

@@ -1,0 +1,55 @@
+"""In which number format the network computes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from worldsize.errors import UserError
+
+
+@dataclass(frozen=True)
+class Precision:
+    """``name``: fp32, bf16, fp16 or fp64. Weights are float32 (float64 for fp64); bf16 and fp16 are autocast."""
+
+    name: str
+    device: torch.device
+
+    @property
+    def weights(self) -> torch.dtype:
+        """Type of the weights and of the normalised input."""
+        return torch.float64 if self.name == "fp64" else torch.float32
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Around forward passes."""
+        if self.name in ("bf16", "fp16"):
+            return torch.autocast(self.device.type, torch.bfloat16 if self.name == "bf16" else torch.float16)
+        return nullcontext()
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Loss scaling for fp16 (Micikevicius et al. 2017, arXiv 1710.03740); does nothing for the others."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
+
+
+def resolve(choice: str, device: torch.device) -> Precision:
+    """The precision that runs: ``auto`` is bf16 where the hardware multiplies in it, fp32 elsewhere.
+
+    Raises:
+        UserError: the device cannot compute in the chosen format.
+    """
+    if choice == "auto":
+        return Precision("bf16" if computes_bf16(device) else "fp32", device)
+    if choice == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise UserError(f"--precision bf16: {torch.cuda.get_device_name(device)} does not have it; use fp16 or fp32")
+    return Precision(choice, device)
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Whether matrix units for bf16 are there: Ampere or later, or a CPU with AMX or AVX512-BF16."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    features = ask() if ask is not None else {}
+    return bool(features.get("amx_bf16") or features.get("avx512_bf16"))

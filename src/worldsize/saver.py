@@ -1,0 +1,78 @@
+"""When to save, and handing snapshots to the writer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worldsize import checkpoint, optim
+from worldsize.environment import versions
+from worldsize.errors import CheckpointError
+from worldsize.progress import Progress
+from worldsize.recipe import Checkpoint
+from worldsize.state import State
+from worldsize.world import World
+
+
+class Saver:
+    """Takes snapshots of a run on all ranks; rank 0 writes them, off the training path.
+
+    Args:
+        facts: what does not change during the run and belongs in every checkpoint (identity, fingerprint, sizes).
+    """
+
+    def __init__(
+        self, settings: Checkpoint, folder: Path, world: World, state: State, recipe_yaml: str, facts: Mapping[str, Any]
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._world = world
+        self._state = state
+        self._recipe = recipe_yaml
+        self._facts = dict(facts)
+        self._writer = checkpoint.Writer(folder, settings.keep, settings.best)
+        self._saved = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the recipe's time between checkpoints has passed."""
+        every = self._settings.every_seconds
+        return every is not None and time.monotonic() - self._saved >= every
+
+    def save(self, progress: Progress, wait: bool = False) -> None:
+        """Save the state after the last step. Every rank must call it at the same step.
+
+        Args:
+            wait: return, on all ranks, only when it is on disk (or could not be written).
+        """
+        state = self._state
+        with state.statistics.averaged(self._world, progress.step):
+            weights = checkpoint.copy(state.model.state_dict()) if self._world.is_main else {}
+        ranks = state.gather(self._world)
+        if self._world.is_main:
+            numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size, "versions": versions()}
+            numbers["scaler"] = state.scaler.state_dict()
+            optimizer = checkpoint.copy(optim.state_tensors(state.optimizer, state.model))
+            self._writer.save(checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe))
+        self._saved = time.monotonic()
+        if wait:
+            self._writer.wait()
+            self._world.barrier()
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint on disk, None if there is none."""
+        self._writer.wait()
+        try:
+            return checkpoint.newest_valid(self._folder)
+        except CheckpointError:
+            return None
+
+    @property
+    def failed(self) -> str | None:
+        """Why the last checkpoint is not on disk, or None."""
+        return self._writer.failed
+
+    def close(self) -> None:
+        """Wait for what is still being written."""
+        self._writer.wait()

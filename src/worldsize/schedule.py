@@ -1,0 +1,53 @@
+"""Learning rates as pure functions of the step."""
+
+from __future__ import annotations
+
+import math
+
+from worldsize.recipe import Optimizer, Schedule
+
+
+def peak_lr(optimizer: Optimizer, global_batch: int) -> float:
+    """The learning rate at its peak for this global batch.
+
+    ``linear`` multiplies by ``global_batch / lr_reference_batch`` (Goyal et al. 2017, arXiv 1706.02677,
+    section 2.1), ``sqrt`` by its square root (Krizhevsky 2014, arXiv 1404.5997, section 5).
+    """
+    ratio = global_batch / optimizer.lr_reference_batch
+    return optimizer.lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[optimizer.lr_scaling]
+
+
+def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """The fraction (0 to 1) of the peak rate for step ``step`` (0 is the first) of ``epochs * steps_per_epoch``.
+
+    Warmup rises linearly from ``warmup_start`` and reaches 1 at the first step after it (Goyal et al. 2017,
+    section 2.2). ``cosine`` and ``linear`` fall from there to ``end``, which the step after the last would have.
+    ``step`` multiplies by ``gamma`` at each milestone. ``onecycle`` has its own rise over the warmup epochs:
+    a cosine from 1/25 up to 1, then a cosine down to ``end`` at the last step (Smith and Topin 2018, arXiv
+    1708.07120, in the cosine form of torch's OneCycleLR).
+    """
+    total = steps_per_epoch * epochs
+    warmup = schedule.warmup_epochs * steps_per_epoch
+    if schedule.name == "onecycle":
+        return _one_cycle(step, total, warmup, schedule.end)
+    if step < warmup:
+        return schedule.warmup_start + (1 - schedule.warmup_start) * step / warmup
+    progress = (step - warmup) / (total - warmup)
+    match schedule.name:
+        case "cosine":
+            return schedule.end + (1 - schedule.end) * (1 + math.cos(math.pi * progress)) / 2
+        case "linear":
+            return schedule.end + (1 - schedule.end) * (1 - progress)
+        case "step":
+            return schedule.gamma ** sum(step >= m * steps_per_epoch for m in schedule.milestones)
+        case _:
+            return 1.0
+
+
+def _one_cycle(step: int, total: int, warmup: float, end: float) -> float:
+    start = 1 / 25
+    peak = max(warmup - 1, 0)
+    if step <= peak and peak > 0:
+        return 1 + (start - 1) * (1 + math.cos(math.pi * step / peak)) / 2
+    progress = (step - peak) / max(total - 1 - peak, 1)
+    return end + (1 - end) * (1 + math.cos(math.pi * progress)) / 2

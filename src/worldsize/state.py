@@ -1,0 +1,61 @@
+"""The tensors of a run that live on: what a snapshot takes and what a resume puts back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from worldsize import checkpoint, optim
+from worldsize.checkpoint import Snapshot, Tensors
+from worldsize.errors import CheckpointError
+from worldsize.model import RunningStatistics
+from worldsize.parallel.base import Strategy
+from worldsize.world import World
+
+
+@dataclass(frozen=True)
+class State:
+    """One rank's model, optimiser, loss scale, running statistics and strategy."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    statistics: RunningStatistics
+    strategy: Strategy
+
+    def gather(self, world: World) -> Tensors:
+        """Every rank's own tensors as ``RANK/KIND/NAME``, copied, on rank 0; nothing elsewhere. All ranks must call it."""
+        own = {f"norm/{k}": v for k, v in self.statistics.tensors().items()}
+        own |= {f"strategy/{k}": v for k, v in self.strategy.state().items()}
+        mine = checkpoint.copy(own)
+        everyone: list[Tensors] = [mine]
+        if world.control is not None:
+            everyone = [{} for _ in range(world.size)] if world.is_main else []
+            dist.gather_object(mine, everyone or None, dst=0, group=world.control)
+        return {f"{rank}/{k}": v for rank, tensors in enumerate(everyone) for k, v in tensors.items()}
+
+    def restore(self, snapshot: Snapshot, world: World) -> None:
+        """Put a snapshot back.
+
+        Raises:
+            CheckpointError: it belongs to another model.
+        """
+        try:
+            self.model.load_state_dict(snapshot.model)
+        except RuntimeError as error:
+            fault = str(error).splitlines()[1:2] or [str(error)]
+            raise CheckpointError(f"the checkpoint belongs to another model: {fault[0].strip()}") from None
+        optim.load_state_tensors(self.optimizer, self.model, snapshot.optimizer)
+        if self.scaler.is_enabled() and snapshot.state["scaler"]:
+            self.scaler.load_state_dict(snapshot.state["scaler"])
+        if snapshot.state["world_size"] != world.size:
+            # The averages that the model now holds are what each rank of another world starts from.
+            return
+        prefix = f"{world.rank}/"
+        own = {k.removeprefix(prefix): v for k, v in snapshot.ranks.items() if k.startswith(prefix)}
+        for name, tensor in self.statistics.tensors().items():
+            tensor.copy_(own[f"norm/{name}"])
+        self.strategy.load_state({k.removeprefix("strategy/"): v for k, v in own.items() if k.startswith("strategy/")})

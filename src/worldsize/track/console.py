@@ -1,0 +1,116 @@
+"""The terminal: a live line for the step, a table row for each evaluation; plain lines where nobody looks on live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from worldsize.recipe import Track
+from worldsize.run import RunFolder
+from worldsize.track import base
+
+_PLAIN_SECONDS = 15.0  # between step lines in a log file
+_HEADINGS = ("epoch", "train loss", "train top-1", "val loss", "val top-1", "val top-5", "images/s", "time")
+
+
+class Tracker(base.Tracker):
+    def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._folder = folder
+        self._live: Progress | None = None
+        self._task = TaskID(0)
+        self._facts: base.Facts | None = None
+        self._said = time.monotonic()
+
+    def begin(self, facts: base.Facts) -> None:
+        self._facts = facts
+        for line in _introduction(facts):
+            self._console.print(line, markup=False)
+        if self._console.is_terminal:
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[now]}"),
+                TimeRemainingColumn(compact=True),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._live.add_task("starting", total=facts.total_steps, completed=facts.first_step, now="")
+            self._live.start()
+        self._console.print(Text("  ".join(f"{h:>11}" for h in _HEADINGS), style="bold"))
+
+    def steps(self, steps: Sequence[base.Step]) -> None:
+        if not steps or self._facts is None:
+            return
+        last = steps[-1]
+        speed = sum(s.images_per_s for s in steps) / len(steps)
+        now = f"step {last.step:,}/{self._facts.total_steps:,}  loss {last.loss:.3f}  lr {last.lr:.3g}  {speed:,.0f} images/s"
+        if self._live is not None:
+            self._live.update(self._task, completed=last.step, description=f"epoch {last.epoch:.1f}", now=now)
+        elif time.monotonic() - self._said >= _PLAIN_SECONDS:
+            self._said = time.monotonic()
+            self._console.print(f"epoch {last.epoch:.2f}  {now}", markup=False)
+
+    def evaluating(self, done: int, total: int) -> None:
+        if self._live is not None:
+            self._live.update(self._task, now=f"evaluating {done:,}/{total:,}")
+
+    def epoch(self, epoch: base.Epoch) -> None:
+        cells = (
+            f"{epoch.epoch}",
+            f"{epoch.train_loss:.4f}",
+            f"{epoch.train_top1:.2%}",
+            f"{epoch.val_loss:.4f}",
+            f"{epoch.val_top1:.2%}",
+            f"{epoch.val_top5:.2%}",
+            f"{epoch.images_per_s:,.0f}",
+            _duration(epoch.train_s + epoch.val_s),
+        )
+        self._console.print("  ".join(f"{c:>11}" for c in cells), markup=False)
+
+    def end(self, summary: base.Summary | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+        if summary is not None:
+            for line in _conclusion(summary, self._folder):
+                self._console.print(line, markup=False)
+
+
+def _introduction(facts: base.Facts) -> list[str]:
+    e = facts.environment
+    threads = f"{e['threads_per_process']} thread{'s' * (e['threads_per_process'] > 1)} each"
+    processes = f"{e['world_size']} process{'es' * (e['world_size'] > 1)}"
+    agreement = f"{e['strategy']} over {e['backend']}" if e["backend"] else e["strategy"]
+    return [
+        f"{facts.name}: {facts.model}, {facts.parameters / 1e6:.1f} M parameters, {facts.classes} classes, "
+        f"{facts.train_samples:,} pictures to train and {facts.val_samples:,} to evaluate",
+        f"{processes} on {e['device']}, {threads}, {agreement}, {e['precision']}",
+        f"global batch {facts.global_batch} = {e['world_size']} x {facts.accumulation} x {facts.micro_batch} "
+        f"(processes x micro-batches x samples), peak lr {facts.peak_lr:.4g}, "
+        f"{facts.total_steps:,} steps, {facts.steps_per_epoch:,} an epoch"
+        + (f"; going on after step {facts.first_step:,}" if facts.first_step else ""),
+        "",
+    ]
+
+
+def _conclusion(summary: base.Summary, folder: RunFolder) -> list[str]:
+    width = max(len(name) for name, _ in folder.contents())
+    return [
+        "",
+        f"top-1 {summary.top1:.2%}, top-5 {summary.top5:.2%} after {summary.steps:,} steps "
+        f"({summary.epochs:g} epochs); best {summary.best_top1:.2%} after epoch {summary.best_epoch}",
+        f"{summary.images_per_s:,.0f} images/s while training, {_duration(summary.seconds)} in all",
+        f"{folder.path} holds",
+        *(f"  {name:<{width}}  {what}" for name, what in folder.contents()),
+        f"Next: worldsize eval {folder.path}",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

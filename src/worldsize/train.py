@@ -1,0 +1,236 @@
+"""The loop. Read this file first.
+
+A step takes one global batch. Each rank computes its ``accumulation`` micro-batches of it, the strategy makes the ranks
+agree, the optimiser moves the weights. Everything a step does is a function of the recipe, the data and the step's number;
+the world size only decides which rank computes which micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn import functional
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from worldsize import schedule
+from worldsize.batch import BatchPlan
+from worldsize.control import Control, Decision
+from worldsize.data.loader import Batch, Loader
+from worldsize.data.pixels import Normalise
+from worldsize.data.rng import Use, seed_of
+from worldsize.errors import DataError, Diverged, Stopped
+from worldsize.evaluate import Result, evaluate
+from worldsize.meter import Meter
+from worldsize.optim import set_lr
+from worldsize.precision import Precision
+from worldsize.progress import Progress
+from worldsize.recipe import Recipe
+from worldsize.saver import Saver
+from worldsize.signals import StopFlag
+from worldsize.state import State
+from worldsize.track import Trackers
+from worldsize.track.base import Step
+from worldsize.world import World
+
+
+@dataclass
+class Trainer:
+    """Everything the loop works with, made ready by `worldsize.job`."""
+
+    recipe: Recipe
+    plan: BatchPlan
+    world: World
+    state: State
+    precision: Precision
+    normalise: Normalise
+    training: Loader
+    validation: Loader
+    trackers: Trackers
+    saver: Saver
+    stop: StopFlag
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.steps_per_epoch = self.plan.steps_per_epoch(len(self.training.samples))
+        self.total_steps = self.plan.total_steps(self.recipe, len(self.training.samples))
+        self.peak_lr = schedule.peak_lr(self.recipe.optimizer, self.plan.global_batch)
+        self._parameters = [p for p in self.state.model.parameters() if p.requires_grad]
+        self._control = Control(self.world)
+        self._meter = Meter(self.world, self.plan, self.state.strategy)
+        self._collected = time.monotonic()
+
+    def fit(self) -> Result:
+        """Train to the end, evaluating on the way.
+
+        Returns:
+            The last evaluation.
+
+        Raises:
+            Stopped: a signal came; all is saved.
+            Diverged: the loss is no longer finite.
+            DataError: too many broken pictures.
+        """
+        self.state.strategy.settle(self._rehearse)
+        while True:
+            if self.progress.step < self.total_steps and self.progress.epoch_step < self.steps_per_epoch:
+                self._train_epoch()
+            result = self._evaluate_if_due()
+            if self.progress.step >= self.total_steps:
+                assert result is not None
+                self.saver.save(self.progress, wait=True)
+                return result
+            self.progress.next_epoch()
+
+    def _train_epoch(self) -> None:
+        at = self.progress
+        batches = self.training.training(self.plan, self.world.rank, at.epoch, at.epoch_step)
+        self._meter.restart()
+        while at.epoch_step < self.steps_per_epoch and at.step < self.total_steps:
+            self._after_step(self._step(batches))
+        self._collect()
+        self.training.broken.share(self.world)
+
+    def _step(self, batches: Iterator[Batch]) -> Decision:
+        """One optimiser step: forward and backward over this rank's micro-batches, agreement, update."""
+        at = self.progress
+        lr = self.peak_lr * schedule.factor(self.recipe.schedule, at.step, self.steps_per_epoch, self.recipe.epochs)
+        set_lr(self.state.optimizer, lr)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        data_s = 0.0
+        for micro in range(self.plan.accumulation):
+            waiting = time.perf_counter()
+            batch = next(batches)
+            data_s += time.perf_counter() - waiting
+            last = micro == self.plan.accumulation - 1
+            if last:
+                self._propose()
+            self.state.statistics.before_micro(micro)
+            group = self.world.rank * self.plan.accumulation + micro
+            torch.manual_seed(seed_of(self.recipe.seed, Use.TORCH, at.step, group))
+            with self.state.strategy.gradients(last):
+                sums += self._forward_backward(batch.pixels, batch.labels)
+        norm = self._update()
+        at.step += 1
+        at.epoch_step += 1
+        values = torch.cat([sums, norm.double().view(1)])
+        self._meter.add(at.step, at.epoch + at.epoch_step / self.steps_per_epoch, lr, values, data_s)
+        return self._control.decide()
+
+    def _forward_backward(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Add one micro-batch's gradient. Returns (loss, hits) summed over it, float64, on the device."""
+        labels = labels.to(self.world.device, non_blocking=True)
+        with self.precision.autocast():
+            logits = self.state.strategy.module(self.normalise(pixels))
+            loss = functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
+        self.state.scaler.scale(loss / self.plan.accumulation).backward()
+        hits = (logits.detach().argmax(1) == labels).sum()
+        return torch.stack([loss.detach().double() * len(labels), hits.double()])
+
+    def _update(self) -> torch.Tensor:
+        """Move the weights. Returns the gradient's norm before clipping."""
+        self.state.scaler.unscale_(self.state.optimizer)
+        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        if self.recipe.optimizer.clip_norm is not None:
+            clip_grads_with_norm_(self._parameters, self.recipe.optimizer.clip_norm, norm)
+        self.state.strategy.update(lambda: self.state.scaler.step(self.state.optimizer))
+        self.state.scaler.update()
+        self.state.optimizer.zero_grad()
+        return norm
+
+    def _propose(self) -> None:
+        due = time.monotonic() - self._collected >= self.recipe.track.every_seconds
+        self._control.propose(bool(self.stop), due, self.saver.due(), len(self.training.broken.new))
+
+    def _after_step(self, decision: Decision) -> None:
+        at = self.progress
+        broken = len(self.training.broken.known) + decision.new_broken
+        self._check_broken(broken, self.training)
+        every = self.recipe.checkpoint.every_steps
+        save = decision.save or (every is not None and at.step % every == 0)
+        if decision.collect or decision.stop or save:
+            self._collect(broken)
+        if decision.stop:
+            self.saver.save(at, wait=True)
+            raise Stopped(f"stopped after step {at.step:,} of {self.total_steps:,}")
+        if save:
+            self.saver.save(at)
+
+    def _collect(self, broken: int | None = None) -> None:
+        """Hand the steps since the last time to the trackers, over all ranks; stop if the loss is not finite."""
+        self._collected = time.monotonic()
+        steps = self._meter.collect(len(self.training.broken.known) if broken is None else broken)
+        self.progress.add(steps)
+        self.trackers.steps(steps)
+        self._check_finite(steps)
+
+    def _check_finite(self, steps: list[Step]) -> None:
+        for step in steps:
+            if not math.isfinite(step.loss):
+                good = self.saver.newest()
+                raise Diverged(
+                    f"the loss is {step.loss} at step {step.step:,} (epoch {step.epoch:.2f}, lr {step.lr:.4g}).\n"
+                    f"Last good checkpoint: {good or 'none was saved yet'}. "
+                    "A lower --optimizer.lr, more --schedule.warmup-epochs or --optimizer.clip-norm may help."
+                )
+
+    def _check_broken(self, broken: int, loader: Loader) -> None:
+        allowed = self.recipe.data.max_broken * len(loader.samples)
+        if broken > allowed:
+            raise DataError(
+                f"{broken} of {len(loader.samples):,} pictures cannot be decoded, more than the allowed "
+                f"{self.recipe.data.max_broken:.2%}; log.txt names them. Mend them or raise --data.max-broken."
+            )
+
+    def _evaluate_if_due(self) -> Result | None:
+        at = self.progress
+        done = at.step >= self.total_steps
+        if not done and (at.epoch + 1) % self.recipe.evaluate_every:
+            return None
+        if at.evaluated_step == at.step and at.evaluation is not None:
+            return Result(**at.evaluation)  # type: ignore[arg-type]
+        return self._evaluate()
+
+    def _evaluate(self) -> Result:
+        at = self.progress
+        begun = time.monotonic()
+        share = -(-len(self.validation.samples) // self.world.size)
+        with self.state.statistics.averaged(self.world, at.step):
+            result = evaluate(
+                self.state.model,
+                self.validation,
+                self.normalise,
+                self.precision,
+                self.world,
+                self.plan.micro_batch,
+                lambda: bool(self.stop),
+                lambda samples: self.trackers.evaluating(samples, share),
+            )
+        if result is None:
+            self.saver.save(at, wait=True)
+            raise Stopped(f"stopped while evaluating after step {at.step:,} of {self.total_steps:,}")
+        self._check_broken(result.broken, self.validation)
+        self._report(result, time.monotonic() - begun)
+        return result
+
+    def _report(self, result: Result, val_s: float) -> None:
+        at = self.progress
+        self.trackers.epoch(at.report(result, self.plan.global_batch, val_s))
+        if at.evaluated(result) and self.recipe.checkpoint.best and at.step < self.total_steps:
+            self.saver.save(at)
+
+    def _rehearse(self) -> None:
+        """A forward and backward pass on blank pictures that leaves no trace in weights, statistics or gradients."""
+        buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
+        size = self.training.crop.size
+        # Two pictures are enough for every norm layer; a compiled model should see the size it will work with.
+        n = self.plan.micro_batch if self.recipe.model.compile else 2
+        with self.state.strategy.gradients(last=True):
+            self._forward_backward(torch.zeros(n, size, size, 3, dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
+        self.state.optimizer.zero_grad()
+        with torch.no_grad():
+            for name, buffer in self.state.model.named_buffers():
+                buffer.copy_(buffers[name])
