@@ -61,8 +61,7 @@ class Snapshot:
 def copy(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     """Contiguous copies on the CPU, which training may no longer change."""
     return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
 
 
@@ -88,7 +87,7 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         _flush(temporary)
         if final.exists():  # the same step again, after going on from before it
             shutil.rmtree(final)
-        os.rename(temporary, final)
+        temporary.rename(final)
         _flush(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

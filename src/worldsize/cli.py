@@ -78,8 +78,11 @@ def _train(argv: list[str]) -> int:
         raise UserError(f"--resume goes on with the recipe of {folder.path}: leave out {source!r}")
     if folder is None and source is None and not _asks_help(argv):
         raise UserError(f"which recipe? worldsize train RECIPE; there are: {', '.join(catalog.names())}; or a YAML file")
-    base = catalog.load(str(folder.recipe) if folder else source) if folder or source else Recipe()
-    parsed = arguments.parse(arguments.Train, argv[1:] if source else argv, arguments.Train(base), f"train {source or 'RECIPE'}")
+    origin = str(folder.recipe) if folder is not None else source
+    base = catalog.load(origin) if origin is not None else Recipe()
+    parsed = arguments.parse(
+        arguments.Train, argv[1:] if source else argv, arguments.Train(base), f"train {source or 'RECIPE'}"
+    )
     job = TrainJob(
         recipe=parsed.settings,
         stem=Path(source or "run").stem,
@@ -112,7 +115,9 @@ def _eval(argv: list[str]) -> int:
     target = None if _asks_help(argv[:1]) else Path(argv[0])
     checkpoint = _checkpoint(target) if target else None
     base = catalog.load(str(checkpoint / "recipe.yaml")) if checkpoint else Recipe()
-    parsed = arguments.parse(arguments.Evaluate, argv[1:] if target else argv, arguments.Evaluate(base), "eval RUN|CHECKPOINT")
+    parsed = arguments.parse(
+        arguments.Evaluate, argv[1:] if target else argv, arguments.Evaluate(base), "eval RUN|CHECKPOINT"
+    )
     assert checkpoint is not None
     place = discover()
 
@@ -235,9 +240,7 @@ def _log_to_terminal(place: Place) -> None:
     logger = logging.getLogger("worldsize")
     logger.setLevel(logging.INFO)
     if place.rank == 0:
-        handler = ToStderr(logging.WARNING)
-        handler.addFilter(lambda record: not getattr(record, "told", False))
-        logger.addHandler(handler)
+        logger.addHandler(ToStderr(logging.WARNING))
 
 
 def _fail(message: str, code: int) -> int:

@@ -38,7 +38,7 @@ def evaluate(
     world: World,
     batch: int,
     stopping: Callable[[], bool] = lambda: False,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Result | None:
     """The model's result on the loader's split; sums over samples, reduced once.
 

@@ -19,7 +19,7 @@ from worldsize.data.crops import Crop, evaluation_crop, training_crop
 from worldsize.data.loader import Loader
 from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset, Samples
-from worldsize.errors import CheckpointError, UserError, WorldsizeError
+from worldsize.errors import CheckpointError, Stopped, UserError, WorldsizeError
 from worldsize.evaluate import Result, evaluate
 from worldsize.progress import Progress
 from worldsize.recipe import Recipe
@@ -266,8 +266,10 @@ def _run(trainer: Trainer, job: TrainJob, folder: RunFolder, dataset: Dataset, b
         if trainer.world.is_main:
             run.write_json(folder.result, asdict(summary))
         return summary
+    except Stopped as stopped:
+        raise Stopped(f"{stopped}; {_how_to_go_on(trainer.saver, folder)}") from None
     except WorldsizeError as error:
-        log.warning("%s", error)
+        log.info("%s", error)
         raise
     finally:
         # From here on there is nothing left that a signal could save.
@@ -276,6 +278,13 @@ def _run(trainer: Trainer, job: TrainJob, folder: RunFolder, dataset: Dataset, b
         trainer.validation.close()
         trainer.saver.close()
         trainer.trackers.end(summary)
+
+
+def _how_to_go_on(saver: Saver, folder: RunFolder) -> str:
+    command = f"go on with: worldsize train --resume {folder.path}"
+    if saver.failed is None:
+        return f"all is saved. {command}"
+    return f"its state could NOT be saved ({saver.failed}). Last good checkpoint: {saver.newest() or 'none'}; {command}"
 
 
 def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:

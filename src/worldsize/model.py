@@ -15,7 +15,7 @@ from torchvision import models
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from worldsize.errors import UserError
-from worldsize.recipe import Model, Recipe
+from worldsize.recipe import Recipe
 from worldsize.world import World
 
 
@@ -43,7 +43,9 @@ def build(recipe: Recipe, classes: int, device: torch.device, dtype: torch.dtype
     if settings.weights is not None:
         load_weights(model, settings.weights)
     layout = torch.channels_last if settings.channels_last else torch.contiguous_format
-    return model.to(device=device, dtype=dtype).to(memory_format=layout)  # type: ignore[call-overload]
+    model.to(device=device, dtype=dtype)
+    model.to(memory_format=layout)  # type: ignore[call-overload]
+    return model
 
 
 def _construct(name: str, classes: int) -> nn.Module:
@@ -65,7 +67,7 @@ def _cifar_stem(model: nn.Module, name: str) -> None:
         raise UserError(f"--model.stem cifar is made for ResNets, and {name} is none: use --model.stem imagenet")
     model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
-    model.maxpool = nn.Identity()  # type: ignore[assignment]
+    model.maxpool = nn.Identity()
 
 
 def _zero_init(model: nn.Module) -> None:
@@ -87,9 +89,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     own = model.state_dict()
     head = _classifier_prefix(model)
     wrong = [
-        key
-        for key in own.keys() | state.keys()
-        if key not in own or key not in state or own[key].shape != state[key].shape
+        key for key in own.keys() | state.keys() if key not in own or key not in state or own[key].shape != state[key].shape
     ]
     if unfit := sorted(key for key in wrong if not key.startswith(head)):
         raise UserError(
@@ -181,7 +181,7 @@ class RunningStatistics:
 
     @contextmanager
     def averaged(self, world: World, step: int) -> Iterator[None]:
-        """Inside, the model holds the mean over all ranks (and ``num_batches_tracked`` is ``step``); after, its own again."""
+        """Inside, the model holds the mean over all ranks, and ``num_batches_tracked`` is ``step``; after, its own again."""
         own = self.tensors()
         kept = {name: tensor.clone() for name, tensor in own.items()}
         for layer in self._norms:
@@ -215,7 +215,8 @@ def average(tensors: list[torch.Tensor], world: World) -> None:
 
 def parameter_kinds(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """(weights of linear and convolution layers and the like, norm parameters and biases), by module type, never by name."""
-    weights, others = [], []
+    weights: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for module in model.modules():
         is_norm = isinstance(module, (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm))
         for parameter in module.parameters(recurse=False):

@@ -19,9 +19,10 @@ def build(model: nn.Module, settings: Optimizer, device: torch.device) -> torch.
         {"params": weights, "weight_decay": settings.weight_decay},
         {"params": others, "weight_decay": settings.norm_weight_decay},
     ]
-    fast = {"fused": True} if device.type == "cuda" else {"foreach": True}
     if settings.name == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, **fast)
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+    # On CPUs torch's fused SGD takes half as long again as its foreach form (torch 2.12, ResNet-50, one thread).
+    fast = {"fused": True} if device.type == "cuda" else {"foreach": True}
     return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, **fast)
 
 
@@ -33,7 +34,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
     """The optimiser's state as ``KIND/PARAMETER`` (``momentum_buffer/conv1.weight``): readable, and free of group order."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{kind}/{names[parameter]}": torch.as_tensor(value)
         for parameter, state in optimizer.state.items()

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from worldsize.errors import UserError
 
@@ -28,9 +29,9 @@ class Precision:
             return torch.autocast(self.device.type, torch.bfloat16 if self.name == "bf16" else torch.float16)
         return nullcontext()
 
-    def scaler(self) -> torch.amp.GradScaler:
+    def scaler(self) -> GradScaler:
         """Loss scaling for fp16 (Micikevicius et al. 2017, arXiv 1710.03740); does nothing for the others."""
-        return torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")
+        return GradScaler(self.device.type, enabled=self.name == "fp16")
 
 
 def resolve(choice: str, device: torch.device) -> Precision:

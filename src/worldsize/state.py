@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from worldsize import checkpoint, optim
 from worldsize.checkpoint import Snapshot, Tensors
@@ -22,7 +23,7 @@ class State:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    scaler: GradScaler
     statistics: RunningStatistics
     strategy: Strategy
 

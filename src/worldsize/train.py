@@ -136,10 +136,13 @@ class Trainer:
         norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         if self.recipe.optimizer.clip_norm is not None:
             clip_grads_with_norm_(self._parameters, self.recipe.optimizer.clip_norm, norm)
-        self.state.strategy.update(lambda: self.state.scaler.step(self.state.optimizer))
+        self.state.strategy.update(self._optimizer_step)
         self.state.scaler.update()
         self.state.optimizer.zero_grad()
         return norm
+
+    def _optimizer_step(self) -> None:
+        self.state.scaler.step(self.state.optimizer)
 
     def _propose(self) -> None:
         due = time.monotonic() - self._collected >= self.recipe.track.every_seconds

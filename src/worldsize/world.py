@@ -290,7 +290,7 @@ def _device(place: Place, choice: str) -> torch.device:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if choice == "cpu" or choice == "auto" and count == 0:
+    if choice == "cpu" or (choice == "auto" and count == 0):
         return torch.device("cpu")
     if count == 0:
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu, or look at `worldsize env`")

@@ -23,10 +23,7 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
     """
     if settings.root is not None and (settings.root.expanduser() / "train").is_dir():
         return folder.open_dataset(settings, cache)
-    if settings.root is not None and settings.download:
-        root = settings.root.expanduser()
-    else:
-        root = folder.required_root(settings)
+    root = settings.root.expanduser() if settings.root and settings.download else folder.required_root(settings)
     return Dataset(_official(root, True, settings.download), _official(root, False, settings.download))
 
 

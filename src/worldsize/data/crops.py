@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +38,7 @@ class Crop(ABC):
     def one(self, picture: Image.Image, draws: Draws) -> Pixels:
         """Cut one RGB picture; ``draws`` has shape (self.draws,). Returns (size, size, 3)."""
         pixels = self._cut(picture, draws[1:])
-        return cast(Pixels, pixels[:, ::-1]) if self.flip and draws[0] < 0.5 else pixels
+        return pixels[:, ::-1] if self.flip and draws[0] < 0.5 else pixels
 
     def batch(self, pictures: Pixels, draws: Draws) -> Pixels | None:
         """Cut (n, H, W, 3) with draws (n, self.draws) at once to (n, size, size, 3); None where ``one`` must do it."""
@@ -163,7 +162,7 @@ class CenterCrop(Crop):
 
 
 def fit(picture: Image.Image, resize: int, size: int) -> Pixels:
-    """Shorter side to ``resize`` (bilinear, antialiased), then the centre ``size`` x ``size``; as torchvision computes it."""
+    """Shorter side to ``resize`` (bilinear, antialiased), then the centre ``size`` x ``size``, as torchvision does it."""
     width, height = picture.size
     short = min(width, height)
     if short != resize:

@@ -41,8 +41,8 @@ def looks_like_picture(head: bytes) -> bool:
     """Whether a file that begins with these (at least 12) bytes claims to be a picture of a known format."""
     return (
         head.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*"))
-        or head[:4] == b"RIFF" and head[8:12] == b"WEBP"
-        or head[:1] == b"P" and head[1:2] in b"123456" and head[2:3].isspace()
+        or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+        or (head[:1] == b"P" and head[1:2] in b"123456" and head[2:3].isspace())
     )
 
 

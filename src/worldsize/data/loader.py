@@ -108,14 +108,14 @@ class Loader:
                     start = plan.first(step, rank, micro)
                     yield permute(self._seed, epoch, np.arange(start, start + plan.micro_batch), n)
 
-        return self._ahead((self._submit(indices, epoch, replace=True) for indices in requests()))
+        return self._ahead(self._submit(indices, epoch, replace=True) for indices in requests())
 
     def evaluation(self, rank: int, world_size: int, batch: int) -> Iterator[Batch]:
         """This rank's share of the split in order, every sample once; a broken picture is left out."""
         mine = shard(len(self.samples), rank, world_size)
         starts = range(mine.start, mine.stop, batch)
         requests = (np.arange(start, min(start + batch, mine.stop)) for start in starts)
-        return self._ahead((self._submit(indices, 0, replace=False) for indices in requests))
+        return self._ahead(self._submit(indices, 0, replace=False) for indices in requests)
 
     def close(self) -> None:
         """End the threads; work that has not begun is dropped."""

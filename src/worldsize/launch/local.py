@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _quieten("torch.distributed.elastic")
     os.environ[WORKER_VARIABLE] = str(processes)
     with tempfile.TemporaryDirectory(prefix="worldsize-") as logs:
         config = LaunchConfig(
@@ -61,20 +62,27 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
             elastic_launch(config, sys.executable)("-m", "worldsize", *argv)
             return Outcome(0)
         except ChildFailedError as error:
-            _, first = error.get_first_failure()
-            return _first_failure(Path(logs)) or Outcome(_code(first.exitcode), _death(first.exitcode, first.global_rank))
+            rank, first = error.get_first_failure()
+            return _first_failure(Path(logs)) or Outcome(_code(first.exitcode), _death(first.exitcode, rank))
         except SignalException as interrupt:
             return _first_failure(Path(logs)) or Outcome(128 + interrupt.sigval)
+        finally:
+            del os.environ[WORKER_VARIABLE]
 
 
 def report(message: str, code: int) -> None:
     """In a worker: leave the failure where the agent and `launch` look for it."""
     path = os.environ.get(_ERROR_VARIABLE)
     if path:
-        import time
-
         content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
         Path(path).write_text(json.dumps(content | {"worldsize": {"code": code, "time": time.time()}}))
+
+
+def _quieten(package: str) -> None:
+    """torch gives each module's logger a level of its own; what they say of failures, we say in our words."""
+    for name in logging.root.manager.loggerDict:
+        if name.startswith(package):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _first_failure(logs: Path) -> Outcome | None:

@@ -3,7 +3,7 @@
 Li et al. 2020, "PyTorch Distributed: Experiences on accelerating data parallel training" (arXiv 2006.15704).
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: DDP checks the hook's annotations, and they must not be strings.
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -38,7 +39,7 @@ class Strategy(base.Strategy):
         self._waits = _GpuWaits() if world.device.type == "cuda" else _CpuWaits()
         self._ddp.register_comm_hook(None, self._reduce)
 
-    def _reduce(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if bucket.is_last():
             self._waits.begin()
         return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]

@@ -48,7 +48,9 @@ class Tracker(base.Tracker):
             return
         last = steps[-1]
         speed = sum(s.images_per_s for s in steps) / len(steps)
-        now = f"step {last.step:,}/{self._facts.total_steps:,}  loss {last.loss:.3f}  lr {last.lr:.3g}  {speed:,.0f} images/s"
+        now = (
+            f"step {last.step:,}/{self._facts.total_steps:,}  loss {last.loss:.3f}  lr {last.lr:.3g}  {speed:,.0f} images/s"
+        )
         if self._live is not None:
             self._live.update(self._task, completed=last.step, description=f"epoch {last.epoch:.1f}", now=now)
         elif time.monotonic() - self._said >= _PLAIN_SECONDS:

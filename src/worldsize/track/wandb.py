@@ -6,6 +6,7 @@ without a network.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -54,5 +55,5 @@ class Tracker(base.Tracker):
         """The run's id, made once and kept in the run folder."""
         path = self._folder.path / "wandb-id.txt"
         if not path.exists():
-            path.write_text(wandb.util.generate_id())
+            path.write_text(uuid.uuid4().hex[:12])
         return path.read_text().strip()
