@@ -91,8 +91,9 @@ class Trainer:
         self._meter.restart()
         while at.epoch_step < self.steps_per_epoch and at.step < self.total_steps:
             self._after_step(self._step(batches))
-        self._collect()
         self.training.broken.share(self.world)
+        self._check_broken(len(self.training.broken.known), self.training)
+        self._collect()
 
     def _step(self, batches: Iterator[Batch]) -> Decision:
         """One optimiser step: forward and backward over this rank's micro-batches, agreement, update."""

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import GradBucket
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -39,7 +38,11 @@ class Strategy(base.Strategy):
         self._waits = _GpuWaits() if world.device.type == "cuda" else _CpuWaits()
         self._ddp.register_comm_hook(None, self._reduce)
 
-    def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _reduce(  # torch's stubs do not know GradBucket
+        self,
+        _: None,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
         if bucket.is_last():
             self._waits.begin()
         return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+"""The checkpoint format: whole or absent, and never trusted without a look."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worldsize import checkpoint
+from worldsize.errors import CheckpointError
+
+
+def snapshot(step: int, top1: float | None = None) -> checkpoint.Snapshot:
+    values = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4) + step, "b": torch.tensor(step)}
+    state = {"step": step, "evaluation": None if top1 is None else {"top1": top1}}
+    return checkpoint.Snapshot(values, {"m/a": values["a"] * 2}, {"0/norm/0.mean": torch.ones(2)}, state, "epochs: 1\n")
+
+
+def test_what_was_written_is_read_back(tmp_path):
+    path = checkpoint.write(tmp_path, snapshot(7))
+    assert path == tmp_path / "step-00000007"
+    back = checkpoint.read(path)
+    assert back.state == snapshot(7).state
+    assert back.recipe == "epochs: 1\n"
+    for kind in ("model", "optimizer", "ranks"):
+        own, expected = getattr(back, kind), getattr(snapshot(7), kind)
+        assert own.keys() == expected.keys()
+        assert all(torch.equal(own[k], expected[k]) for k in own)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    return checkpoint.write(tmp_path_factory.mktemp("written"), snapshot(1))
+
+
+@given(data=st.data())
+def test_every_flipped_bit_and_every_truncation_is_found(written, data):
+    file = data.draw(st.sampled_from(sorted(p for p in written.iterdir() if p.name != "manifest.json")))
+    content = file.read_bytes()
+    if data.draw(st.booleans()):
+        bit = data.draw(st.integers(0, len(content) * 8 - 1))
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+    else:
+        damaged = content[: data.draw(st.integers(0, len(content) - 1))]
+    try:
+        file.write_bytes(bytes(damaged))
+        with pytest.raises(CheckpointError, match=file.name):
+            checkpoint.check(written)
+    finally:
+        file.write_bytes(content)
+    checkpoint.check(written)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda c: (c / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda c: (c / "manifest.json").write_text("{"), "manifest.json is damaged"),
+        (lambda c: (c / "manifest.json").write_text("[]"), "manifest.json is damaged"),
+        (lambda c: (c / "state.json").unlink(), "state.json is missing"),
+        (lambda c: _edit(c, lambda m: m["files"].pop("model.safetensors")), "does not list model.safetensors"),
+        (lambda c: _edit(c, lambda m: m.update(format=99)), "format 99"),
+        (lambda c: _edit(c, lambda m: m["files"].update({"../x": {"bytes": 0, "sha256": ""}})), "leads out"),
+        (lambda c: _link(c / "model.safetensors"), "leads out"),
+    ],
+)
+def test_every_other_damage_is_named(tmp_path, spoil, reason):
+    path = checkpoint.write(tmp_path, snapshot(3))
+    spoil(path)
+    with pytest.raises(CheckpointError, match=reason):
+        checkpoint.read(path)
+
+
+def _edit(path: Path, change) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    change(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _link(file: Path) -> None:
+    elsewhere = file.parent.parent / "elsewhere"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+def test_the_newest_valid_one_is_found_and_damaged_ones_are_named(tmp_path, caplog):
+    for step in (1, 2, 3):
+        checkpoint.write(tmp_path, snapshot(step))
+    (tmp_path / "step-00000009.tmp-1").mkdir()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "step-00000003" / "state.json").write_text("")
+    assert checkpoint.newest_valid(tmp_path) == tmp_path / "step-00000002"
+    assert "step-00000003" in caplog.text
+
+
+def test_none_and_none_left(tmp_path):
+    assert checkpoint.newest_valid(tmp_path / "nothing") is None
+    (checkpoint.write(tmp_path, snapshot(1)) / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="all 1 checkpoints"):
+        checkpoint.newest_valid(tmp_path)
+
+
+def test_the_newest_and_the_best_stay(tmp_path):
+    for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, None), (5, 0.8)):
+        checkpoint.write(tmp_path, snapshot(step, top1))
+    checkpoint.prune(tmp_path, keep=2, best=True)
+    assert [p.name[-1] for p in checkpoint.found(tmp_path)] == ["5", "4", "2"]
+    checkpoint.prune(tmp_path, keep=1, best=False)
+    assert [p.name[-1] for p in checkpoint.found(tmp_path)] == ["5"]
+
+
+@pytest.mark.parametrize("call", ["mkdir", "fsync", "rename", "save_file"])
+def test_a_failure_at_any_point_leaves_the_older_one_and_no_litter(tmp_path, monkeypatch, call):
+    checkpoint.write(tmp_path, snapshot(1))
+
+    def fail(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    target = {"mkdir": (Path, "mkdir"), "fsync": (os, "fsync"), "rename": (Path, "rename"), "save_file": (checkpoint, "save_file")}
+    monkeypatch.setattr(*target[call], fail)
+    writer = checkpoint.Writer(tmp_path, keep=2, best=True)
+    writer.save(snapshot(2))
+    assert writer.wait() is None
+    assert "No space left" in str(writer.failed)
+    monkeypatch.undo()
+    assert checkpoint.newest_valid(tmp_path) == tmp_path / "step-00000001"
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_snapshot_is_a_copy(tmp_path):
+    live = torch.ones(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    copied = checkpoint.copy({"w": live})
+    live.zero_()
+    assert copied["w"].is_contiguous()
+    assert copied["w"].sum() == 48

@@ -1,0 +1,254 @@
+"""Batches: the same for any threads, any world and any start; damage is met with care."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from worldsize.batch import BatchPlan
+from worldsize.data import index
+from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop
+from worldsize.data.loader import Batch, Loader
+from worldsize.data.order import permute
+from worldsize.data.rng import Use, uniforms
+from worldsize.data.samples import ArraySamples, FileSamples
+from worldsize.world import Place, World
+
+SIDE, SEED, CLASSES = 12, 7, 3
+CROPS = {
+    "random": RandomResizedCrop(SIDE, True, (0.08, 1.0), (3 / 4, 4 / 3)),
+    "pad": PadCrop(SIDE, True, 3),
+    "centre": CenterCrop(SIDE, True, SIDE),
+    "resized": CenterCrop(SIDE, False, SIDE + 4),
+}
+ALONE = World(Place("none", 0, 1, 0, 1), torch.device("cpu"), None, 1)
+
+
+def pictures(n: int) -> np.ndarray:
+    return np.random.default_rng(n).integers(0, 256, (n, SIDE, SIDE, 3), dtype=np.uint8)
+
+
+def in_memory(n: int = 29) -> ArraySamples:
+    labels = np.sort(np.arange(n) % CLASSES).astype(np.int32)
+    return ArraySamples("noise", pictures(n), labels, tuple("abc"))
+
+
+def in_files(folder: Path, n: int = 29, broken: tuple[int, ...] = ()) -> FileSamples:
+    samples = in_memory(n)
+    for i in range(n):
+        path = folder / "train" / "abc"[samples.labels[i]] / f"{i:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(samples.pixels[i]).save(path)
+        if i in broken:
+            path.write_bytes(path.read_bytes()[:60])
+    return index.list_classes(folder / "train", tuple("abc"), folder / "cache")
+
+
+def make(samples, crop="pad", *, workers=2, prefetch=2, seed=SEED) -> Loader:
+    return Loader(samples, CROPS[crop], seed=seed, workers=workers, prefetch=prefetch, pin=False)
+
+
+def epoch_of(samples, plan: BatchPlan, rank=0, epoch=0, first_step=0, **options) -> list[Batch]:
+    loader = make(samples, **options)
+    try:
+        return list(loader.training(plan, rank, epoch, first_step))
+    finally:
+        loader.close()
+
+
+def evaluated(samples, world: int, batch: int = 4, **options) -> list[Batch]:
+    loader = make(samples, **options)
+    try:
+        return [b for rank in range(world) for b in loader.evaluation(rank, world, batch)]
+    finally:
+        loader.close()
+
+
+def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a.pixels, b.pixels)
+        assert torch.equal(a.labels, b.labels)
+
+
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
+def test_batches_do_not_depend_on_threads_or_prefetch(tmp_path, crop, files):
+    samples = in_files(tmp_path) if files else in_memory()
+    plan = BatchPlan(8, 4, 1)
+    reference = epoch_of(samples, plan, crop=crop, workers=1, prefetch=1)
+    assert len(reference) == 6
+    for workers, prefetch in ((4, 1), (4, 3), (1, 50), (3, 50)):
+        assert_same(epoch_of(samples, plan, crop=crop, workers=workers, prefetch=prefetch), reference)
+
+
+@pytest.mark.parametrize("crop", CROPS)
+def test_lossless_files_give_the_same_batches_as_memory(tmp_path, crop):
+    plan = BatchPlan(8, 4, 1)
+    assert_same(epoch_of(in_files(tmp_path), plan, crop=crop), epoch_of(in_memory(), plan, crop=crop))
+
+
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_ranks_of_any_world_share_the_step_of_one_process(crop, world):
+    samples, steps = in_memory(), 3
+    alone = epoch_of(samples, BatchPlan(8, 2, 1), epoch=5, crop=crop)
+    ranks = [epoch_of(samples, BatchPlan(8, 2, world), rank, epoch=5, crop=crop) for rank in range(world)]
+    each = 4 // world
+    together = [batch for step in range(steps) for rank in ranks for batch in rank[step * each : (step + 1) * each]]
+    assert_same(together, alone)
+
+
+@pytest.mark.parametrize("first_step", range(5))
+def test_a_later_start_gives_the_tail(first_step):
+    plan = BatchPlan(6, 3, 1)
+    whole = epoch_of(in_memory(), plan, epoch=2)
+    assert_same(epoch_of(in_memory(), plan, epoch=2, first_step=first_step), whole[first_step * plan.accumulation :])
+
+
+@pytest.mark.parametrize("crop", CROPS)
+def test_an_epoch_is_the_permutation_cut_by_each_samples_own_draws(crop):
+    samples, plan = in_memory(), BatchPlan(8, 4, 1)
+    batches = epoch_of(samples, plan, epoch=3, crop=crop)
+    order = permute(SEED, 3, np.arange(24), len(samples))
+    draws = uniforms(SEED, Use.AUGMENT, 3, order, CROPS[crop].draws)
+    expected = np.stack([CROPS[crop].one(samples.picture(int(i)), d) for i, d in zip(order, draws, strict=True)])
+    np.testing.assert_array_equal(torch.cat([b.pixels for b in batches]).numpy(), expected)
+    np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels[order])
+
+
+def test_a_batch_is_bytes_with_whole_number_labels():
+    batch = epoch_of(in_memory(), BatchPlan(8, 4, 1))[0]
+    assert batch.pixels.shape == (4, SIDE, SIDE, 3)
+    assert batch.pixels.dtype == torch.uint8
+    assert batch.labels.dtype == torch.int64
+
+
+def test_epochs_and_seeds_differ():
+    plan = BatchPlan(24, 24, 1)
+    labels = {
+        tuple(epoch_of(in_memory(), plan, epoch=epoch, seed=seed)[0].pixels.flatten().tolist())
+        for epoch in (0, 1)
+        for seed in (0, 1)
+    }
+    assert len(labels) == 4
+
+
+def test_memory_is_never_written_to():
+    samples = in_memory()
+    for crop in CROPS:
+        epoch_of(samples, BatchPlan(8, 4, 1), crop=crop)
+        evaluated(samples, 1, crop=crop)
+    np.testing.assert_array_equal(samples.pixels, pictures(29))
+
+
+@pytest.mark.parametrize("crop", CROPS)
+def test_a_broken_picture_is_replaced_by_the_next_whole_one_with_its_own_draws(tmp_path, crop):
+    broken = (4, 10, 11, 28)
+    samples, plan = in_files(tmp_path, broken=broken), BatchPlan(29, 29, 1)
+    (batch,) = epoch_of(samples, plan, crop=crop)
+    whole = in_memory()
+    order = permute(SEED, 0, np.arange(29), 29)
+    draws = uniforms(SEED, Use.AUGMENT, 0, order, CROPS[crop].draws)
+    replacement = {4: 5, 10: 12, 11: 12, 28: 0}
+    used = [replacement.get(i, i) for i in order.tolist()]
+    expected = np.stack([CROPS[crop].one(whole.picture(i), d) for i, d in zip(used, draws, strict=True)])
+    np.testing.assert_array_equal(batch.pixels.numpy(), expected)
+    np.testing.assert_array_equal(batch.labels.numpy(), whole.labels[used])
+
+
+def test_a_broken_picture_is_named_once_and_counted(tmp_path, caplog):
+    samples = in_files(tmp_path, broken=(4, 10))
+    loader = make(samples)
+    with caplog.at_level(logging.WARNING, "worldsize"):
+        for epoch in range(3):
+            list(loader.training(BatchPlan(29, 29, 1), 0, epoch))
+            if epoch == 0:
+                assert set(loader.broken.new) == {4, 10}
+                assert loader.broken.known == set()
+            loader.broken.share(ALONE)
+            assert loader.broken.known == {4, 10}
+            assert loader.broken.new == {}
+    loader.close()
+    messages = [r.getMessage() for r in caplog.records]
+    assert len(messages) == 2
+    for i in (4, 10):
+        assert sum(samples.name(i) in message for message in messages) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_missing_file_counts_as_broken(tmp_path, workers):
+    samples = in_files(tmp_path)
+    Path(samples.name(3)).unlink()
+    loader = make(samples, workers=workers)
+    list(loader.training(BatchPlan(29, 29, 1), 0, 0))
+    loader.close()
+    assert list(loader.broken.new) == [3]
+    assert "No such file" in loader.broken.new[3]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
+def test_evaluation_covers_every_sample_once_and_in_order(tmp_path, world, files):
+    batches = evaluated(in_files(tmp_path) if files else in_memory(), world, crop="resized")
+    samples = in_memory()
+    expected = np.stack([CROPS["resized"].one(samples.picture(i), np.zeros(1)) for i in range(len(samples))])
+    np.testing.assert_array_equal(torch.cat([b.pixels for b in batches]).numpy(), expected)
+    np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels)
+    assert max(len(b.labels) for b in batches) <= 4
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_evaluation_leaves_broken_pictures_out(tmp_path, world):
+    broken = (0, 8, 9, 10, 11, 28)
+    batches = evaluated(in_files(tmp_path, broken=broken), world, crop="resized")
+    samples = in_memory()
+    whole = [i for i in range(29) if i not in broken]
+    expected = np.stack([CROPS["resized"].one(samples.picture(i), np.zeros(1)) for i in whole])
+    np.testing.assert_array_equal(torch.cat([b.pixels for b in batches]).numpy(), expected)
+    np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels[whole])
+
+
+def test_a_set_smaller_than_the_world_leaves_some_ranks_without_work():
+    loader = make(in_memory(2), crop="resized")
+    assert [sum(len(b.labels) for b in loader.evaluation(rank, 5, 4)) for rank in range(5)] == [0, 0, 1, 0, 1]
+    loader.close()
+
+
+def decoding_threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("decode")}
+
+
+@pytest.mark.parametrize("taken", [0, 1, None])
+def test_closing_ends_the_threads_even_in_the_middle_of_an_epoch(tmp_path, taken):
+    before = decoding_threads()
+    loader = make(in_files(tmp_path), workers=4, prefetch=3)
+    batches = loader.training(BatchPlan(4, 4, 1), 0, 0)
+    for _ in range(100 if taken is None else taken):
+        next(batches, None)
+    if taken is None or taken:
+        assert decoding_threads() - before
+    loader.close()
+    assert not decoding_threads() - before
+
+
+def test_no_more_is_prepared_than_asked_for():
+    prepared = []
+
+    class Counted(ArraySamples):
+        def picture(self, index: int) -> Image.Image:
+            prepared.append(index)
+            return super().picture(index)
+
+    samples = Counted("noise", pictures(40), np.zeros(40, np.int32), ("a",))
+    loader = make(samples, crop="random", prefetch=3)
+    batches = loader.training(BatchPlan(2, 2, 1), 0, 0)
+    next(batches)
+    loader.close()
+    assert len(prepared) <= 2 * (3 + 1)

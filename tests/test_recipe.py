@@ -1,0 +1,327 @@
+"""Recipes: what loads, what is refused and in which words, and what belongs to a run's identity."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from worldsize import catalog
+from worldsize.errors import UserError
+from worldsize.recipe import Recipe, Settings
+
+
+def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
+    path = folder / name
+    path.write_text(text, "utf-8")
+    return str(path)
+
+
+def refusal(folder: Path, text: str) -> str:
+    with pytest.raises(UserError) as caught:
+        catalog.load(write(folder, text))
+    return str(caught.value)
+
+
+def nested(dotted: str, value: object) -> dict:
+    for part in reversed(dotted.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def identity_with(dotted: str, value: object) -> dict:
+    return catalog.validate(nested(dotted, value), "test").identity()
+
+
+def test_the_shipped_recipes_are_listed():
+    assert {"digits", "cifar10", "imagenet"} <= set(catalog.names())
+    assert catalog.names() == sorted(catalog.names())
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_shipped_recipe_loads_and_says_what_it_is(name):
+    recipe = catalog.load(name)
+    assert recipe.about
+    assert recipe.reaches
+    assert recipe.source
+    assert recipe.global_batch % recipe.micro_batch == 0
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_shipped_recipe_survives_being_written_and_read(name, tmp_path):
+    recipe = catalog.load(name)
+    assert catalog.load(write(tmp_path, catalog.to_yaml(recipe))) == recipe
+
+
+@settings(max_examples=15)
+@given(
+    st.fixed_dictionaries(
+        {
+            "about": st.text(
+                st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=("Cc", "Cs")), max_size=30
+            ),
+            "seed": st.integers(0, 2**64 - 1),
+            "label_smoothing": st.floats(0, 1, exclude_max=True),
+            "max_steps": st.none() | st.integers(1, 10**9),
+        }
+    ),
+    st.floats(1e-300, 1e10),
+    st.none() | st.sampled_from(["/data/pictures", "relative/ö", "~/x", "no", "1"]),
+)
+def test_any_recipe_survives_being_written_and_read(tmp_path_factory, top, lr, path):
+    recipe = Recipe.model_validate(
+        top | {"optimizer": {"lr": lr}, "data": {"root": path}, "model": {"weights": path}, "track": {"trackers": ["wandb"]}}
+    )
+    file = tmp_path_factory.getbasetemp() / "any.yaml"
+    file.write_text(catalog.to_yaml(recipe), "utf-8")
+    assert catalog.load(str(file)) == recipe
+
+
+def test_a_recipe_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        Recipe().epochs = 3
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "nearest"),
+    [
+        ("epoch: 3", "epoch", "epochs"),
+        ("globl_batch: 3", "globl_batch", "global_batch"),
+        ("data: {rot: x}", "data.rot", "data.root"),
+        ("optimizer: {momentun: 0.5}", "optimizer.momentun", "optimizer.momentum"),
+        ("scheduel: {name: cosine}", "scheduel", "schedule"),
+        ("optimizer: {lr_scalling: none}", "optimizer.lr_scalling", "optimizer.lr_scaling"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(tmp_path, text, unknown, nearest):
+    assert f"unknown setting {unknown!r}; did you mean {nearest!r}?" in refusal(tmp_path, text)
+
+
+def test_an_unknown_key_like_no_other_is_named_alone(tmp_path):
+    message = refusal(tmp_path, "zzzzzzzz: 3")
+    assert "unknown setting 'zzzzzzzz'" in message
+    assert "did you mean" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("epochs: many", ["epochs"]),
+        ("epochs: 0", ["epochs"]),
+        ("epochs: 1.5", ["epochs"]),
+        ("seed: -1", ["seed"]),
+        ("seed: 18446744073709551616", ["seed"]),
+        ("data: 5", ["data"]),
+        ("data:", ["data"]),
+        ("data: {flip: 7}", ["data.flip"]),
+        ("data: {mean: [1]}", ["data.mean"]),
+        ("data: {std: [1, 0, 1]}", ["data", "std"]),
+        ("data: {name: mnist}", ["data.name"]),
+        ("data: {crop_area: [0.5, 0.1]}", ["data", "crop_area"]),
+        ("data: {crop_ratio: [0, 1]}", ["data", "crop_ratio"]),
+        ("optimizer: {lr: .nan}", ["optimizer.lr"]),
+        ("optimizer: {lr: 0}", ["optimizer.lr"]),
+        ("track: {trackers: [mlflow]}", ["track.trackers"]),
+        ("epochs: x\nseed: y\ndata: {padding: z}", ["epochs", "seed", "data.padding"]),
+        ("1: 2", ["1"]),
+        ("global_batch: 100", ["global_batch", "micro_batch", "96", "128"]),
+        ("global_batch: 20", ["global_batch", "micro_batch", "32"]),
+        ("per_process_batch: 40", ["per_process_batch", "micro_batch", "32", "64"]),
+        ("data: {val_crop_size: 300}", ["data", "val_crop_size", "val_resize_size", "300"]),
+        ("epochs: 60\nschedule: {name: step}", ["schedule.milestones", "epochs"]),
+        ("schedule: {name: step, milestones: [30, 20]}", ["schedule.milestones", "rise"]),
+        ("schedule: {name: step, milestones: [30, 30]}", ["schedule.milestones", "rise"]),
+        ("epochs: 5\nschedule: {warmup_epochs: 5}", ["schedule.warmup_epochs", "epochs"]),
+        ("optimizer: {momentum: 0}", ["optimizer", "nesterov", "momentum"]),
+    ],
+)
+def test_values_that_cannot_be_name_their_fields(tmp_path, text, fields):
+    message = refusal(tmp_path, text)
+    assert "mine.yaml" in message
+    for field in fields:
+        assert field in message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "optimizer: {name: adamw, momentum: 0}",
+        "optimizer: {nesterov: false, momentum: 0}",
+        "epochs: 10\nschedule: {name: cosine}",
+        "global_batch: 100\nper_process_batch: 64",
+        "optimizer: {lr: 1e-3}",
+        "schedule: {name: step, milestones: []}",
+    ],
+)
+def test_settings_that_fit_together_load(tmp_path, text):
+    assert isinstance(catalog.load(write(tmp_path, text)), Recipe)
+
+
+def test_a_base_is_merged_section_by_section(tmp_path):
+    recipe = catalog.load(write(tmp_path, "base: digits\nepochs: 99\noptimizer: {lr: 0.5}\ndata: {mean: [0, 0, 0]}\n"))
+    digits = catalog.load("digits")
+    assert recipe.epochs == 99
+    assert recipe.data.mean == (0, 0, 0)
+    assert recipe.optimizer == digits.optimizer.model_copy(update={"lr": 0.5})
+    assert recipe.schedule == digits.schedule
+    assert recipe.data.train_crop_size == digits.data.train_crop_size
+
+
+def test_a_base_may_have_a_base(tmp_path):
+    middle = write(tmp_path, "base: digits\nseed: 5\nepochs: 50\n", "middle.yaml")
+    recipe = catalog.load(write(tmp_path, f"base: {middle}\nepochs: 60\n"))
+    assert (recipe.seed, recipe.epochs, recipe.data.name) == (5, 60, "digits")
+
+
+def test_a_base_is_looked_for_beside_the_file_that_names_it(tmp_path, monkeypatch):
+    write(tmp_path, "seed: 5\n", "middle.yaml")
+    mine = write(tmp_path, "base: middle.yaml\nepochs: 60\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert catalog.load(mine).seed == 5
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_base_that_leads_back_to_itself_is_refused(tmp_path, length):
+    paths = [tmp_path / f"{i}.yaml" for i in range(length)]
+    for path, base in zip(paths, paths[1:] + paths[:1], strict=True):
+        path.write_text(f"base: {base}\n")
+    with pytest.raises(UserError, match="leads back to itself"):
+        catalog.load(str(paths[0]))
+
+
+def test_a_base_that_is_not_there_is_named(tmp_path):
+    assert "digitz" in refusal(tmp_path, "base: digitz\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- 1\n- 2\n", "list"),
+        ("", "mine.yaml"),
+        ("# nothing yet\n", "mine.yaml"),
+        ("just words", "str"),
+        ("a: [1", "not valid YAML"),
+        ("a: b: c", "not valid YAML"),
+        ("\tepochs: 3", "not valid YAML"),
+        ("!!python/object/apply:os.getcwd []", "not valid YAML"),
+    ],
+)
+def test_a_file_that_holds_no_settings_is_refused(tmp_path, text, words):
+    assert words in refusal(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"gone\.yaml.*No such file"):
+        catalog.load(str(tmp_path / "gone.yaml"))
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)), b"epochs: 3\0", b"\xff\xfe\x00", b"\x7fELF\x02\x01\x01" + bytes(50)])
+def test_a_binary_file_is_refused(tmp_path, content):
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"binary\.yaml"):
+        catalog.load(str(path))
+
+
+@pytest.mark.parametrize("name", ["folder", "folder.yaml"])
+def test_a_directory_is_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(UserError, match=name):
+        catalog.load(str(tmp_path / name))
+
+
+def test_a_file_needs_no_yaml_in_its_name(tmp_path):
+    assert catalog.load(write(tmp_path, "epochs: 3\n", "recipe.txt")).epochs == 3
+
+
+def test_an_unknown_name_suggests_a_known_one():
+    with pytest.raises(UserError, match="did you mean 'digits'") as caught:
+        catalog.load("digit")
+    for name in catalog.names():
+        assert name in str(caught.value)
+
+
+OPERATIONAL = [
+    ("data.root", "/elsewhere"),
+    ("data.workers", 7),
+    ("data.prefetch", 9),
+    ("data.max_broken", 0.5),
+    ("data.download", True),
+    ("checkpoint.keep", 9),
+    ("checkpoint.every_steps", 9),
+    ("track.trackers", ["wandb"]),
+    ("parallel.bucket_mb", 3),
+    ("parallel.strategy", "single"),
+    ("model.channels_last", False),
+    ("model.compile", True),
+    ("device", "cpu"),
+    ("deterministic", True),
+    ("max_steps", 3),
+    ("evaluate_every", 3),
+    ("about", "another text"),
+]
+ESSENTIAL = [
+    ("epochs", 91),
+    ("seed", 1),
+    ("global_batch", 512),
+    ("micro_batch", 64),
+    ("per_process_batch", 64),
+    ("precision", "fp32"),
+    ("label_smoothing", 0.2),
+    ("data.name", "cifar10"),
+    ("data.train_crop", "pad"),
+    ("data.crop_area", [0.2, 1.0]),
+    ("data.flip", False),
+    ("data.val_crop_size", 200),
+    ("data.mean", [0.5, 0.5, 0.5]),
+    ("model.name", "resnet18"),
+    ("model.weights", "/weights.pth"),
+    ("optimizer.lr", 0.2),
+    ("optimizer.clip_norm", 1.0),
+    ("schedule.name", "linear"),
+    ("schedule.milestones", [10.0]),
+]
+
+
+@pytest.mark.parametrize(("dotted", "value"), OPERATIONAL)
+def test_operational_settings_do_not_change_the_identity(dotted, value):
+    assert catalog.validate(nested(dotted, value), "test") != Recipe()
+    assert identity_with(dotted, value) == Recipe().identity()
+
+
+@pytest.mark.parametrize(("dotted", "value"), ESSENTIAL)
+def test_every_other_setting_changes_the_identity(dotted, value):
+    assert identity_with(dotted, value) != Recipe().identity()
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value"), [("epochs", 3), ("model.weights", "/weights.pth"), ("data.crop_area", [0.2, 1.0])]
+)
+def test_an_identity_survives_json(dotted, value):
+    identity = identity_with(dotted, value)
+    assert json.loads(json.dumps(identity)) == identity
+
+
+def test_every_setting_is_described():
+    def undescribed(section: type[Settings], prefix: str = "") -> list[str]:
+        found = []
+        for name, field in section.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+                found += undescribed(field.annotation, f"{prefix}{name}.")
+            elif not field.description:
+                found.append(prefix + name)
+        return found
+
+    assert undescribed(Recipe) == []
+
+
+def test_flat_keys_reach_every_section():
+    keys = list(catalog.flat_keys(Recipe))
+    assert {"epochs", "data", "data.root", "optimizer.lr", "track.wandb_project"} <= set(keys)
+    assert len(keys) == len(set(keys))

@@ -1,0 +1,180 @@
+"""Stopping in every way and going on: nothing lost, nothing repeated, not one bit different."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from processes import distance, identical, losses, momentum, newest, records, start, weights, worldsize
+
+SETTINGS = (
+    *("--model.name", "shufflenet_v2_x0_5", "--epochs", "3", "--global-batch", "144", "--micro-batch", "18"),
+    *("--precision", "fp32", "--deterministic", "--track.every-seconds", "0", "--optimizer.lr", "0.01"),
+)
+STEPS = 27
+
+
+def train(cwd: Path, name: str, procs: int, *more: str) -> Path:
+    done = worldsize("train", "digits", *SETTINGS, "--procs", str(procs), "--name", name, *more, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return cwd / "runs" / name
+
+
+def go_on(run: Path, procs: int, *more: str) -> None:
+    done = worldsize("train", "--resume", str(run), "--procs", str(procs), *more, cwd=run.parent.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def start_until(cwd: Path, name: str, procs: int, step: int, *more: str):
+    """A run in the background that has just done ``step``."""
+    process = start("train", "digits", *SETTINGS, "--procs", str(procs), "--name", name, *more, cwd=cwd)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        metrics = cwd / "runs" / name / "metrics.jsonl"
+        if metrics.exists() and metrics.read_text().count('"step", ') >= step:
+            return process
+        time.sleep(0.02)
+    raise AssertionError(f"the run never came to step {step}: {process.communicate()[0]}")
+
+
+def workers(launcher: int) -> list[int]:
+    """The processes that a launcher has started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [int(pid) for pid in children]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory):
+    """unbroken(procs): a run without any interruption."""
+    cwd = tmp_path_factory.mktemp("unbroken")
+
+    def run(procs: int) -> Path:
+        path = cwd / "runs" / f"whole{procs}"
+        return path if path.exists() else train(cwd, path.name, procs)
+
+    return run
+
+
+def same_run(a: Path, b: Path) -> None:
+    assert identical(weights(a), weights(b))
+    assert identical(momentum(a), momentum(b))
+    assert losses(a) == losses(b)
+    plain = ("epoch", "step", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5", "val_samples")
+    assert [[r[k] for k in plain] for r in records(a, "epoch")] == [[r[k] for k in plain] for r in records(b, "epoch")]
+
+
+@pytest.mark.parametrize("procs", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_sigterm_loses_no_step_and_no_bit(tmp_path, unbroken, procs):
+    process = start_until(tmp_path, "a", procs, step=random.Random(procs).randint(2, STEPS - 4))
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, output
+    assert "worldsize train --resume runs/a" in output
+    run = tmp_path / "runs" / "a"
+    assert newest(run).name == f"step-{len(losses(run)):08d}"
+    go_on(run, procs)
+    same_run(run, unbroken(procs))
+
+
+@pytest.mark.parametrize("procs", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_path, unbroken, procs):
+    process = start_until(tmp_path, "a", procs, 13, "--checkpoint.every-steps", "5")
+    victim = random.Random(procs).choice(workers(process.pid))
+    os.kill(victim, signal.SIGKILL)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + signal.SIGKILL, output
+    assert "SIGKILL" in output
+    run = tmp_path / "runs" / "a"
+    assert int(newest(run).name.removeprefix("step-")) >= 5
+    go_on(run, procs)
+    same_run(run, unbroken(procs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_at_random_steps(tmp_path, unbroken, seed):
+    dice = random.Random(seed)
+    process = start_until(tmp_path, "a", 2, dice.randint(1, STEPS - 3), "--checkpoint.every-steps", str(dice.randint(1, 7)))
+    os.kill(dice.choice(workers(process.pid)), signal.SIGKILL)
+    process.communicate(timeout=60)
+    go_on(tmp_path / "runs" / "a", 2)
+    same_run(tmp_path / "runs" / "a", unbroken(2))
+
+
+def test_killing_the_launcher_leaves_no_orphans(tmp_path):
+    process = start_until(tmp_path, "a", 2, 3)
+    pids = workers(process.pid)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert newest(tmp_path / "runs" / "a")  # they saved before they left
+
+
+def test_another_world_size_goes_on_within_rounding(tmp_path, unbroken):
+    train(tmp_path, "a", 2, "--precision", "fp64", "--max-steps", "9")
+    run = tmp_path / "runs" / "a"
+    go_on(run, 1, "--max-steps", "18")
+    go_on(run, 4, "--max-steps", str(STEPS))
+    whole = train(tmp_path, "whole", 2, "--precision", "fp64")
+    assert losses(run) == pytest.approx(losses(whole), rel=1e-6)
+    assert distance(weights(run), weights(whole)) < 1e-8
+
+
+def test_a_second_signal_leaves_at_once(tmp_path):
+    # A step of this recipe takes many seconds, so that the first signal is still waiting for its end.
+    slow = ("train", "synthetic.yaml", "--name", "a")
+    (tmp_path / "synthetic.yaml").write_text(
+        "base: imagenet\nglobal_batch: 512\nmicro_batch: 256\nepochs: 1\nmodel: {name: resnet50}\n"
+        "data: {name: synthetic, samples: 1024, classes: 10}\nschedule: {warmup_epochs: 0}\n"
+    )
+    process = start(*slow, cwd=tmp_path)
+    while not (tmp_path / "runs" / "a" / "environment.json").exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    assert time.monotonic() - begun < 5
+
+
+def test_a_finished_run_has_nothing_left_to_do(unbroken):
+    run = unbroken(1)
+    before = newest(run)
+    done = worldsize("train", "--resume", str(run), cwd=run.parent.parent)
+    assert done.returncode == 0
+    assert "nothing to do" in done.stdout
+    assert newest(run) == before
+
+
+def test_a_changed_recipe_is_refused_by_name_unless_allowed(tmp_path):
+    run = train(tmp_path, "a", 1, "--max-steps", "3")
+    more = ("--max-steps", "5", "--optimizer.lr", "0.02")
+    refused = worldsize("train", "--resume", str(run), *more, cwd=tmp_path)
+    assert refused.returncode == 64
+    assert "optimizer.lr: was 0.01, is 0.02" in refused.stderr
+    assert len(losses(run)) == 3
+    go_on(run, 1, *more, "--allow-changes")
+    assert len(losses(run)) == 5
+
+
+def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path, unbroken):
+    run = train(tmp_path, "a", 1, "--checkpoint.every-steps", "4", "--checkpoint.keep", "3", "--max-steps", "10")
+    with open(newest(run) / "optimizer.safetensors", "r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        file.write(b"\x55")
+    done = worldsize("train", "--resume", str(run), "--max-steps", str(STEPS), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "optimizer.safetensors is damaged" in done.stderr
+    assert "going on after step 8" in done.stdout
+    same_run(run, unbroken(1))

@@ -1,0 +1,165 @@
+"""The run folder: always a new one, never somebody else's."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+
+from worldsize import run
+from worldsize.errors import UserError
+
+
+def test_runs_without_a_name_are_numbered(tmp_path):
+    out = tmp_path / "runs"
+    assert [run.create(out, None, "digits").name for _ in range(3)] == ["digits-1", "digits-2", "digits-3"]
+    assert run.create(out, None, "cifar10").name == "cifar10-1"
+
+
+def test_a_number_is_never_given_again_while_a_later_one_exists(tmp_path):
+    for name in ("digits-2", "digits-10", "digits-x", "digits-3b", "xdigits-99", "digits"):
+        (tmp_path / name).mkdir()
+    assert run.create(tmp_path, None, "digits").name == "digits-11"
+
+
+def test_a_stem_is_not_a_pattern(tmp_path):
+    (tmp_path / "resnet-5").mkdir()
+    assert run.create(tmp_path, None, "res.et").name == "res.et-1"
+
+
+def test_a_named_run_gets_its_name(tmp_path):
+    folder = run.create(tmp_path / "deep" / "er", "My_run.2-b", "digits")
+    assert folder.path == tmp_path / "deep" / "er" / "My_run.2-b"
+    assert folder.path.is_dir()
+
+
+def test_a_taken_name_is_refused_and_nothing_in_it_is_touched(tmp_path):
+    taken = run.create(tmp_path, "mine", "digits")
+    taken.recipe.write_text("epochs: 3\n")
+    with pytest.raises(UserError, match=r"'mine' exists already.*--resume"):
+        run.create(tmp_path, "mine", "digits")
+    assert [p.name for p in taken.path.iterdir()] == ["recipe.yaml"]
+    assert taken.recipe.read_text() == "epochs: 3\n"
+
+
+def test_a_file_of_that_name_is_taken_too(tmp_path):
+    (tmp_path / "mine").write_text("notes")
+    with pytest.raises(UserError, match="exists already"):
+        run.create(tmp_path, "mine", "digits")
+    assert (tmp_path / "mine").read_text() == "notes"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".hidden", "-x", "a/b", "../x", "a b", "a\n", "a\0", "ü", "a" * 300, "~", "*"]
+)
+def test_what_is_no_folder_name_is_refused(tmp_path, name):
+    with pytest.raises(UserError):
+        run.create(tmp_path / "out", name, "digits")
+    assert set(tmp_path.rglob("*")) <= {tmp_path / "out"}
+
+
+def test_an_out_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(UserError, match="is a file"):
+            run.create(out, None, "digits")
+
+
+def test_an_out_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    for name in (None, "mine"):
+        with pytest.raises(UserError, match=r"cannot write to .*--out"):
+            run.check_name(tmp_path / "runs", name)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_out_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(UserError, match="cannot write to"):
+            run.create(tmp_path, None, "digits")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_an_out_that_is_a_dangling_link_is_refused(tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError):
+        run.create(tmp_path / "out", None, "digits")
+
+
+def test_checking_a_name_creates_nothing(tmp_path):
+    run.check_name(tmp_path / "runs", "mine")
+    assert not any(tmp_path.iterdir())
+
+
+def test_runs_that_begin_together_get_different_folders(tmp_path):
+    together = Barrier(8)
+
+    def create(_: int) -> str:
+        together.wait()
+        return run.create(tmp_path / "runs", None, "digits").name
+
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(create, range(8)))
+    assert sorted(names) == sorted(f"digits-{i}" for i in range(1, 9))
+
+
+def test_only_one_of_two_runs_gets_the_same_name(tmp_path):
+    together = Barrier(6)
+
+    def create(_: int) -> bool:
+        together.wait()
+        try:
+            run.create(tmp_path / "runs", "mine", "digits")
+        except UserError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(create, range(6))) == 1
+
+
+def test_an_existing_run_is_one_with_a_recipe(tmp_path):
+    with pytest.raises(UserError, match="there is no run"):
+        run.open_existing(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"no recipe\.yaml"):
+        run.open_existing(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("epochs: 3\n")
+    assert run.open_existing(tmp_path).path == tmp_path
+
+
+def test_contents_tell_only_what_is_there(tmp_path):
+    folder = run.RunFolder(tmp_path)
+    assert folder.contents() == []
+    folder.metrics.write_text("")
+    folder.checkpoints.mkdir()
+    assert [name for name, _ in folder.contents()] == ["checkpoints/", "metrics.jsonl"]
+
+
+def test_json_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "result.json"
+    run.write_json(path, {"top1": 0.5})
+    with pytest.raises(TypeError):
+        run.write_json(path, {"top1": object()})
+    assert json.loads(path.read_text()) == {"top1": 0.5}
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_only_rank_0_always_leaves_a_log(tmp_path):
+    folder = run.RunFolder(tmp_path)
+    handlers = [run.attach_log(folder, rank) for rank in (0, 1)]
+    try:
+        assert [p.name for p in tmp_path.iterdir()] == ["log.txt"]
+        logging.getLogger("worldsize.test").warning("something odd")
+        assert {p.name for p in tmp_path.iterdir()} == {"log.txt", "log.rank1.txt"}
+        assert "something odd" in folder.log_file(1).read_text()
+    finally:
+        for handler in handlers:
+            logging.getLogger("worldsize").removeHandler(handler)
+            handler.close()

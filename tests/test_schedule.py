@@ -1,0 +1,143 @@
+"""Learning rates against values written out by hand and against torch's schedulers."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worldsize.recipe import Optimizer, Schedule
+from worldsize.schedule import factor, peak_lr
+
+NAMES = ["cosine", "linear", "step", "constant", "onecycle"]
+
+
+def factors(schedule: Schedule, steps_per_epoch: int, epochs: int) -> list[float]:
+    return [factor(schedule, step, steps_per_epoch, epochs) for step in range(steps_per_epoch * epochs)]
+
+
+def torch_rates(make, steps: int, lr: float = 1.0) -> list[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
+    scheduler = make(optimizer)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(name="cosine"), [1, 0.961940, 0.853553, 0.691342, 0.5, 0.308658, 0.146447, 0.038060]),
+        (Schedule(name="cosine", end=0.2), [1, 0.969552, 0.882843, 0.753073, 0.6, 0.446927, 0.317157, 0.230448]),
+        (Schedule(name="cosine", warmup_epochs=2), [0, 0.25, 0.5, 0.75, 1, 0.853553, 0.5, 0.146447]),
+        (Schedule(name="linear"), [1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125]),
+        (Schedule(name="linear", warmup_epochs=2, warmup_start=0.2, end=0.5), [0.2, 0.4, 0.6, 0.8, 1, 0.875, 0.75, 0.625]),
+        (Schedule(name="linear", warmup_epochs=0.75), [0, 2 / 3, 12 / 13, 10 / 13, 8 / 13, 6 / 13, 4 / 13, 2 / 13]),
+        (Schedule(name="step", milestones=(1, 3), gamma=0.1), [1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01]),
+        (Schedule(name="step", milestones=(2.5,), gamma=0.5, warmup_epochs=1), [0, 0.5, 1, 1, 1, 0.5, 0.5, 0.5]),
+        (Schedule(name="constant", warmup_epochs=1), [0, 0.5, 1, 1, 1, 1, 1, 1]),
+        (Schedule(name="constant"), [1] * 8),
+    ],
+)
+def test_four_epochs_of_two_steps_follow_the_values_worked_out_by_hand(schedule, expected):
+    assert factors(schedule, 2, 4) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("warmup", "epochs", "steps"), [(3, 10, 7), (1, 4, 25), (5, 20, 3), (2.5, 8, 10)])
+@pytest.mark.parametrize("end", [4e-6, 0.01])
+def test_onecycle_equals_torch_at_every_step(warmup, epochs, steps, end):
+    total = epochs * steps
+    theirs = torch_rates(
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer,
+            max_lr=1.0,
+            total_steps=total,
+            pct_start=warmup / epochs,
+            anneal_strategy="cos",
+            div_factor=25,
+            final_div_factor=1 / 25 / end,
+            cycle_momentum=False,
+            three_phase=False,
+        ),
+        total - 1,
+    )
+    ours = factors(Schedule(name="onecycle", warmup_epochs=warmup, end=end), steps, epochs)
+    assert ours[:-1] == pytest.approx(theirs, abs=1e-12)
+    assert ours[-1] == pytest.approx(end, abs=1e-12)
+
+
+@pytest.mark.parametrize("end", [0.0, 0.1])
+def test_cosine_without_warmup_equals_torch(end):
+    theirs = torch_rates(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 90, eta_min=end), 90)
+    assert factors(Schedule(name="cosine", end=end), 9, 10) == pytest.approx(theirs, abs=1e-12)
+
+
+@st.composite
+def schedules(draw) -> tuple[Schedule, int, int]:
+    epochs = draw(st.integers(1, 30))
+    schedule = Schedule(
+        name=draw(st.sampled_from(NAMES)),
+        warmup_epochs=draw(st.one_of(st.just(0.0), st.floats(0, epochs, exclude_max=True, allow_subnormal=False))),
+        warmup_start=draw(st.floats(0, 1)),
+        end=draw(st.floats(0, 1)),
+        milestones=tuple(sorted(draw(st.sets(st.integers(0, epochs - 1), max_size=3)))),
+        gamma=draw(st.floats(0.01, 1)),
+    )
+    return schedule, draw(st.integers(1, 20)), epochs
+
+
+@given(schedules())
+def test_a_factor_lies_between_zero_and_one(case):
+    assert all(0 <= f <= 1 for f in factors(*case))
+
+
+@given(schedules())
+def test_warmup_rises_and_what_follows_falls(case):
+    schedule, steps, _ = case
+    found = factors(*case)
+    warmup = schedule.warmup_epochs * steps
+    summit = math.ceil(warmup) if schedule.name != "onecycle" else math.floor(max(warmup - 1, 0))
+    rising, falling = found[: summit + 1], found[summit + (schedule.name == "onecycle") :]
+    if schedule.name != "step":
+        assert all(a <= b + 1e-12 for a, b in pairwise(rising[:-1]))
+    assert all(a >= b - 1e-12 for a, b in pairwise(falling))
+
+
+@given(schedules(), st.randoms())
+def test_a_factor_does_not_depend_on_what_was_asked_before(case, random):
+    schedule, steps, epochs = case
+    in_order = factors(*case)
+    order = random.sample(range(len(in_order)), len(in_order))
+    assert {step: factor(schedule, step, steps, epochs) for step in order} == dict(enumerate(in_order))
+
+
+@given(schedules(), st.sampled_from([2, 3, 10]))
+def test_a_batch_k_times_as_large_sees_every_kth_factor(case, k):
+    schedule, steps, epochs = case
+    if schedule.name == "onecycle":
+        schedule = schedule.model_copy(update={"name": "cosine"})
+    fine, coarse = factors(schedule, steps * k, epochs), factors(schedule, steps, epochs)
+    assert coarse == pytest.approx(fine[::k], abs=1e-9)
+
+
+def test_the_first_step_after_warmup_has_the_peak():
+    for name in ("cosine", "linear", "constant"):
+        assert factor(Schedule(name=name, warmup_epochs=5), 50, 10, 90) == 1
+
+
+@pytest.mark.parametrize(("scaling", "expected"), [("linear", 0.4), ("sqrt", 0.2), ("none", 0.1)])
+def test_the_peak_rate_follows_the_batch_as_asked(scaling, expected):
+    optimizer = Optimizer(lr=0.1, lr_reference_batch=256, lr_scaling=scaling)
+    assert peak_lr(optimizer, 1024) == pytest.approx(expected)
+    assert peak_lr(optimizer, 256) == pytest.approx(0.1)
+
+
+def test_the_linear_rule_also_lowers_the_rate():
+    assert peak_lr(Optimizer(lr=0.1, lr_reference_batch=256), 64) == pytest.approx(0.025)
