@@ -98,9 +98,7 @@ def momentum(run: Path) -> dict[str, torch.Tensor]:
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """The largest relative difference of any tensor, in the norm of that tensor."""
     assert a.keys() == b.keys()
-    return max(
-        float((a[k].double() - b[k].double()).norm() / max(float(b[k].double().norm()), 1e-30)) for k in a
-    )
+    return max(float((a[k].double() - b[k].double()).norm() / max(float(b[k].double().norm()), 1e-30)) for k in a)
 
 
 def identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

@@ -122,7 +122,12 @@ def test_a_failure_at_any_point_leaves_the_older_one_and_no_litter(tmp_path, mon
     def fail(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
-    target = {"mkdir": (Path, "mkdir"), "fsync": (os, "fsync"), "rename": (Path, "rename"), "save_file": (checkpoint, "save_file")}
+    target = {
+        "mkdir": (Path, "mkdir"),
+        "fsync": (os, "fsync"),
+        "rename": (Path, "rename"),
+        "save_file": (checkpoint, "save_file"),
+    }
     monkeypatch.setattr(*target[call], fail)
     writer = checkpoint.Writer(tmp_path, keep=2, best=True)
     writer.save(snapshot(2))

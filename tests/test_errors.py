@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from processes import environment, losses, newest, records, worldsize
 
+from processes import environment, losses, newest, records, worldsize
 from worldsize import cli
 
 QUICK = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--global-batch", "8", "--micro-batch", "8")
@@ -203,7 +203,15 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     assert other.returncode == 66
     assert "does not fit mobilenet_v3_small" in other.stderr
     resumed = worldsize(
-        "train", "--resume", "runs/a", "--model.name", "mobilenet_v3_small", "--allow-changes", "--max-steps", "3", cwd=tmp_path
+        "train",
+        "--resume",
+        "runs/a",
+        "--model.name",
+        "mobilenet_v3_small",
+        "--allow-changes",
+        "--max-steps",
+        "3",
+        cwd=tmp_path,
     )
     assert resumed.returncode == 66
     assert "belongs to another model" in resumed.stderr
@@ -229,7 +237,9 @@ def test_workers_tell_their_failure_once_with_its_own_code(tmp_path):
 
 
 def test_help_needs_no_torch(tmp_path):
-    code = "import sys; from worldsize.cli import main; main(['--help']); print('torch' in sys.modules, 'tyro' in sys.modules)"
+    code = (
+        "import sys; from worldsize.cli import main; main(['--help']); print('torch' in sys.modules, 'tyro' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
     )

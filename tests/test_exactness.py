@@ -49,7 +49,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
-@pytest.mark.parametrize(("model", "size"), [("shufflenet_v2_x0_5", 2), ("shufflenet_v2_x0_5", 4), ("mobilenet_v3_small", 2)])
+@pytest.mark.parametrize(
+    ("model", "size"), [("shufflenet_v2_x0_5", 2), ("shufflenet_v2_x0_5", 4), ("mobilenet_v3_small", 2)]
+)
 def test_world_size_changes_nothing_in_float64(runs, model, size):
     alone, together = runs(1, model=model), runs(size, model=model)
     assert losses(together) == pytest.approx(losses(alone), rel=1e-6)  # metrics.jsonl keeps seven digits

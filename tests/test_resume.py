@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from processes import distance, identical, losses, momentum, newest, records, start, weights, worldsize
 
 SETTINGS = (

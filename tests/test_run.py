@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -98,31 +99,38 @@ def test_checking_a_name_creates_nothing(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_runs_that_begin_together_get_different_folders(tmp_path):
-    together = Barrier(8)
+def test_runs_that_begin_together_get_different_folders(tmp_path, monkeypatch):
+    together, real = Barrier(8), Path.iterdir
 
-    def create(_: int) -> str:
-        together.wait()
-        return run.create(tmp_path / "runs", None, "digits").name
+    def listed_by_all_before_any_goes_on(folder: Path) -> list[Path]:
+        found = list(real(folder))
+        together.wait(timeout=30)
+        return found
 
+    monkeypatch.setattr(Path, "iterdir", listed_by_all_before_any_goes_on)
     with ThreadPoolExecutor(8) as pool:
-        names = list(pool.map(create, range(8)))
+        names = list(pool.map(lambda _: run.create(tmp_path / "runs", None, "digits").name, range(8)))
     assert sorted(names) == sorted(f"digits-{i}" for i in range(1, 9))
 
 
-def test_only_one_of_two_runs_gets_the_same_name(tmp_path):
-    together = Barrier(6)
+def test_only_one_of_several_runs_gets_the_same_name(tmp_path, monkeypatch):
+    together, real = Barrier(6), run.check_name
 
-    def create(_: int) -> bool:
-        together.wait()
+    def checked_by_all_before_any_goes_on(out: Path, name: str | None) -> None:
+        real(out, name)
+        together.wait(timeout=30)
+
+    def create(_: int) -> str:
         try:
-            run.create(tmp_path / "runs", "mine", "digits")
-        except UserError:
-            return False
-        return True
+            return run.create(tmp_path / "runs", "mine", "digits").name
+        except UserError as error:
+            return str(error)
 
+    monkeypatch.setattr(run, "check_name", checked_by_all_before_any_goes_on)
     with ThreadPoolExecutor(6) as pool:
-        assert sum(pool.map(create, range(6))) == 1
+        results = sorted(pool.map(create, range(6)))
+    assert results.count("mine") == 1
+    assert sum("exists already" in result for result in results) == 5
 
 
 def test_an_existing_run_is_one_with_a_recipe(tmp_path):

@@ -1,0 +1,32 @@
+# Everything a contributor types. Each target sets up .venv first; it needs Python 3.10 to 3.13, make and a C compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-all check bench clean
+
+demo: $(VENV)/ready  ## train ResNet-50 on handwritten digits with 2 processes
+	$(BIN)/worldsize train digits --procs 2
+
+test: $(VENV)/ready  ## the tests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/ready  ## all tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/ready  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/ready  ## measure again what benchmarks/README.md reports; takes half an hour on a quiet machine
+	$(BIN)/python benchmarks/measure.py all
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "worldsize needs Python 3.10 to 3.13: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,tensorboard,wandb]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,140 @@
+"""Models by name, running statistics, parameter groups."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+from worldsize import model, optim
+from worldsize.errors import UserError
+from worldsize.model import RunningStatistics, micro_momentum
+from worldsize.recipe import Model, Optimizer, Recipe
+from worldsize.world import Place, World
+
+CPU = torch.device("cpu")
+ALONE = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
+
+
+def build(**settings) -> nn.Module:
+    return model.build(Recipe(seed=settings.pop("seed", 0), model=Model(**settings)), 10, CPU, torch.float32)
+
+
+def test_weights_load_into_torchvisions_model_as_they_are():
+    torchvision.models.resnet18(num_classes=10).load_state_dict(build(name="resnet18").state_dict(), strict=True)
+
+
+def test_the_seed_decides_the_weights():
+    a, b, c = build(name="resnet18"), build(name="resnet18"), build(name="resnet18", seed=1)
+    assert torch.equal(a.fc.weight, b.fc.weight)
+    assert not torch.equal(a.fc.weight, c.fc.weight)
+
+
+@pytest.mark.parametrize(("name", "norm"), [("resnet18", "bn2"), ("resnet50", "bn3")])
+def test_zero_init_makes_every_block_the_identity(name, norm):
+    blocks = [m for m in build(name=name).modules() if hasattr(m, norm)]
+    blocks = [
+        b for b in blocks if isinstance(b, (torchvision.models.resnet.BasicBlock, torchvision.models.resnet.Bottleneck))
+    ]
+    assert blocks
+    assert all(float(getattr(b, norm).weight.detach().abs().max()) == 0 for b in blocks)
+    assert any(
+        float(getattr(m, "weight", torch.ones(1)).detach().abs().max()) > 0
+        for m in build(name=name, zero_init=False).modules()
+    )
+
+
+def test_the_cifar_stem_keeps_all_pixels():
+    network = build(name="resnet18", stem="cifar")
+    seen = {}
+    network.layer1.register_forward_hook(lambda _, inputs, __: seen.update(shape=inputs[0].shape))
+    network(torch.zeros(2, 3, 32, 32))
+    assert seen["shape"] == (2, 64, 32, 32)
+
+
+@given(momentum=st.floats(0.001, 0.999), accumulation=st.integers(1, 64))
+def test_micro_momenta_weigh_all_micro_batches_alike(momentum, accumulation):
+    weights = [0.0] * accumulation
+    old = 1.0
+    for a in range(1, accumulation + 1):
+        m = micro_momentum(momentum, a, accumulation)
+        weights = [w * (1 - m) for w in weights]
+        weights[a - 1] = m
+        old *= 1 - m
+    assert old == pytest.approx(1 - momentum)
+    assert weights == pytest.approx([momentum / accumulation] * accumulation)
+
+
+def test_averaged_statistics_are_put_back():
+    network = build(name="resnet18")
+    network(torch.randn(4, 3, 32, 32))
+    statistics = RunningStatistics(network, 1)
+    before = {k: v.clone() for k, v in statistics.tensors().items()}
+    with statistics.averaged(ALONE, step=5):
+        assert int(network.bn1.num_batches_tracked) == 5
+        network.bn1.running_mean.zero_()
+    assert all(torch.equal(v, before[k]) for k, v in statistics.tensors().items())
+
+
+@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v3_small", "convnext_tiny", "vit_b_16"])
+def test_norms_and_biases_are_not_decayed_whatever_they_are_called(name):
+    weights, others = model.parameter_kinds(build(name=name))
+    assert len(weights) + len(others) == len(list(build(name=name).parameters()))
+    assert all(p.ndim > 1 for p in weights)
+    network = build(name="resnet50")
+    _, others = model.parameter_kinds(network)
+    ids = {id(p) for p in others}
+    # Two that a search for "bn" in the names misses.
+    assert id(network.layer1[0].downsample[1].weight) in ids
+    assert id(network.fc.bias) in ids
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_optimizer_state_survives_names(kind):
+    def step(network, optimizer):
+        network(torch.ones(2, 3, 32, 32)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    settings = Optimizer(name=kind, lr=0.01)
+    one = build(name="resnet18").eval()
+    first = optim.build(one, settings, CPU)
+    step(one, first)
+    two = build(name="resnet18").eval()
+    two.load_state_dict(one.state_dict())
+    second = optim.build(two, settings, CPU)
+    optim.load_state_tensors(second, two, {k: v.clone() for k, v in optim.state_tensors(first, one).items()})
+    step(one, first)
+    step(two, second)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_pretrained_weights_from_a_file_with_another_classifier(tmp_path, suffix):
+    source = torchvision.models.resnet18(num_classes=7)
+    path = tmp_path / f"w{suffix}"
+    state = {k: v.contiguous() for k, v in source.state_dict().items()}
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    network = build(name="resnet18", weights=path)
+    assert torch.equal(network.conv1.weight, source.conv1.weight)
+    assert network.fc.out_features == 10
+
+
+def test_foreign_and_hostile_weights_are_refused(tmp_path):
+    torch.save({"x": torch.ones(1)}, tmp_path / "foreign.pth")
+    with pytest.raises(UserError, match="belongs to another model"):
+        build(name="resnet18", weights=tmp_path / "foreign.pth")
+    marker = tmp_path / "executed"
+
+    class Hostile:
+        def __reduce__(self):
+            return (marker.touch, ())
+
+    torch.save({"x": Hostile()}, tmp_path / "hostile.pth")
+    with pytest.raises(UserError, match="holds more than tensors"):
+        build(name="resnet18", weights=tmp_path / "hostile.pth")
+    assert not marker.exists()

@@ -1,0 +1,135 @@
+"""Metrics: what is written, and that nobody's failure stops training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from processes import records, worldsize
+from worldsize.recipe import Recipe, Track
+from worldsize.run import RunFolder
+from worldsize.track import Trackers, jsonl
+from worldsize.track.base import Step, Tracker
+
+QUICK = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "144", "--micro-batch", "36", "--name", "a")
+
+
+def step(number: int) -> Step:
+    return Step(number, number / 10, 2.0, 0.1, 0.01, 1.0, 100.0, [50.0, 50.0], 10.0, 1.0, 8.0, 1.0, 0)
+
+
+class Failing(Tracker):
+    def __init__(self, settings, folder, resumed_step):
+        pass
+
+    def steps(self, steps):
+        raise RuntimeError("the service is down")
+
+
+def test_a_tracker_that_fails_is_left_out_and_the_others_go_on(tmp_path, caplog):
+    folder = RunFolder(tmp_path)
+    trackers = Trackers([Failing(Track(), folder, 0), jsonl.Tracker(Track(), folder, 0)])
+    trackers.steps([step(1)])
+    trackers.steps([step(2)])
+    assert [r["step"] for r in records(tmp_path, "step")] == [1, 2]
+    assert caplog.text.count("the service is down") == 1
+
+
+def test_lines_after_the_resumed_step_are_forgotten(tmp_path):
+    first = jsonl.Tracker(Track(), RunFolder(tmp_path), 0)
+    first.steps([step(n) for n in range(1, 6)])
+    first.end(None)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "step", "st')
+    jsonl.Tracker(Track(), RunFolder(tmp_path), 3).steps([step(4)])
+    assert [r["step"] for r in records(tmp_path, "step")] == [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    cwd = tmp_path_factory.mktemp("track")
+    done = worldsize(
+        *("train", "digits", *QUICK, "--epochs", "3", "--procs", "2", "--track.trackers", "tensorboard", "wandb"),
+        cwd=cwd,
+        WANDB_MODE="offline",
+        WANDB_API_KEY="canary-0123456789012345678901234567890123456789",
+        WANDB_SILENT="true",
+    )
+    assert done.returncode == 0, done.stderr
+    return cwd / "runs" / "a", done
+
+
+def test_every_step_is_recorded_with_global_figures_that_add_up(two_ranks):
+    run, _ = two_ranks
+    steps = records(run, "step")
+    assert [s["step"] for s in steps] == list(range(1, 28))
+    for s in steps:
+        assert len(s["rank_images_per_s"]) == 2
+        assert s["images_per_s"] == pytest.approx(144 / s["step_ms"] * 1000, rel=1e-3)
+        assert s["data_ms"] + s["compute_ms"] + s["communication_ms"] == pytest.approx(s["step_ms"], rel=1e-3)
+        assert s["communication_ms"] > 0
+        assert s["top1"] * 144 == pytest.approx(round(s["top1"] * 144), abs=1e-3)
+    epoch = records(run, "epoch")[0]
+    assert epoch["train_loss"] == pytest.approx(sum(s["loss"] for s in steps[:9]) / 9, rel=1e-5)
+
+
+def test_tensorboard_has_the_curves(two_ranks):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(two_ranks[0] / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == list(range(1, 28))
+    assert len(events.Scalars("val/top1")) == 3
+
+
+def test_wandb_is_one_offline_run_and_its_key_is_nowhere(two_ranks):
+    run, done = two_ranks
+    assert len(list((run / "wandb").glob("offline-run-*"))) == 1
+    assert "canary" not in done.stdout + done.stderr
+    for path in run.rglob("*"):
+        if path.is_file() and "checkpoints" not in path.parts:
+            assert b"canary" not in path.read_bytes(), path
+
+
+def test_the_run_folder_tells_the_whole_story(two_ranks):
+    run, done = two_ranks
+    recipe = (run / "recipe.yaml").read_text()
+    assert "name: shufflenet_v2_x0_5" in recipe
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["world_size"] == 2
+    assert environment["versions"]["torch"]
+    result = json.loads((run / "result.json").read_text())
+    assert Path(result["checkpoint"]).name == "step-00000027"
+    assert f"top-1 {result['top1']:.2%}" in done.stdout
+    assert "runs/a holds" in done.stdout
+
+
+def test_a_resolved_recipe_is_a_valid_input(two_ranks, tmp_path):
+    from worldsize import catalog
+
+    path = two_ranks[0] / "recipe.yaml"
+    assert isinstance(catalog.load(str(path)), Recipe)
+    assert catalog.to_yaml(catalog.load(str(path))) == path.read_text()
+
+
+@pytest.mark.parametrize("recipe", ["digits", "cifar10", "imagenet"])
+def test_each_recipe_trains_a_step_and_its_checkpoint_holds_every_parameter(recipe, tmp_path):
+    import torch
+
+    from processes import weights
+    from worldsize import catalog, model
+
+    small = ("--data.name", "synthetic", "--data.samples", "16", "--data.classes", "4", "--global-batch", "8")
+    size = ("--data.train-crop-size", "32", "--data.val-resize-size", "32", "--data.val-crop-size", "32")
+    fast = ("--micro-batch", "4", "--max-steps", "1", "--name", "a", "--precision", "fp32", "--schedule.warmup-start", "1")
+    done = worldsize("train", recipe, *small, *size, *fast, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    fresh = model.build(catalog.load(str(tmp_path / "runs/a/recipe.yaml")), 4, torch.device("cpu"), torch.float32)
+    saved = weights(tmp_path / "runs" / "a")
+    assert saved.keys() == fresh.state_dict().keys()
+    moved = [name for name, p in fresh.named_parameters() if not torch.equal(p, saved[name])]
+    # Behind norms that start at zero no gradient arrives in the first step; their own weights and all others move.
+    assert {"conv1.weight", "fc.weight", "layer4.2.bn3.weight"} <= set(moved)
+    fresh.load_state_dict(saved, strict=True)

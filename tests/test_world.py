@@ -1,0 +1,187 @@
+"""Finding one's place in the world from what launchers set, and a fair share of the cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from processes import environment, losses, start, world, worldsize
+from worldsize import world as worlds
+from worldsize.errors import UserError
+from worldsize.world import Place, discover, first_host, threads_per_process
+
+TORCHRUN = {
+    **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+    **{"MASTER_ADDR": "node0", "MASTER_PORT": "29400"},
+}
+OPEN_MPI = {
+    **{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+}
+SLURM = {
+    **{"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77"},
+    **{"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+    "SLURM_STEP_NODELIST": "gpu[03-04]",
+}
+
+
+def test_no_launcher_is_one_process_without_a_group():
+    assert discover({}) == Place("none", 0, 1, 0, 1, None)
+
+
+def test_torchrun():
+    assert discover(TORCHRUN) == Place("torchrun", 5, 8, 1, 4, ("node0", 29400))
+
+
+@pytest.mark.parametrize("job", [{"PMIX_NAMESPACE": "prterun-a@1"}, {"OMPI_MCA_ess_base_jobid": "4711"}])
+def test_open_mpi_4_and_5_on_one_machine_need_no_address(job):
+    place = discover(OPEN_MPI | job)
+    assert (place.launcher, place.rank, place.size, place.local_rank, place.local_size) == ("Open MPI", 1, 2, 1, 2)
+    assert place.master is not None
+    assert place.master[0] == "127.0.0.1"
+    assert 20000 <= place.master[1] < 32000
+    assert discover(OPEN_MPI | {"PMIX_NAMESPACE": "another"}).master != place.master
+
+
+def test_open_mpi_on_several_machines_asks_for_the_address():
+    far = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}
+    with pytest.raises(UserError, match="mpirun -x MASTER_ADDR=HOST"):
+        discover(far)
+    assert discover(far | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}).master == ("head", 1234)
+
+
+def test_slurm_step():
+    place = discover(SLURM)
+    assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
+    assert place.master is not None
+    assert place.master[0] == "gpu03"
+
+
+def test_a_batch_script_is_no_step():
+    """In the script itself Slurm sets a rank and a number of tasks too, but nobody else is there."""
+    assert discover({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}).size == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("a", "a"),
+        ("a,b", "a"),
+        ("gpu[03-05,9]", "gpu03"),
+        ("gpu[9]", "gpu9"),
+        ("x1,gpu[03-05]", "x1"),
+        ("n[1-2]-ib,m", "n1-ib"),
+    ],
+)
+def test_first_host(nodes, first):
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"RANK": "8"}, "rank 8 of 8"),
+        ({"WORLD_SIZE": "many"}, "not a number"),
+        ({"LOCAL_WORLD_SIZE": "9"}, "cannot be right"),
+    ],
+)
+def test_contradictions_are_named(change, message):
+    with pytest.raises(UserError, match=message):
+        discover(TORCHRUN | change)
+
+
+def test_threads_are_a_fair_share_and_the_users_word_counts(monkeypatch):
+    monkeypatch.setattr(worlds, "cores", lambda: 16)
+    place = discover(TORCHRUN)
+    assert threads_per_process(place, {}) == 4
+    assert threads_per_process(place, {"OMP_NUM_THREADS": "3"}) == 3
+    assert threads_per_process(place, {"OMP_NUM_THREADS": "1"}) == 1
+    assert threads_per_process(place, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) == 4
+    assert threads_per_process(Place("none", 0, 1, 0, 1), {}) == 16
+
+
+def test_the_cgroups_quota_limits_the_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    (tmp_path / "cpu.max").write_text("250000 100000\n")
+    monkeypatch.setattr(worlds, "Path", lambda _: tmp_path / "cpu.max")
+    assert worlds.cores() == 2
+
+
+def test_procs_that_contradict_the_launcher_are_refused(tmp_path):
+    env = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
+    done = worldsize("train", "digits", "--procs", "2", cwd=tmp_path, **env)
+    assert done.returncode == 64
+    assert "torchrun started 4 processes on this machine" in done.stderr
+
+
+def test_a_missing_process_ends_in_words_after_the_timeout(tmp_path):
+    env = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    env["MASTER_PORT"] = str(__import__("processes").free_port())
+    done = worldsize("train", "digits", "--global-batch", "256", "--parallel.timeout-s", "3", cwd=tmp_path, **env)
+    assert done.returncode == 64
+    assert "did not find all 8 processes" in done.stderr
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_processes_started_as_mpirun_would_train_together(tmp_path, version):
+    job = {"OMPI_MCA_ess_base_jobid": "815"} if version == 4 else {"PMIX_NAMESPACE": f"prterun-{os.getpid()}@1"}
+    quick = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--name", "a")
+    together = [
+        start(
+            "train",
+            "digits",
+            *quick,
+            cwd=tmp_path,
+            OMPI_COMM_WORLD_RANK=str(rank),
+            OMPI_COMM_WORLD_SIZE="2",
+            OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
+            OMPI_COMM_WORLD_LOCAL_SIZE="2",
+            **job,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in together]
+    assert [process.returncode for process in together] == [0, 0], outputs
+    assert "2 processes" in outputs[0]
+    assert outputs[1] == ""
+    assert len(losses(tmp_path / "runs" / "a")) == 2
+
+
+def test_torchrun_itself(tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "worldsize"),
+            *("train", "digits", "--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--name", "a"),
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 processes" in done.stdout
+
+
+def test_evaluation_counts_every_sample_once_at_any_world_size(tmp_path):
+    """101 pictures on 1, 2 and 3 processes, with a batch that divides none of the shares."""
+    import json
+
+    from test_errors import folder_recipe, pictures
+
+    root = pictures(tmp_path / "pictures", {"cat": 12, "dog": 12, "emu": 12}, {"cat": 50, "dog": 31, "emu": 20})
+    recipe = folder_recipe(tmp_path, root)
+    world(1, ["train", recipe, "--name", "a", "--precision", "fp64"], tmp_path)
+    own = json.loads((tmp_path / "runs" / "a" / "result.json").read_text())
+    said = set()
+    for procs in (1, 2, 3):
+        done = worldsize("eval", "runs/a", "--procs", str(procs), "--micro-batch", "7", "--global-batch", "7", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        said.add(done.stdout)
+        assert "on 101 pictures" in done.stdout
+    assert len(said) == 1
+    assert f"top-1 {own['top1']:.2%}" in said.pop()
