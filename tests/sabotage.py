@@ -6,7 +6,6 @@ The exactness tests use it to show that they would notice.
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 
 from worldsize import cli, model
 from worldsize.data import loader
@@ -16,11 +15,6 @@ from worldsize.parallel import ddp
 def no_synchronisation() -> None:
     """Every rank keeps its own gradient."""
     ddp.Strategy.gradients = lambda self, last: self._ddp.no_sync()
-
-
-def synchronise_every_micro_batch() -> None:
-    """Sends gradients too often; harmless to the numbers, and so no sabotage by itself."""
-    ddp.Strategy.gradients = lambda self, last: nullcontext()
 
 
 def plain_momentum() -> None:

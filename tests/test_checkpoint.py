@@ -109,9 +109,9 @@ def test_none_and_none_left(tmp_path):
 def test_the_newest_and_the_best_stay(tmp_path):
     for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, None), (5, 0.8)):
         checkpoint.write(tmp_path, snapshot(step, top1))
-    checkpoint.prune(tmp_path, keep=2, best=True)
+    checkpoint.prune(tmp_path, 5, keep=2, best=True)
     assert [p.name[-1] for p in checkpoint.found(tmp_path)] == ["5", "4", "2"]
-    checkpoint.prune(tmp_path, keep=1, best=False)
+    checkpoint.prune(tmp_path, 5, keep=1, best=False)
     assert [p.name[-1] for p in checkpoint.found(tmp_path)] == ["5"]
 
 
@@ -136,6 +136,25 @@ def test_a_failure_at_any_point_leaves_the_older_one_and_no_litter(tmp_path, mon
     monkeypatch.undo()
     assert checkpoint.newest_valid(tmp_path) == tmp_path / "step-00000001"
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_refused_newer_checkpoint_never_costs_the_one_just_written(tmp_path):
+    checkpoint.write(tmp_path, snapshot(200))
+    (tmp_path / "step-00000200" / "state.json").write_text("")
+    writer = checkpoint.Writer(tmp_path, keep=1, best=True)
+    writer.save(snapshot(150))
+    assert writer.wait() == tmp_path / "step-00000150"
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000150"]
+
+
+def test_what_json_cannot_hold_is_a_failed_save_and_not_a_lost_one(tmp_path):
+    bad = snapshot(1)
+    bad.state["evaluation"] = {"top1": float("nan")}
+    writer = checkpoint.Writer(tmp_path, keep=1, best=True)
+    writer.save(bad)
+    writer.wait()
+    assert writer.failed
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_snapshot_is_a_copy(tmp_path):

@@ -88,7 +88,7 @@ def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_pat
     os.kill(victim, signal.SIGKILL)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGKILL, output
-    assert "SIGKILL" in output
+    assert "was ended by SIGKILL" in output
     run = tmp_path / "runs" / "a"
     assert int(newest(run).name.removeprefix("step-")) >= 5
     go_on(run, procs)
@@ -156,6 +156,40 @@ def test_a_finished_run_has_nothing_left_to_do(unbroken):
     assert done.returncode == 0
     assert "nothing to do" in done.stdout
     assert newest(run) == before
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path, unbroken):
+    run = train(tmp_path, "a", 1, "--max-steps", "5")
+    go_on(run, 1, "--max-steps", str(STEPS))
+    same_run(run, unbroken(1))
+
+
+def test_a_batch_that_grows_with_the_world_cannot_go_on_at_another_size(tmp_path):
+    run = train(tmp_path, "a", 2, "--per-process-batch", "72", "--max-steps", "2")
+    refused = worldsize("train", "--resume", str(run), "--max-steps", "4", cwd=tmp_path)
+    assert refused.returncode == 64
+    assert "has a global batch of 144 and cannot go on with 72" in refused.stderr
+    go_on(run, 2, "--max-steps", "4")
+
+
+def test_a_signal_to_the_whole_process_tree_is_one_signal(tmp_path):
+    process = start_until(tmp_path, "a", 2, 5)
+    for pid in workers(process.pid):
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, output
+    assert newest(tmp_path / "runs" / "a").name == f"step-{len(losses(tmp_path / 'runs' / 'a')):08d}"
+
+
+def test_a_reader_that_leaves_does_not_end_training(tmp_path):
+    process = start("train", "digits", *SETTINGS, "--name", "a", "--max-steps", "4", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert newest(tmp_path / "runs" / "a").name == "step-00000004"
 
 
 def test_a_changed_recipe_is_refused_by_name_unless_allowed(tmp_path):

@@ -83,11 +83,14 @@ def _values(name_or_path: str, seen: tuple[str, ...] = ()) -> tuple[dict[str, An
     except yaml.YAMLError as error:
         raise UserError(f"{where} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{where} holds {type(values).__name__}, not settings: write `key: value` lines")
+        what = "nothing" if values is None else type(values).__name__
+        raise UserError(f"{where} holds {what}, not settings: write `key: value` lines")
     base = values.pop("base", None)
     if base is None:
         return values, where
-    return _merge(_values(str(base), (*seen, name_or_path))[0], values), where
+    beside = Path(name_or_path).parent / str(base)
+    origin = str(beside) if str(base) not in names() and beside.is_file() else str(base)
+    return _merge(_values(origin, (*seen, name_or_path))[0], values), where
 
 
 def _read_file(path: str) -> str:

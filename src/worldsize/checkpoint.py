@@ -36,7 +36,7 @@ from worldsize.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-\d{8,}")
 _TENSORS = ("model", "optimizer", "ranks")
 
 Tensors = dict[str, torch.Tensor]
@@ -85,10 +85,12 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         for path in temporary.iterdir():
             _flush(path)
         _flush(temporary)
-        if final.exists():  # the same step again, after going on from before it
-            shutil.rmtree(final)
+        aside = folder / f"{final.name}.tmp-old-{os.getpid()}"
+        if final.exists():  # the same step again: after an evaluation, or after going on from before it
+            final.rename(aside)
         temporary.rename(final)
         _flush(folder)
+        shutil.rmtree(aside, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -152,8 +154,7 @@ def found(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, newest step first, checked or not."""
     if not folder.is_dir():
         return []
-    named = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(named, reverse=True)]
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step_of, reverse=True)
 
 
 def newest_valid(folder: Path) -> Path | None:
@@ -177,6 +178,10 @@ def newest_valid(folder: Path) -> Path | None:
     return None
 
 
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def top1_of(checkpoint: Path) -> float | None:
     """The validation top-1 stored with a checkpoint, if it was evaluated and can be read."""
     try:
@@ -186,14 +191,18 @@ def top1_of(checkpoint: Path) -> float | None:
         return None
 
 
-def prune(folder: Path, keep: int, best: bool) -> None:
-    """Delete all but the ``keep`` newest and, if asked, the one with the highest top-1; and temporary left-overs."""
-    checkpoints = found(folder)
+def prune(folder: Path, step: int, keep: int, best: bool) -> None:
+    """Delete all but the ``keep`` newest up to ``step`` and, if asked, the one of them with the highest top-1.
+
+    Those beyond ``step``, the run's own position, are of a past that was refused when it was resumed.
+    """
+    everything = found(folder)
+    checkpoints = [path for path in everything if _step_of(path) <= step]
     scored = [(score, path) for path in reversed(checkpoints) if (score := top1_of(path)) is not None]
     kept = set(checkpoints[:keep])
     if best and scored:
         kept.add(max(scored, key=lambda pair: pair[0])[1])
-    for path in set(checkpoints) - kept:
+    for path in set(everything) - kept:
         shutil.rmtree(path, ignore_errors=True)
     remove_leftovers(folder)
 
@@ -240,14 +249,14 @@ class Writer:
         try:
             path = write(self._folder, snapshot)
             check(path)  # the older ones go only after the new one was read back whole
-        except (OSError, CheckpointError) as error:
-            self._failed = str(error)
+        except Exception as error:  # nobody waits for this thread's exceptions, and no save may be lost in silence
+            self._failed = str(error) or type(error).__name__
             log.warning(
                 "the checkpoint of step %d could not be saved (%s); training goes on, older ones stay", snapshot.step, error
             )
             return
         self._failed, self._newest = None, path
-        prune(self._folder, self._keep, self._best)
+        prune(self._folder, snapshot.step, self._keep, self._best)
 
 
 def _sha256(path: Path) -> str:

@@ -7,11 +7,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsize import __version__
-from worldsize.errors import Stopped, UserError, WorldsizeError
+from worldsize.errors import UserError, WorldsizeError
 from worldsize.signals import StopFlag, end_with_parent
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
 Every command explains itself: worldsize train --help
 Under torchrun, mpirun or srun the world is found: torchrun --nproc-per-node 8 -m worldsize train RECIPE
 
-Exit codes: 0 done, 64 your input, 65 broken pictures, 66 damaged checkpoints, 70 a defect, 75 stopped and saved
-(--resume goes on), 76 the loss is not finite, 130 and 143 left at once.
+Exit codes: 0 done, 64 your input, 65 broken pictures, 66 damaged checkpoints, 70 a defect, 74 not saved, 75 stopped
+and saved (--resume goes on), 76 the loss is not finite, 130 and 143 left at once.
 """
 
 
@@ -56,12 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of our output has left (`worldsize recipes | head`); nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception:
-        return _fail(f"a defect in worldsize or below it; please report this:\n{traceback.format_exc()}", 70)
+        return _defect(traceback.format_exc())
 
 
 def _train(argv: list[str]) -> int:
@@ -121,12 +118,12 @@ def _eval(argv: list[str]) -> int:
     assert checkpoint is not None
     place = discover()
 
-    def work(stop: StopFlag) -> int:
-        from worldsize.job import evaluate_checkpoint
+    def work(_: StopFlag) -> int:
+        from worldsize.recheck import evaluate_checkpoint
 
-        result = evaluate_checkpoint(checkpoint, parsed.settings, checkpoint.parent.parent.parent / ".cache", place, stop)
-        if result is None:
-            raise Stopped("stopped; nothing to save")
+        # RUN/checkpoints/step-N: listings are cached beside the run.
+        cache = checkpoint.absolute().parents[2] / ".cache"
+        result = evaluate_checkpoint(checkpoint, parsed.settings, cache, place)
         if place.rank == 0:
             print(f"{checkpoint}")
             print(f"top-1 {result.top1:.2%}, top-5 {result.top5:.2%}, loss {result.loss:.4f} on {result.samples:,} pictures")
@@ -175,17 +172,17 @@ def _env(argv: list[str]) -> int:
 
 def _distribute(argv: list[str], procs: int, place: Place, work: Callable[[StopFlag], int]) -> int:
     """Do ``work`` in this process, or have ``procs`` of them started that do."""
-    if place.launcher == "none" and _positive(procs) > 1:
+    if place.size == 1 and _positive(procs) > 1:
         from worldsize.launch.local import launch
 
         outcome = launch(argv, procs)
         return _fail(outcome.message, outcome.code) if outcome.code else 0
-    if place.launcher != "none" and procs > 1 and procs != place.local_size:
+    if place.size > 1 and procs not in (1, place.local_size):
         raise UserError(
             f"--procs {procs}, but {place.launcher} started {place.local_size} processes on this machine: leave --procs out"
         )
     _set_threads(place)
-    stop = StopFlag()
+    stop = StopFlag(launched=place.size > 1, speak=place.rank == 0)
     stop.install()
     if _is_worker():
         end_with_parent()
@@ -226,16 +223,17 @@ def _positive(procs: int) -> int:
 
 
 def _is_worker() -> bool:
-    from worldsize.launch.local import WORKER_VARIABLE
+    from worldsize.world import LOCAL_LAUNCH
 
-    return WORKER_VARIABLE in os.environ
+    return LOCAL_LAUNCH in os.environ
 
 
 def _log_to_terminal(place: Place) -> None:
     class ToStderr(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             # sys.stderr is looked up anew: the live display puts its own there.
-            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+            with suppress(OSError):
+                print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
 
     logger = logging.getLogger("worldsize")
     logger.setLevel(logging.INFO)
@@ -244,11 +242,26 @@ def _log_to_terminal(place: Place) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    """Tell the user, once for all processes, and return the code."""
+    """Tell the user what all processes agree on, once, and return the code."""
     from worldsize.launch.local import report
-    from worldsize.world import discover
 
     report(message, code)
-    if message and not _is_worker() and discover().local_rank == 0:
+    if message and not _is_worker() and os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"worldsize: {message}", file=sys.stderr)
     return code
+
+
+def _defect(trace: str) -> int:
+    """An unexpected exception: this process alone knows of it, so it tells, whatever its rank."""
+    from worldsize.launch.local import report
+
+    message = f"a defect in worldsize or below it; please report this:\n{trace}"
+    report(message, 70)
+    logging.getLogger("worldsize").info("%s", message)
+    if not _is_worker():
+        print(f"worldsize: {message}", file=sys.stderr)
+    if os.environ.get("WORLD_SIZE", "1") != "1" or "OMPI_COMM_WORLD_SIZE" in os.environ or "SLURM_STEP_ID" in os.environ:
+        # Leaving in good order would wait for the other ranks, which wait for this one.
+        sys.stderr.flush()
+        os._exit(70)
+    return 70

@@ -8,6 +8,7 @@ code   meaning
 65     the data: more broken pictures than the recipe allows
 66     the checkpoints: none of them can be trusted, or they belong to another run
 70     a defect in worldsize or a library under it (the traceback is in the log)
+74     the last state could not be saved (a full disk); older checkpoints are as they were
 75     stopped by SIGTERM or Ctrl-C after saving; ``--resume`` goes on (retry)
 76     the loss is no longer finite
 130    a second Ctrl-C: left at once (143: a second SIGTERM)
@@ -42,6 +43,12 @@ class CheckpointError(WorldsizeError):
     """No checkpoint that can be trusted, or one that does not belong to this model."""
 
     exit_code = 66
+
+
+class NotSaved(WorldsizeError):
+    """The last state could not be written; older checkpoints are as they were."""
+
+    exit_code = 74
 
 
 class Stopped(WorldsizeError):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,8 +18,9 @@ from worldsize.data.crops import Crop, evaluation_crop, training_crop
 from worldsize.data.loader import Loader
 from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset, Samples
-from worldsize.errors import CheckpointError, Stopped, UserError, WorldsizeError
-from worldsize.evaluate import Result, evaluate
+from worldsize.errors import Stopped, UserError, WorldsizeError
+from worldsize.evaluate import Result
+from worldsize.precision import Precision
 from worldsize.progress import Progress
 from worldsize.recipe import Recipe
 from worldsize.request import TrainJob, preflight
@@ -34,8 +34,6 @@ from worldsize.world import Place, World, cores, join
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 def train(job: TrainJob, place: Place, stop: StopFlag) -> Summary | None:
     """Train on this process, together with the others of its world.
@@ -47,68 +45,22 @@ def train(job: TrainJob, place: Place, stop: StopFlag) -> Summary | None:
     preflight(job, place.size)
     world = join(place, job.recipe)
     _set_determinism(job.recipe.deterministic)
-    try:
-        dataset = together(world, lambda: open_dataset(job.recipe.data, job.cache), local_first=True)
-        _same_everywhere(world, dataset)
-        snapshot = together(world, lambda: _snapshot(job, dataset))
-        if snapshot is not None and _ended(snapshot.state):
-            return None
-        network = together(world, lambda: _network(job.recipe, world, dataset))
-        folder = _folder(job, world)
-        trainer = _assemble(job, world, dataset, network, folder, snapshot, stop)
-        return _run(trainer, job, folder, dataset, begun)
-    finally:
+    dataset = world.together(lambda: open_dataset(job.recipe.data, job.cache), local_first=True)
+    plan = batch.plan(job.recipe, world.size)
+    facts = _fixed_facts(job.recipe, plan, dataset, precision.resolve(job.recipe.precision, world.device))
+    _same_everywhere(world, facts)
+    snapshot = _snapshot(job, facts, world)
+    if snapshot is not None and _ended(snapshot.state, facts):
         world.close()
-
-
-def together(world: World, work: Callable[[], T], local_first: bool = False) -> T:
-    """Do ``work`` on every rank; where one fails for a reason worth telling, all raise that.
-
-    Args:
-        local_first: one rank per machine goes ahead, so that the others find what it cached.
-    """
-    result: T | None = None
-    failure: WorldsizeError | None = None
-    for ahead in (True, False) if local_first else (None,):
-        if ahead in (None, world.place.local_rank == 0):
-            try:
-                result = work()
-            except WorldsizeError as error:
-                failure = error
-        if ahead:
-            world.barrier()
-    world.agree(failure)
-    return result  # type: ignore[return-value]
-
-
-def evaluate_checkpoint(path: Path, recipe: Recipe, cache: Path, place: Place, stop: StopFlag) -> Result | None:
-    """The result of the checkpoint ``path`` on the recipe's validation set; None when stopped by a signal."""
-    world = join(place, recipe)
-    try:
-        dataset = together(world, lambda: open_dataset(recipe.data, cache), local_first=True)
-        number_format = precision.resolve(recipe.precision, world.device)
-
-        def ready() -> nn.Module:
-            snapshot = checkpoint.read(path)
-            without_weights = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
-            network = model.build(without_weights, len(dataset.classes), world.device, number_format.weights)
-            try:
-                network.load_state_dict(snapshot.model)
-            except RuntimeError:
-                raise CheckpointError(
-                    f"{path} does not fit {recipe.model.name} with the {len(dataset.classes)} classes of this data set"
-                ) from None
-            return network
-
-        network = together(world, ready)
-        loader = _loader(recipe, dataset.val, evaluation_crop(recipe.data), world)
-        normalise = Normalise(recipe.data, world.device, number_format.weights)
-        try:
-            return evaluate(network, loader, normalise, number_format, world, recipe.micro_batch, lambda: bool(stop))
-        finally:
-            loader.close()
-    finally:
-        world.close()
+        return None
+    network = world.together(lambda: _network(job.recipe, world, dataset))
+    stop.arm()
+    folder = _folder(job, world)
+    trainer = _assemble(job, world, dataset, network, folder, snapshot, facts, stop)
+    summary = _run(trainer, job, folder, dataset, begun)
+    # Only after success: a group with ranks that failed would be waited for.
+    world.close()
+    return summary
 
 
 def _set_determinism(deterministic: bool) -> None:
@@ -119,34 +71,63 @@ def _set_determinism(deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def _same_everywhere(world: World, dataset: Dataset) -> None:
+def _fixed_facts(recipe: Recipe, plan: batch.BatchPlan, dataset: Dataset, number_format: Precision) -> dict[str, Any]:
+    """What must not change while a run goes on; part of every checkpoint."""
+    return {
+        "identity": recipe.identity(),
+        "data": dataset.fingerprint,
+        "classes": list(dataset.classes),
+        "precision": number_format.name,
+        "global_batch": plan.global_batch,
+        "total_steps": plan.total_steps(recipe, len(dataset.train)),
+    }
+
+
+def _same_everywhere(world: World, facts: dict[str, Any]) -> None:
     """Refuse ranks with different data or libraries: they would disagree in silence."""
-    for what, value in (("the data set differs", dataset.fingerprint), ("versions differ", environment.versions())):
-        values = world.gather(value)
-        if odd := [rank for rank, other in enumerate(values) if other != values[0]]:
-            raise UserError(f"{what} between ranks 0 and {odd[0]}: {values[0]} and {values[odd[0]]}")
+    own = {"data": facts["data"], "precision": facts["precision"], "versions": environment.versions()}
+    values = world.gather(own)
+    for rank, other in enumerate(values):
+        for what in own:
+            if other[what] != values[0][what]:
+                raise UserError(f"{what} of ranks 0 and {rank} differ: {values[0][what]} and {other[what]}")
 
 
-def _snapshot(job: TrainJob, dataset: Dataset) -> checkpoint.Snapshot | None:
-    """The state to go on from; None for a new run, or one that was never saved."""
+def _snapshot(job: TrainJob, facts: dict[str, Any], world: World) -> checkpoint.Snapshot | None:
+    """The state to go on from, the same on all ranks; None for a new run, or one that was never saved."""
     if job.resume is None:
         return None
-    path = checkpoint.newest_valid(job.resume.checkpoints)
+    folder = job.resume.checkpoints
+    newest = world.together(lambda: checkpoint.newest_valid(folder) if world.is_main else None)
+    path = world.gather(newest)[0]
     if path is None:
         return None
-    snapshot = checkpoint.read(path)
-    changes = _changes(snapshot.state["identity"], job.recipe.identity())
-    if snapshot.state["data"] != dataset.fingerprint:
-        changes.append(f"the data set: {_brief(snapshot.state['data'])} was {_brief(dataset.fingerprint)} is")
+    snapshot = world.together(lambda: checkpoint.read(path))
+    _check_unchanged(job, snapshot, facts)
+    return snapshot
+
+
+def _check_unchanged(job: TrainJob, snapshot: checkpoint.Snapshot, facts: dict[str, Any]) -> None:
+    old = snapshot.state
+    if old["global_batch"] != facts["global_batch"]:
+        raise UserError(
+            f"this run has a global batch of {old['global_batch']} and cannot go on with {facts['global_batch']}: "
+            "steps, epochs and learning rate would mean something else. Start a new run with --model.weights "
+            "CHECKPOINT/model.safetensors" + (", or resume on as many processes" if job.recipe.per_process_batch else "")
+        )
+    changes = _changes(old["identity"], facts["identity"]) + _changes(
+        {"precision in use": old["precision"]}, {"precision in use": facts["precision"]}
+    )
+    if old["data"] != facts["data"]:
+        changes.append(f"the data set: was {_brief(old['data'])}, is {_brief(facts['data'])}")
     if changes and not job.allow_changes:
         raise UserError(
-            f"{job.resume.path} cannot go on as it was, because these changed:\n  "
+            "this run cannot go on as it was, because something changed:\n  "
             + "\n  ".join(changes)
             + "\nUndo that, or say --allow-changes to go on all the same."
         )
     for change in changes:
         log.warning("going on although this changed: %s", change)
-    return snapshot
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
@@ -164,8 +145,8 @@ def _brief(fingerprint: dict[str, Any]) -> str:
     return f"{fingerprint['train_samples']:,}+{fingerprint['val_samples']:,} pictures ({fingerprint['train'][:8]})"
 
 
-def _ended(state: dict[str, Any]) -> bool:
-    return bool(state["step"] >= state["total_steps"] and state["evaluated_step"] == state["step"])
+def _ended(state: dict[str, Any], facts: dict[str, Any]) -> bool:
+    return bool(state["step"] >= facts["total_steps"] and state["evaluated_step"] == state["step"])
 
 
 def _network(recipe: Recipe, world: World, dataset: Dataset) -> nn.Module:
@@ -174,7 +155,7 @@ def _network(recipe: Recipe, world: World, dataset: Dataset) -> nn.Module:
     number_format = precision.resolve(recipe.precision, world.device)
     network = model.build(recipe, len(dataset.classes), world.device, number_format.weights)
     for size in {recipe.data.train_crop_size, recipe.data.val_crop_size}:
-        model.takes_size(network, size, recipe.model.name)
+        model.takes(network, size, recipe.micro_batch, recipe.model.name)
     return network
 
 
@@ -188,11 +169,16 @@ def _folder(job: TrainJob, world: World) -> RunFolder:
         if not world.is_main:
             return job.out
         folder = run.create(job.out, job.name, job.stem)
-        folder.recipe.write_text(catalog.to_yaml(job.recipe))
         return folder.path
 
-    folder = RunFolder(world.gather(together(world, prepare))[0])
-    run.attach_log(folder, world.rank)
+    folder = RunFolder(world.gather(world.together(prepare))[0])
+
+    def begin() -> None:
+        run.attach_log(folder, world.rank)
+        if world.is_main:
+            run.write_text(folder.recipe, catalog.to_yaml(job.recipe))
+
+    world.together(begin)
     return folder
 
 
@@ -203,24 +189,18 @@ def _assemble(
     network: nn.Module,
     folder: RunFolder,
     snapshot: checkpoint.Snapshot | None,
+    facts: dict[str, Any],
     stop: StopFlag,
 ) -> Trainer:
     recipe = job.recipe
     plan = batch.plan(recipe, world.size)
     number_format = precision.resolve(recipe.precision, world.device)
     optimizer = optim.build(network, recipe.optimizer, world.device)
-    strategy = parallel.build(_compiled(network, recipe), recipe.parallel, world)
+    strategy = parallel.build(_compiled(network, recipe, plan.accumulation), recipe.parallel, world)
     statistics = model.RunningStatistics(network, plan.accumulation)
     state = State(network, optimizer, number_format.scaler(), statistics, strategy)
-    facts = {
-        "identity": recipe.identity(),
-        "data": dataset.fingerprint,
-        "classes": list(dataset.classes),
-        "global_batch": plan.global_batch,
-        "total_steps": plan.total_steps(recipe, len(dataset.train)),
-    }
     if snapshot is not None:
-        state.restore(snapshot, world)
+        world.together(lambda: state.restore(snapshot, world))
     progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress()
     return Trainer(
         recipe=recipe,
@@ -229,8 +209,8 @@ def _assemble(
         state=state,
         precision=number_format,
         normalise=Normalise(recipe.data, world.device, number_format.weights),
-        training=_loader(recipe, dataset.train, training_crop(recipe.data), world),
-        validation=_loader(recipe, dataset.val, evaluation_crop(recipe.data), world),
+        training=loader_for(recipe, dataset.train, training_crop(recipe.data), world),
+        validation=loader_for(recipe, dataset.val, evaluation_crop(recipe.data), world),
         trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
         saver=Saver(recipe.checkpoint, folder.checkpoints, world, state, catalog.to_yaml(recipe), facts),
         stop=stop,
@@ -238,11 +218,16 @@ def _assemble(
     )
 
 
-def _compiled(network: nn.Module, recipe: Recipe) -> nn.Module:
-    return torch.compile(network) if recipe.model.compile else network  # type: ignore[return-value]
+def _compiled(network: nn.Module, recipe: Recipe, accumulation: int) -> nn.Module:
+    if not recipe.model.compile:
+        return network
+    # Each of a step's micro-batches has a BatchNorm momentum of its own, and with it a compiled form of its own.
+    torch._dynamo.config.recompile_limit = accumulation + 8
+    return torch.compile(network)  # type: ignore[return-value]
 
 
-def _loader(recipe: Recipe, samples: Samples, crop: Crop, world: World) -> Loader:
+def loader_for(recipe: Recipe, samples: Samples, crop: Crop, world: World) -> Loader:
+    """The split's loader, with the threads that this process may use."""
     return Loader(
         samples,
         crop,
@@ -255,36 +240,41 @@ def _loader(recipe: Recipe, samples: Samples, crop: Crop, world: World) -> Loade
 
 def _run(trainer: Trainer, job: TrainJob, folder: RunFolder, dataset: Dataset, begun: float) -> Summary:
     facts = _facts(trainer, folder, dataset)
-    if trainer.world.is_main:
-        folder.recipe.write_text(catalog.to_yaml(job.recipe))
-        run.write_json(folder.environment, facts.environment)
     summary = None
+    _note(trainer.world, folder.environment, facts.environment)
     try:
         trainer.trackers.begin(facts)
         result = trainer.fit()
         summary = _summary(trainer, result, time.monotonic() - begun)
-        if trainer.world.is_main:
-            run.write_json(folder.result, asdict(summary))
+        _note(trainer.world, folder.result, asdict(summary))
         return summary
     except Stopped as stopped:
-        raise Stopped(f"{stopped}; {_how_to_go_on(trainer.saver, folder)}") from None
+        raise Stopped(f"{stopped}; all is saved. Go on with: worldsize train --resume {folder.path}") from None
     except WorldsizeError as error:
         log.info("%s", error)
         raise
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"the GPU's memory is too small for this: lower --micro-batch ({_first_sentence(error)})") from None
     finally:
-        # From here on there is nothing left that a signal could save.
-        trainer.stop.ignore_more()
+        trainer.stop.disarm()
         trainer.training.close()
         trainer.validation.close()
         trainer.saver.close()
         trainer.trackers.end(summary)
 
 
-def _how_to_go_on(saver: Saver, folder: RunFolder) -> str:
-    command = f"go on with: worldsize train --resume {folder.path}"
-    if saver.failed is None:
-        return f"all is saved. {command}"
-    return f"its state could NOT be saved ({saver.failed}). Last good checkpoint: {saver.newest() or 'none'}; {command}"
+def _note(world: World, path: Path, value: dict[str, Any]) -> None:
+    """Write a file of the run folder that training does not depend on."""
+    if not world.is_main:
+        return
+    try:
+        run.write_json(path, value)
+    except OSError as error:
+        log.warning("cannot write %s: %s", path, error.strerror)
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).split(". ")[0]
 
 
 def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:
@@ -312,7 +302,7 @@ def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:
 
 def _summary(trainer: Trainer, result: Result, seconds: float) -> Summary:
     at = trainer.progress
-    newest = trainer.saver.newest() if trainer.world.is_main else None
+    newest = trainer.saver.newest()
     return Summary(
         top1=result.top1,
         top5=result.top5,

@@ -121,8 +121,8 @@ def _classifier_prefix(model: nn.Module) -> str:
     return [name for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1] + "."
 
 
-def takes_size(model: nn.Module, size: int, name: str) -> None:
-    """Check that the model accepts pictures of this side.
+def takes(model: nn.Module, size: int, micro_batch: int, name: str) -> None:
+    """Check that the model accepts micro-batches of that many pictures of this side.
 
     Raises:
         UserError: it does not (a vision transformer trains at one size only; some networks need more pixels).
@@ -133,11 +133,15 @@ def takes_size(model: nn.Module, size: int, name: str) -> None:
             f"{name} takes pictures of {fixed} pixels, not {size}: "
             f"set --data.train-crop-size and --data.val-crop-size to {fixed}"
         )
+    if micro_batch == 1 and norms(model):
+        raise UserError(f"{name} has BatchNorm, which needs more than one sample: use --micro-batch 2 or more")
     parameter = next(model.parameters())
     was_training = model.training
     try:
         with torch.inference_mode():
             model.eval()(torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype))
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise UserError(f"{name} cannot work on pictures of {size} pixels: {str(error).splitlines()[0]}") from None
     finally:

@@ -29,7 +29,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     def identity(self) -> dict[str, Any]:
-        """All settings that determine the run's numbers, as nested plain values."""
+        """All settings that determine the run's numbers, as nested values that JSON can hold."""
         kept: dict[str, Any] = {}
         for name, field in type(self).model_fields.items():
             extra = field.json_schema_extra
@@ -39,8 +39,10 @@ class Settings(BaseModel):
             if isinstance(value, Settings):
                 if section := value.identity():
                     kept[name] = section
+            elif isinstance(value, tuple):
+                kept[name] = list(value)
             else:
-                kept[name] = list(value) if isinstance(value, tuple) else value
+                kept[name] = str(value) if isinstance(value, Path) else value
         return kept
 
 

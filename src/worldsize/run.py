@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +106,26 @@ def open_existing(path: Path) -> RunFolder:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one."""
+    """Write JSON as `write_text` does."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write so that a reader sees the old file or the new one, whatever happens in between."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
-def attach_log(folder: RunFolder, rank: int) -> logging.Handler:
-    """Send this process's log to the run folder as well."""
+def attach_log(folder: RunFolder, rank: int) -> logging.Handler | None:
+    """Send this process's log to the run folder as well, where this machine has it; the handler that does so."""
+    if not folder.path.is_dir():
+        return None
     handler = logging.FileHandler(folder.log_file(rank), delay=rank != 0)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger("worldsize").addHandler(handler)

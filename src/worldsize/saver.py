@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from worldsize import checkpoint, optim
 from worldsize.environment import versions
-from worldsize.errors import CheckpointError
+from worldsize.errors import CheckpointError, NotSaved
 from worldsize.progress import Progress
 from worldsize.recipe import Checkpoint
 from worldsize.state import State
@@ -44,7 +45,10 @@ class Saver:
         """Save the state after the last step. Every rank must call it at the same step.
 
         Args:
-            wait: return, on all ranks, only when it is on disk (or could not be written).
+            wait: return, on all ranks, only when it is on disk.
+
+        Raises:
+            NotSaved: with ``wait``, it could not be written.
         """
         state = self._state
         with state.statistics.averaged(self._world, progress.step):
@@ -52,26 +56,27 @@ class Saver:
         ranks = state.gather(self._world)
         if self._world.is_main:
             numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size, "versions": versions()}
-            numbers["scaler"] = state.scaler.state_dict()
+            numbers |= {"scaler": state.scaler.state_dict(), "optimizer": type(state.optimizer).__name__}
             optimizer = checkpoint.copy(optim.state_tensors(state.optimizer, state.model))
             self._writer.save(checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe))
         self._saved = time.monotonic()
-        if wait:
-            self._writer.wait()
-            self._world.barrier()
+        if not wait:
+            return
+        self._writer.wait()
+        if failed := self._world.gather(self._writer.failed)[0]:
+            raise NotSaved(
+                f"the state of step {progress.step:,} could not be saved ({failed}). "
+                f"Last good checkpoint: {self.newest() or 'none'}"
+            )
 
     def newest(self) -> Path | None:
-        """The newest whole checkpoint on disk, None if there is none."""
-        self._writer.wait()
-        try:
-            return checkpoint.newest_valid(self._folder)
-        except CheckpointError:
-            return None
-
-    @property
-    def failed(self) -> str | None:
-        """Why the last checkpoint is not on disk, or None."""
-        return self._writer.failed
+        """The newest whole checkpoint on disk as rank 0 sees it, None if there is none. All ranks must call it."""
+        path = None
+        if self._world.is_main:
+            self._writer.wait()
+            with suppress(CheckpointError):
+                path = checkpoint.newest_valid(self._folder)
+        return self._world.gather(path)[0]
 
     def close(self) -> None:
         """Wait for what is still being written."""

@@ -6,37 +6,62 @@ import ctypes
 import os
 import signal
 import sys
+import time
+from contextlib import suppress
 from types import FrameType
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
+_ECHO_S = 2.0
 
 
 class StopFlag:
-    """Set by the first SIGTERM, SIGINT or SIGHUP that arrives after `install`."""
+    """Set by the first signal that arrives while there is something to save (between `arm` and `disarm`).
 
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
+    Args:
+        launched: whether a launcher passes signals on. A signal to the whole process tree then arrives twice, so what
+            follows the first within two seconds is taken for its echo.
+        speak: whether this process tells the user.
+    """
+
+    def __init__(self, launched: bool = False, speak: bool = True) -> None:
+        self._launched = launched
+        self._speak = speak
+        self._armed = False
+        self._since: float | None = None
 
     def __bool__(self) -> bool:
-        return self.signal is not None
+        return self._since is not None
 
     def install(self) -> None:
-        """Take over the signals of this process."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        """Take over the signals of this process, but for those that it was started to ignore (``nohup``)."""
+        for number in handled():
             signal.signal(number, self._handle)
 
-    def ignore_more(self) -> None:
-        """The run is over: a signal that still arrives must not change its exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    def arm(self) -> None:
+        """From here on the first signal does not end the process."""
+        self._armed = True
+
+    def disarm(self) -> None:
+        """All is saved: a signal that still arrives must not change the exit code."""
+        for number in handled():
             signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.signal is not None:
-            # No clean-up: the user does not want to wait, and the checkpoints on disk are whole.
+        now = time.monotonic()
+        if not self._armed or (self._since is not None and not (self._launched and now - self._since < _ECHO_S)):
+            # No clean-up: nothing is half done that matters, and the checkpoints on disk are whole.
             os._exit(128 + number)
-        self.signal = signal.Signals(number)
-        if os.environ.get("RANK", "0") == "0":
-            print("\nstopping after this step; once more leaves at once", file=sys.stderr, flush=True)
+        if self._since is None:
+            self._since = now
+            if self._speak:
+                with suppress(OSError):  # the terminal may be what has just gone
+                    os.write(2, b"\nstopping after this step; once more leaves at once\n")
+
+
+def handled() -> list[signal.Signals]:
+    """The signals that stop a run, without those that are ignored already."""
+    return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def end_with_parent() -> None:

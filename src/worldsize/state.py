@@ -49,7 +49,8 @@ class State:
         except RuntimeError as error:
             fault = str(error).splitlines()[1:2] or [str(error)]
             raise CheckpointError(f"the checkpoint belongs to another model: {fault[0].strip()}") from None
-        optim.load_state_tensors(self.optimizer, self.model, snapshot.optimizer)
+        if snapshot.state["optimizer"] == type(self.optimizer).__name__:
+            optim.load_state_tensors(self.optimizer, self.model, snapshot.optimizer)
         if self.scaler.is_enabled() and snapshot.state["scaler"]:
             self.scaler.load_state_dict(snapshot.state["scaler"])
         if snapshot.state["world_size"] != world.size:

@@ -164,7 +164,7 @@ class Trainer:
             self.saver.save(at)
 
     def _collect(self, broken: int | None = None) -> None:
-        """Hand the steps since the last time to the trackers, over all ranks; stop if the loss is not finite."""
+        """Hand the steps since the last time to the trackers, over all ranks; stop if they are not finite."""
         self._collected = time.monotonic()
         steps = self._meter.collect(len(self.training.broken.known) if broken is None else broken)
         self.progress.add(steps)
@@ -173,13 +173,19 @@ class Trainer:
 
     def _check_finite(self, steps: list[Step]) -> None:
         for step in steps:
+            # With fp16 the loss scaler meets infinite gradients on its way to the right scale, and skips them.
+            norm_matters = not self.state.scaler.is_enabled()
             if not math.isfinite(step.loss):
-                good = self.saver.newest()
-                raise Diverged(
-                    f"the loss is {step.loss} at step {step.step:,} (epoch {step.epoch:.2f}, lr {step.lr:.4g}).\n"
-                    f"Last good checkpoint: {good or 'none was saved yet'}. "
-                    "A lower --optimizer.lr, more --schedule.warmup-epochs or --optimizer.clip-norm may help."
-                )
+                self._diverged(f"the loss is {step.loss}", step.step, step.lr)
+            elif norm_matters and not math.isfinite(step.grad_norm):
+                self._diverged(f"the gradient's norm is {step.grad_norm}", step.step, step.lr)
+
+    def _diverged(self, what: str, step: int, lr: float) -> None:
+        raise Diverged(
+            f"{what} at step {step:,} of {self.total_steps:,} (lr {lr:.4g}).\n"
+            f"Last good checkpoint: {self.saver.newest() or 'none was saved yet'}. "
+            "A lower --optimizer.lr, more --schedule.warmup-epochs, --optimizer.clip-norm or --precision fp32 may help."
+        )
 
     def _check_broken(self, broken: int, loader: Loader) -> None:
         allowed = self.recipe.data.max_broken * len(loader.samples)
@@ -217,6 +223,8 @@ class Trainer:
             self.saver.save(at, wait=True)
             raise Stopped(f"stopped while evaluating after step {at.step:,} of {self.total_steps:,}")
         self._check_broken(result.broken, self.validation)
+        if not math.isfinite(result.loss):
+            self._diverged(f"the validation loss is {result.loss}", at.step, self.peak_lr)
         self._report(result, time.monotonic() - begun)
         return result
 

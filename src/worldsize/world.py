@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from worldsize.errors import UserError, WorldsizeError
 
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from worldsize.recipe import Recipe
+
+T = TypeVar("T")
+
+# Set for the processes that `worldsize --procs N` starts itself.
+LOCAL_LAUNCH = "WORLDSIZE_LOCAL_LAUNCH"
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,8 @@ def threads_per_process(place: Place, env: Mapping[str, str] = os.environ) -> in
     torchrun sets OMP_NUM_THREADS=1 where it was unset; that is not the user's word.
     """
     chosen = env.get("OMP_NUM_THREADS", "")
-    if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and "TORCHELASTIC_RUN_ID" in env):
+    torchruns_own = chosen == "1" and "TORCHELASTIC_RUN_ID" in env and LOCAL_LAUNCH not in env
+    if chosen.isdigit() and int(chosen) > 0 and not torchruns_own:
         return int(chosen)
     return max(1, cores() // place.local_size)
 
@@ -222,6 +228,27 @@ class World:
         for rank, (kind, message) in enumerate(self.gather((type(failure), str(failure)) if failure else (None, ""))):
             if kind is not None:
                 raise kind(message if self.size == 1 or rank == 0 else f"{message}\n(on rank {rank})")
+
+    def together(self, work: Callable[[], T], local_first: bool = False) -> T:
+        """Do ``work`` on every rank; where one fails for a reason worth telling, all raise that.
+
+        Args:
+            local_first: one rank per machine goes ahead, so that the others find what it cached.
+        """
+        result: T | None = None
+        failure: WorldsizeError | None = None
+        for turn in (True, False) if local_first else (None,):
+            if turn is None or turn == (self.place.local_rank == 0):
+                try:
+                    result = work()
+                except WorldsizeError as error:
+                    failure = error
+                except OSError as error:
+                    failure = UserError(f"{error.filename or 'the file system'}: {error.strerror or error}")
+            if turn:
+                self.barrier()
+        self.agree(failure)
+        return cast(T, result)
 
     def close(self) -> None:
         """Leave the process group."""
@@ -294,6 +321,11 @@ def _device(place: Place, choice: str) -> torch.device:
         return torch.device("cpu")
     if count == 0:
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu, or look at `worldsize env`")
+    if count == 1 and place.launcher in ("Slurm", "Open MPI"):
+        # These can show each process its own GPU alone (srun --gpus-per-task=1).
+        device = torch.device("cuda", 0)
+        torch.cuda.set_device(device)
+        return device
     if place.local_rank >= count:
         raise UserError(
             f"{place.local_size} processes on this machine, but it has {count} GPU{'s' * (count > 1)}: "

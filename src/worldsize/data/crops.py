@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from worldsize.data.decode import BrokenPicture
 from worldsize.recipe import Data
 
 Pixels = NDArray[np.uint8]
@@ -166,9 +167,10 @@ def fit(picture: Image.Image, resize: int, size: int) -> Pixels:
     width, height = picture.size
     short = min(width, height)
     if short != resize:
-        picture = picture.resize(
-            (max(1, int(resize * width / short)), max(1, int(resize * height / short))), Image.Resampling.BILINEAR
-        )
+        wanted = (max(1, int(resize * width / short)), max(1, int(resize * height / short)))
+        if wanted[0] * wanted[1] > 2 * (Image.MAX_IMAGE_PIXELS or 0):
+            raise BrokenPicture(f"{width} x {height} would become {wanted[0]} x {wanted[1]} pixels")
+        picture = picture.resize(wanted, Image.Resampling.BILINEAR)
     width, height = picture.size
     left, top = round((width - size) / 2), round((height - size) / 2)
     return np.asarray(picture.crop((left, top, left + size, top + size)))

@@ -10,6 +10,10 @@ from PIL import Image
 # What people keep in picture folders; a shorter list is a smaller surface for hostile files.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
+# Large but allowed pictures, palettes with transparency and damaged EXIF are no news to the user. Set once, since
+# filters belong to the process and decoding happens in threads.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
 
 class BrokenPicture(Exception):
     """These bytes cannot become a picture; the message says why."""
@@ -18,9 +22,9 @@ class BrokenPicture(Exception):
 def decode(data: bytes) -> Image.Image:
     """The picture as RGB, 8 bits a channel; the first frame of an animation.
 
-    Grey, palette, CMYK, 16-bit and transparent pictures are converted (transparency is dropped, as
-    torchvision does). EXIF is ignored, its orientation too. Pillow's size limit against decompression bombs
-    stays on: above 179 megapixels a picture is broken.
+    Grey, palette, CMYK, 16-bit and transparent pictures are converted; transparency is dropped, as torchvision does.
+    EXIF is ignored, its orientation too (only TIFFs are turned, by Pillow itself). Pillow's size limit against
+    decompression bombs stays on: above 179 megapixels a picture is broken.
 
     Raises:
         BrokenPicture: not a picture, truncated, damaged, or too large.
@@ -28,11 +32,8 @@ def decode(data: bytes) -> Image.Image:
     if not data:
         raise BrokenPicture("empty file")
     try:
-        with warnings.catch_warnings():
-            # Large but allowed pictures, palettes with transparency and damaged EXIF are no news to the user.
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
-                return _to_rgb(picture)
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
+            return _to_rgb(picture)
     except Exception as error:  # a damaged file can raise nearly anything inside a decoder
         raise BrokenPicture(f"{type(error).__name__}: {_short(error)}") from error
 
@@ -49,8 +50,8 @@ def looks_like_picture(head: bytes) -> bool:
 def _to_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")
-    if picture.mode.startswith("I;16"):
-        picture = picture.convert("I").point(lambda v: v / 257).convert("L")
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PPM"):
+        picture = picture.convert("I").point(lambda v: v / 257).convert("L")  # 0..65535 to 0..255
     return picture.convert("RGB")
 
 

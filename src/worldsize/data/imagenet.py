@@ -8,6 +8,7 @@ prediction begins with the picture's WNID) beside ``ILSVRC``.
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 from worldsize.data import folder, index
@@ -31,7 +32,7 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
             return _kaggle(kaggle, pictures, cache)
     if (root / "train").is_dir() and (root / "val").is_dir():
         if _is_flat(root / "val"):
-            return _flat_val(root / "train", root / "val", _solution(root, root.parent), cache)
+            return _flat_val(root / "train", root / "val", _solution(root, root.absolute().parent), cache)
         return folder.two_splits(root / "train", root / "val", cache)
     raise UserError(
         f"{root} holds no ImageNet: expected {root}/train and {root}/val, "
@@ -45,7 +46,7 @@ def _kaggle(base: Path, pictures: Path, cache: Path) -> Dataset:
         raise UserError(f"{pictures} has no val folder: the download is incomplete")
     if not _is_flat(val):
         return folder.two_splits(train, val, cache)
-    return _flat_val(train, val, _solution(base, base.parent), cache)
+    return _flat_val(train, val, _solution(base, base.absolute().parent), cache)
 
 
 def _flat_val(train: Path, val: Path, solution: Path, cache: Path) -> Dataset:
@@ -60,7 +61,8 @@ def _flat_val(train: Path, val: Path, solution: Path, cache: Path) -> Dataset:
 
 
 def _is_flat(val: Path) -> bool:
-    return not any(entry.is_dir() for entry in val.iterdir())
+    with os.scandir(val) as entries:
+        return not any(entry.is_dir() for entry in entries if not entry.name.startswith("."))
 
 
 def _solution(*folders: Path) -> Path:
@@ -75,7 +77,7 @@ def _solution(*folders: Path) -> Path:
 
 def _read_solution(path: Path) -> list[tuple[str, str]]:
     """(picture, WNID) of every row."""
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
         rows = csv.DictReader(file)
         if rows.fieldnames is None or not {"ImageId", "PredictionString"} <= set(rows.fieldnames):
             raise UserError(f"{path} has no columns ImageId and PredictionString: is it Kaggle's {_SOLUTION}?")

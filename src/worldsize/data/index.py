@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -88,16 +89,16 @@ def _pictures(folder: Path) -> list[bytes]:
     """
     try:
         with os.scandir(folder) as entries:
-            found = [
-                os.fsencode(e.name)
-                for e in entries
-                if not e.name.startswith(".") and (os.path.splitext(e.name)[1].lower() in _USUAL or _sniff(e))
-            ]
+            found = [os.fsencode(e.name) for e in entries if not e.name.startswith(".") and (_looks_usual(e) or _sniff(e))]
     except OSError as error:
         raise UserError(f"cannot list {folder}: {error.strerror}") from None
     if not found:
         raise UserError(f"{folder} holds no pictures")
     return sorted(found)
+
+
+def _looks_usual(entry: os.DirEntry[str]) -> bool:
+    return os.path.splitext(entry.name)[1].lower() in _USUAL and not entry.is_dir()
 
 
 def _sniff(entry: os.DirEntry[str]) -> bool:
@@ -142,4 +143,5 @@ def _save(store: Path, stamp: str, files: bytes, ends: np.ndarray, labels: np.nd
         os.replace(temporary, store)
     except OSError as error:
         log.warning("cannot cache the index in %s: %s", store, error)
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()

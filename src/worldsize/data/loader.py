@@ -24,11 +24,14 @@ from worldsize.data.decode import BrokenPicture
 from worldsize.data.order import permute
 from worldsize.data.rng import Use, uniforms
 from worldsize.data.samples import Samples
+from worldsize.errors import DataError
 from worldsize.world import World
 
 log = logging.getLogger(__name__)
 
 _CHUNK = 8  # pictures per task: enough work to be worth a hand-over, little enough to share a micro-batch
+
+_REACH = 100  # how far to look for a whole picture in place of a broken one
 
 Indices = NDArray[np.int64]
 
@@ -173,13 +176,16 @@ class Loader:
     def _decode(self, index: int, draws: np.ndarray, out: Pixels, replace: bool) -> int | None:
         """Fill ``out`` from picture ``index`` or, if allowed, the next whole one; returns the one that was used."""
         n = len(self.samples)
-        candidates = ((index + offset) % n for offset in range(n)) if replace else iter((index,))
+        reach = min(n, _REACH) if replace else 1
+        candidates = ((index + offset) % n for offset in range(reach))
         for candidate in candidates:
             try:
                 out[:] = self.crop.one(self.samples.picture(candidate), draws)
                 return candidate
             except BrokenPicture as error:
                 self.broken.add(candidate, str(error))
+        if replace:
+            raise DataError(f"{reach} pictures in a row cannot be decoded, from {self.samples.name(index)} on")
         return None
 
 

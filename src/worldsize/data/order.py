@@ -31,12 +31,17 @@ def permute(seed: int, epoch: ArrayLike, k: ArrayLike, n: int) -> NDArray[np.int
     """
     if not 0 < n < 2**32:
         raise ValueError(f"n must be between 1 and 2**32 - 1, not {n}")
-    epochs, position = np.broadcast_arrays(np.asarray(epoch, np.uint64), np.asarray(k, np.uint64))
-    keys = philox((np.arange(_ROUNDS, dtype=np.uint64).reshape(-1, *[1] * epochs.ndim), epochs, n, Use.ORDER), key_of(seed))
-    out = _network(position, keys[0], n)
+    epochs, position = np.asarray(epoch, np.uint64), np.asarray(k, np.uint64)
+    shape = np.broadcast_shapes(epochs.shape, position.shape)
+    # Round keys depend on the epoch alone: computed once for it, then seen at every position.
+    rounds = np.arange(_ROUNDS, dtype=np.uint64).reshape(-1, *[1] * epochs.ndim)
+    words = philox((rounds, epochs, n, Use.ORDER), key_of(seed))[0]
+    words = words.reshape(_ROUNDS, *[1] * (len(shape) - epochs.ndim), *epochs.shape)
+    keys = np.broadcast_to(words, (_ROUNDS, *shape)).reshape(_ROUNDS, -1)
+    out = _network(np.broadcast_to(position, shape).reshape(-1), keys, n)
     while (outside := out >= n).any():
-        out[outside] = _network(out[outside], keys[0][:, outside], n)
-    return out.astype(np.int64)
+        out[outside] = _network(out[outside], keys[:, outside], n)
+    return out.astype(np.int64).reshape(shape)
 
 
 def _network(position: NDArray[np.uint64], keys: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:

@@ -120,7 +120,7 @@ class FileSamples(Samples):
         self.ends = ends
         self.labels = labels
         self.classes = classes
-        digest = hashlib.sha256("\0".join((*classes, *folders)).encode())
+        digest = hashlib.sha256("\0".join((*classes, *folders)).encode("utf-8", "surrogateescape"))
         for part in (files, ends.tobytes(), labels.tobytes()):
             digest.update(part)
         self.fingerprint = digest.hexdigest()

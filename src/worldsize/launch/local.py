@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Set for the workers: their failure is told once, by this launcher, and they end when it does.
-WORKER_VARIABLE = "WORLDSIZE_LOCAL_LAUNCH"
+from worldsize.signals import handled
+from worldsize.world import LOCAL_LAUNCH
+
 _ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _GRACE_S = 3600  # a step on a slow machine can be long, and a second signal ends the wait
 
@@ -42,32 +43,38 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _quieten("torch.distributed.elastic")
-    os.environ[WORKER_VARIABLE] = str(processes)
+    os.environ[LOCAL_LAUNCH] = str(processes)
     with tempfile.TemporaryDirectory(prefix="worldsize-") as logs:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-            shutdown_timeout=_GRACE_S,
-            signals_to_handle="SIGTERM,SIGINT,SIGHUP",
-        )
+        settings: dict[str, Any] = {
+            "min_nodes": 1,
+            "max_nodes": 1,
+            "nproc_per_node": processes,
+            "run_id": uuid.uuid4().hex,
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": "127.0.0.1:0",
+            "local_addr": "127.0.0.1",
+            "max_restarts": 0,
+            "monitor_interval": 0.1,
+            "logs_specs": DefaultLogsSpecs(log_dir=logs),
+            "shutdown_timeout": _GRACE_S,
+            "signals_to_handle": ",".join(number.name for number in handled()),
+        }
+        # The last two are younger than the oldest torch we allow.
+        config = LaunchConfig(**{k: v for k, v in settings.items() if k in LaunchConfig.__dataclass_fields__})
         try:
             elastic_launch(config, sys.executable)("-m", "worldsize", *argv)
             return Outcome(0)
         except ChildFailedError as error:
+            # A rank that was killed could not tell; the others' complaints about it are not the cause.
+            for rank, failure in error.failures.items():
+                if failure.exitcode < 0:
+                    return Outcome(_code(failure.exitcode), _death(failure.exitcode, rank))
             rank, first = error.get_first_failure()
             return _first_failure(Path(logs)) or Outcome(_code(first.exitcode), _death(first.exitcode, rank))
         except SignalException as interrupt:
             return _first_failure(Path(logs)) or Outcome(128 + interrupt.sigval)
         finally:
-            del os.environ[WORKER_VARIABLE]
+            del os.environ[LOCAL_LAUNCH]
 
 
 def report(message: str, code: int) -> None:

@@ -48,9 +48,9 @@ class Trackers:
         for tracker in list(self._trackers):
             try:
                 call(tracker)
-            except Exception as error:  # whatever a tracker's library does, training goes on
+            except (Exception, SystemExit) as error:  # whatever a tracker's library does, training goes on
                 self._trackers.remove(tracker)
-                log.warning("the tracker %s failed and is left out from here on: %s", type(tracker).__module__, error)
+                _left_out(type(tracker).__module__, error)
 
 
 def check(settings: Track) -> None:
@@ -61,8 +61,17 @@ def check(settings: Track) -> None:
 
 def build(settings: Track, folder: RunFolder, resumed_step: int) -> Trackers:
     """Console, JSONL and the recipe's trackers, for rank 0."""
-    modules = ["console", "jsonl", *settings.trackers]
-    return Trackers([_module(name).Tracker(settings, folder, resumed_step) for name in modules])
+    trackers = []
+    for name in ("console", "jsonl", *settings.trackers):
+        try:
+            trackers.append(_module(name).Tracker(settings, folder, resumed_step))
+        except Exception as error:
+            _left_out(name, error)
+    return Trackers(trackers)
+
+
+def _left_out(name: str, error: BaseException) -> None:
+    log.warning("the tracker %s failed and is left out from here on: %r", name.rpartition(".")[2], error)
 
 
 def silent() -> Trackers:

@@ -17,9 +17,15 @@ _PLAIN_SECONDS = 15.0  # between step lines in a log file
 _HEADINGS = ("epoch", "train loss", "train top-1", "val loss", "val top-1", "val top-5", "images/s", "time")
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # rich would end the process; the reader of our output may leave, training goes on.
+        raise OSError("nobody reads the output any more")
+
+
 class Tracker(base.Tracker):
     def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = _Console(highlight=False, soft_wrap=True)
         self._folder = folder
         self._live: Progress | None = None
         self._task = TaskID(0)

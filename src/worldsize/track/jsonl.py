@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -36,9 +37,9 @@ class Tracker(base.Tracker):
 
 
 def _short(value: Any) -> Any:
-    """Six digits are more than the clocks and float32 are good for."""
+    """Seven digits are more than the clocks and float32 are good for; JSON has no infinity."""
     if isinstance(value, float):
-        return float(f"{value:.7g}")
+        return float(f"{value:.7g}") if math.isfinite(value) else None
     return [_short(v) for v in value] if isinstance(value, list) else value
 
 

@@ -1,0 +1,59 @@
+"""What worldsize is measured against: the shortest honest PyTorch loop, without logging, checkpoints or evaluation.
+
+    python bare.py --steps 6 --batch 32 --size 224 --precision bf16      one process
+    torchrun --nproc-per-node 2 bare.py ...                              several, with DDP
+
+Prints one JSON object: when the first step was done (seconds since the epoch), and seconds of each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+import numpy  # noqa: F401  (worldsize imports it, and so do most scripts)
+import torch
+import torch.distributed as dist
+import torchvision
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--threads", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    model: nn.Module = torchvision.models.resnet50(num_classes=1000).to(memory_format=torch.channels_last)
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=1e-4, foreach=True)
+    pixels = torch.randn(arguments.batch, 3, arguments.size, arguments.size).to(memory_format=torch.channels_last)
+    labels = torch.randint(0, 1000, (arguments.batch,))
+    seconds, first = [], 0.0
+    for step in range(arguments.steps):
+        begun = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=arguments.precision == "bf16"):
+            loss = nn.functional.cross_entropy(model(pixels), labels, label_smoothing=0.1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - begun)
+        first = first if step else time.time()
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(json.dumps({"first_step_at": first, "seconds": seconds}))
+    if several:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
