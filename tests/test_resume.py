@@ -118,14 +118,15 @@ def test_killing_the_launcher_leaves_no_orphans(tmp_path):
     assert newest(tmp_path / "runs" / "a")  # they saved before they left
 
 
-def test_another_world_size_goes_on_within_rounding(tmp_path, unbroken):
-    train(tmp_path, "a", 2, "--precision", "fp64", "--max-steps", "9")
-    run = tmp_path / "runs" / "a"
-    go_on(run, 1, "--max-steps", "18")
-    go_on(run, 4, "--max-steps", str(STEPS))
-    whole = train(tmp_path, "whole", 2, "--precision", "fp64")
+def test_another_world_size_goes_on_within_rounding(tmp_path):
+    # Not the network of the other tests: some of its channels are constant, and rounding decides the sign that ReLU sees.
+    smooth = ("--model.name", "resnet18", "--global-batch", "72", "--precision", "fp64", "--optimizer.lr", "0.002")
+    run = train(tmp_path, "a", 2, *smooth, "--max-steps", "4")
+    go_on(run, 1, "--max-steps", "8")
+    go_on(run, 4, "--max-steps", "12")
+    whole = train(tmp_path, "whole", 2, *smooth, "--max-steps", "12")
     assert losses(run) == pytest.approx(losses(whole), rel=1e-6)
-    assert distance(weights(run), weights(whole)) < 1e-8
+    assert distance(weights(run), weights(whole)) < 1e-9
 
 
 def test_a_second_signal_leaves_at_once(tmp_path):
@@ -161,7 +162,8 @@ def test_a_finished_run_has_nothing_left_to_do(unbroken):
 def test_a_finished_run_can_be_made_longer(tmp_path, unbroken):
     run = train(tmp_path, "a", 1, "--max-steps", "5")
     go_on(run, 1, "--max-steps", str(STEPS))
-    same_run(run, unbroken(1))
+    assert identical(weights(run), weights(unbroken(1)))
+    assert losses(run) == losses(unbroken(1))
 
 
 def test_a_batch_that_grows_with_the_world_cannot_go_on_at_another_size(tmp_path):
@@ -204,7 +206,8 @@ def test_a_changed_recipe_is_refused_by_name_unless_allowed(tmp_path):
 
 
 def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path, unbroken):
-    run = train(tmp_path, "a", 1, "--checkpoint.every-steps", "4", "--checkpoint.keep", "3", "--max-steps", "10")
+    often = ("--checkpoint.every-steps", "4", "--checkpoint.keep", "3", "--no-checkpoint.best")
+    run = train(tmp_path, "a", 1, *often, "--max-steps", "10")
     with open(newest(run) / "optimizer.safetensors", "r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"\x55")
@@ -212,4 +215,5 @@ def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path, unbroken):
     assert done.returncode == 0, done.stderr
     assert "optimizer.safetensors is damaged" in done.stderr
     assert "going on after step 8" in done.stdout
-    same_run(run, unbroken(1))
+    assert identical(weights(run), weights(unbroken(1)))
+    assert losses(run) == losses(unbroken(1))
