@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from processes import environment, losses, start, world, worldsize
+from processes import environment, free_port, losses, start, world, worldsize
+from test_errors import folder_recipe, pictures
 from worldsize import world as worlds
 from worldsize.errors import UserError
 from worldsize.world import Place, discover, first_host, threads_per_process
@@ -118,8 +121,8 @@ def test_procs_that_contradict_the_launcher_are_refused(tmp_path):
 
 
 def test_a_missing_process_ends_in_words_after_the_timeout(tmp_path):
-    env = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    env["MASTER_PORT"] = str(__import__("processes").free_port())
+    env = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    env["MASTER_PORT"] = str(free_port())
     done = worldsize("train", "digits", "--global-batch", "256", "--parallel.timeout-s", "3", cwd=tmp_path, **env)
     assert done.returncode == 64
     assert "did not find all 8 processes" in done.stderr
@@ -150,6 +153,24 @@ def test_processes_started_as_mpirun_would_train_together(tmp_path, version):
     assert len(losses(tmp_path / "runs" / "a")) == 2
 
 
+def test_mpirun_itself(tmp_path):
+    if shutil.which("mpirun") is None:
+        pytest.skip("needs mpirun (Debian: openmpi-bin)")
+    train = ("train", "digits", "--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--name", "a")
+    done = subprocess.run(
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, "-m", "worldsize", *train],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 processes" in done.stdout
+    assert len(losses(tmp_path / "runs" / "a")) == 2
+
+
 def test_torchrun_itself(tmp_path):
     done = subprocess.run(
         [
@@ -169,10 +190,6 @@ def test_torchrun_itself(tmp_path):
 
 def test_evaluation_counts_every_sample_once_at_any_world_size(tmp_path):
     """101 pictures on 1, 2 and 3 processes, with a batch that divides none of the shares."""
-    import json
-
-    from test_errors import folder_recipe, pictures
-
     root = pictures(tmp_path / "pictures", {"cat": 12, "dog": 12, "emu": 12}, {"cat": 50, "dog": 31, "emu": 20})
     recipe = folder_recipe(tmp_path, root)
     world(1, ["train", recipe, "--name", "a", "--precision", "fp64"], tmp_path)

@@ -33,6 +33,8 @@ Exit codes: 0 done, 64 your input, 65 broken pictures, 66 damaged checkpoints, 7
 and saved (--resume goes on), 76 the loss is not finite, 130 and 143 left at once.
 """
 
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code, see `worldsize.errors`."""
@@ -246,7 +248,8 @@ def _fail(message: str, code: int) -> int:
     from worldsize.launch.local import report
 
     report(message, code)
-    if message and not _is_worker() and os.environ.get("LOCAL_RANK", "0") == "0":
+    local_rank = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0")
+    if message and not _is_worker() and local_rank == "0":
         print(f"worldsize: {message}", file=sys.stderr)
     return code
 

@@ -43,8 +43,8 @@ def train(job: TrainJob, place: Place, stop: StopFlag) -> Summary | None:
     """
     begun = time.monotonic()
     preflight(job, place.size)
-    world = join(place, job.recipe)
     _set_determinism(job.recipe.deterministic)
+    world = join(place, job.recipe)
     dataset = world.together(lambda: open_dataset(job.recipe.data, job.cache), local_first=True)
     plan = batch.plan(job.recipe, world.size)
     facts = _fixed_facts(job.recipe, plan, dataset, precision.resolve(job.recipe.precision, world.device))
@@ -168,8 +168,7 @@ def _folder(job: TrainJob, world: World) -> RunFolder:
             return job.resume.path
         if not world.is_main:
             return job.out
-        folder = run.create(job.out, job.name, job.stem)
-        return folder.path
+        return run.create(job.out, job.name, job.stem).path
 
     folder = RunFolder(world.gather(world.together(prepare))[0])
 
@@ -254,7 +253,8 @@ def _run(trainer: Trainer, job: TrainJob, folder: RunFolder, dataset: Dataset, b
         log.info("%s", error)
         raise
     except torch.OutOfMemoryError as error:
-        raise UserError(f"the GPU's memory is too small for this: lower --micro-batch ({_first_sentence(error)})") from None
+        what = str(error).split(". ")[0]
+        raise UserError(f"the GPU's memory is too small for this: lower --micro-batch ({what})") from None
     finally:
         trainer.stop.disarm()
         trainer.training.close()
@@ -271,10 +271,6 @@ def _note(world: World, path: Path, value: dict[str, Any]) -> None:
         run.write_json(path, value)
     except OSError as error:
         log.warning("cannot write %s: %s", path, error.strerror)
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).split(". ")[0]
 
 
 def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:

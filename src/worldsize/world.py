@@ -63,7 +63,7 @@ def _torchrun(env: Mapping[str, str]) -> Place:
     local_size = _number(env, "LOCAL_WORLD_SIZE", size)
     rank = _number(env, "RANK")
     place = Place(
-        "torchrun",
+        "worldsize --procs" if LOCAL_LAUNCH in env else "torchrun",
         rank,
         size,
         _number(env, "LOCAL_RANK", rank % local_size),
