@@ -206,7 +206,7 @@ def test_a_changed_recipe_is_refused_by_name_unless_allowed(tmp_path):
 
 
 def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path, unbroken):
-    often = ("--checkpoint.every-steps", "4", "--checkpoint.keep", "3", "--no-checkpoint.best")
+    often = ("--checkpoint.every-steps", "4", "--checkpoint.keep", "3", "--checkpoint.no-best")
     run = train(tmp_path, "a", 1, *often, "--max-steps", "10")
     with open(newest(run) / "optimizer.safetensors", "r+b") as file:
         file.seek(-5, os.SEEK_END)
