@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -217,3 +218,25 @@ def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path, unbroken):
     assert "going on after step 8" in done.stdout
     assert identical(weights(run), weights(unbroken(1)))
     assert losses(run) == losses(unbroken(1))
+
+
+def test_the_loss_scale_of_fp16_goes_on(tmp_path):
+    settings = ("--precision", "fp16", "--no-deterministic")
+    run = train(tmp_path, "a", 1, *settings, "--max-steps", "3")
+    before = json.loads((newest(run) / "state.json").read_text())["scaler"]
+    assert before["_growth_tracker"] + (before["scale"] < 2**16) > 0
+    go_on(run, 1, "--max-steps", "5")
+    whole = train(tmp_path, "whole", 1, *settings, "--max-steps", "5")
+    assert (
+        json.loads((newest(run) / "state.json").read_text())["scaler"]
+        == json.loads((newest(whole) / "state.json").read_text())["scaler"]
+    )
+    assert identical(weights(run), weights(whole))
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_and_its_checkpoint_has_plain_names(tmp_path):
+    small = ("--model.compile", "--max-steps", "2", "--global-batch", "36")
+    run = train(tmp_path, "a", 1, *small, "--no-deterministic")
+    assert "conv1.0.weight" in weights(run)
+    assert not [name for name in weights(run) if "_orig_mod" in name]
