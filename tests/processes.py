@@ -96,9 +96,20 @@ def momentum(run: Path) -> dict[str, torch.Tensor]:
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """The largest relative difference of any tensor, in the norm of that tensor."""
+    """The largest relative difference of any tensor, in the norm of that tensor.
+
+    A tensor that is zero but for rounding (the momentum of a bias in front of a norm) is measured by the largest one.
+    """
     assert a.keys() == b.keys()
-    return max(float((a[k].double() - b[k].double()).norm() / max(float(b[k].double().norm()), 1e-30)) for k in a)
+    floor = 1e-6 * max(float(t.double().norm()) for t in b.values())
+    return max(float((a[k].double() - b[k].double()).norm()) / max(float(b[k].double().norm()), floor) for k in a)
+
+
+def overall_distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The relative difference of all tensors together, as one vector."""
+    assert a.keys() == b.keys()
+    apart = sum(float((a[k].double() - b[k].double()).square().sum()) for k in a)
+    return (apart / sum(float(t.double().square().sum()) for t in b.values())) ** 0.5
 
 
 def identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

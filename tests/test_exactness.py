@@ -11,7 +11,7 @@ import torch
 import torchvision
 from torch import nn
 
-from processes import distance, losses, momentum, weights, world
+from processes import distance, losses, momentum, overall_distance, weights, world
 from worldsize.data.crops import PadCrop
 from worldsize.data.digits import open_dataset
 from worldsize.data.order import permute
@@ -19,7 +19,7 @@ from worldsize.data.rng import Use, uniforms
 from worldsize.recipe import Data
 
 # Twenty steps with warmup, accumulation, shifts and mirrors; mobilenet has dropout besides BatchNorm. The small learning
-# rate keeps the networks from amplifying rounding: at ten times as much float64 differs by 1e-9 after 20 steps.
+# rate keeps the networks from amplifying rounding: at four times as much float64 differs by 1e-9 after 20 steps.
 RECIPE = """
 base: digits
 epochs: 2
@@ -29,7 +29,7 @@ micro_batch: 12
 precision: {precision}
 data: {{flip: true, max_broken: 0}}
 model: {{name: {model}}}
-optimizer: {{lr: 0.002, lr_reference_batch: 48}}
+optimizer: {{lr: 0.0005, lr_reference_batch: 48}}
 schedule: {{warmup_epochs: 0.5}}
 """
 
@@ -59,9 +59,11 @@ def test_world_size_changes_nothing_in_float64(runs, model, size):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_world_size_changes_only_rounding_in_float32(runs, size):
+    """Rounding of 1e-7 grows tenfold every few steps in this network, whoever computes it."""
     alone, together = runs(1, "fp32"), runs(size, "fp32")
-    assert losses(together) == pytest.approx(losses(alone), rel=2e-3)
-    assert distance(weights(together), weights(alone)) < 2e-2
+    assert losses(together)[:8] == pytest.approx(losses(alone)[:8], rel=1e-5)
+    assert losses(together) == pytest.approx(losses(alone), rel=2e-2)
+    assert overall_distance(weights(together), weights(alone)) < 1e-3
 
 
 @pytest.mark.parametrize("rule", ["no_synchronisation", "plain_momentum", "own_statistics", "order_by_rank"])
@@ -102,7 +104,7 @@ def plain_loop() -> tuple[list[float], dict[str, torch.Tensor]]:
     for step in range(20):
         warmup = 0.5 * per_epoch
         progress = (step - warmup) / (total - warmup)
-        lr = 0.002 * (step / warmup if step < warmup else (1 + math.cos(math.pi * progress)) / 2)
+        lr = 0.0005 * (step / warmup if step < warmup else (1 + math.cos(math.pi * progress)) / 2)
         for group in optimizer.param_groups:
             group["lr"] = lr
         epoch, first = step // per_epoch, step % per_epoch * 48

@@ -115,7 +115,7 @@ def test_the_cgroups_quota_limits_the_cores(monkeypatch, tmp_path):
 
 def test_procs_that_contradict_the_launcher_are_refused(tmp_path):
     env = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
-    done = worldsize("train", "digits", "--procs", "2", cwd=tmp_path, **env)
+    done = worldsize("train", "digits", "--procs", "2", "--global-batch", "256", cwd=tmp_path, **env)
     assert done.returncode == 64
     assert "torchrun started 4 processes on this machine" in done.stderr
 
