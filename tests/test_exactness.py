@@ -57,16 +57,26 @@ def test_world_size_changes_nothing_in_float64(runs, model, size):
     assert distance(momentum(together), momentum(alone)) < 1e-9
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_world_size_changes_only_rounding_in_float32(runs, size):
     """Rounding of 1e-7 grows tenfold every few steps in this network, whoever computes it."""
     alone, together = runs(1, "fp32"), runs(size, "fp32")
     assert losses(together)[:8] == pytest.approx(losses(alone)[:8], rel=1e-5)
     assert losses(together) == pytest.approx(losses(alone), rel=2e-2)
-    assert overall_distance(weights(together), weights(alone)) < 1e-3
+    parameters = [k for k in weights(alone) if not k.endswith(("running_mean", "running_var", "num_batches_tracked"))]
+    a, b = ({k: weights(run)[k] for k in parameters} for run in (together, alone))
+    assert overall_distance(a, b) < 1e-3
 
 
-@pytest.mark.parametrize("rule", ["no_synchronisation", "plain_momentum", "own_statistics", "order_by_rank"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "no_synchronisation",
+        "plain_momentum",
+        pytest.param("own_statistics", marks=pytest.mark.slow),
+        pytest.param("order_by_rank", marks=pytest.mark.slow),
+    ],
+)
 def test_each_rule_is_needed(runs, rule):
     """With one rule broken the comparison above fails: it would notice."""
     assert distance(weights(runs(2, sabotage=rule)), weights(runs(1))) > 1e-6

@@ -160,6 +160,7 @@ def test_a_finished_run_has_nothing_left_to_do(unbroken):
     assert newest(run) == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_made_longer(tmp_path, unbroken):
     run = train(tmp_path, "a", 1, "--max-steps", "5")
     go_on(run, 1, "--max-steps", str(STEPS))
@@ -175,6 +176,7 @@ def test_a_batch_that_grows_with_the_world_cannot_go_on_at_another_size(tmp_path
     go_on(run, 2, "--max-steps", "4")
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_process_tree_is_one_signal(tmp_path):
     process = start_until(tmp_path, "a", 2, 5)
     for pid in workers(process.pid):
@@ -220,6 +222,7 @@ def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path, unbroken):
     assert losses(run) == losses(unbroken(1))
 
 
+@pytest.mark.slow
 def test_the_loss_scale_of_fp16_goes_on(tmp_path):
     settings = ("--precision", "fp16", "--no-deterministic")
     run = train(tmp_path, "a", 1, *settings, "--max-steps", "3")

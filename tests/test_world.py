@@ -128,7 +128,7 @@ def test_a_missing_process_ends_in_words_after_the_timeout(tmp_path):
     assert "did not find all 8 processes" in done.stderr
 
 
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("version", [pytest.param(4, marks=pytest.mark.slow), 5])
 def test_processes_started_as_mpirun_would_train_together(tmp_path, version):
     job = {"OMPI_MCA_ess_base_jobid": "815"} if version == 4 else {"PMIX_NAMESPACE": f"prterun-{os.getpid()}@1"}
     quick = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--name", "a")
