@@ -19,6 +19,7 @@ from worldsize.signals import handled
 from worldsize.world import LOCAL_LAUNCH
 
 _ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_AGENTS_PATIENCE_S = 20
 _GRACE_S = 3600  # a step on a slow machine can be long, and a second signal ends the wait
 
 
@@ -65,14 +66,10 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
             elastic_launch(config, sys.executable)("-m", "worldsize", *argv)
             return Outcome(0)
         except ChildFailedError as error:
-            # A rank that was killed could not tell; the others' complaints about it are not the cause.
-            for rank, failure in error.failures.items():
-                if failure.exitcode < 0:
-                    return Outcome(_code(failure.exitcode), _death(failure.exitcode, rank))
-            rank, first = error.get_first_failure()
-            return _first_failure(Path(logs)) or Outcome(_code(first.exitcode), _death(first.exitcode, rank))
+            return _cause({rank: f.exitcode for rank, f in error.failures.items()}, _reports(Path(logs)), time.time())
         except SignalException as interrupt:
-            return _first_failure(Path(logs)) or Outcome(128 + interrupt.sigval)
+            reports = _reports(Path(logs))
+            return reports[0][1] if reports else Outcome(128 + interrupt.sigval)
         finally:
             del os.environ[LOCAL_LAUNCH]
 
@@ -92,15 +89,32 @@ def _quieten(package: str) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _first_failure(logs: Path) -> Outcome | None:
-    failures: list[tuple[float, Outcome]] = []
+def _reports(logs: Path) -> list[tuple[float, Outcome]]:
+    """What the workers reported, with the time, first failure first."""
+    found: list[tuple[float, Outcome]] = []
     for path in logs.rglob("error.json"):
         try:
             told: dict[str, Any] = json.loads(path.read_text())
-            failures.append((told["worldsize"]["time"], Outcome(told["worldsize"]["code"], told["message"]["message"])))
+            found.append((told["worldsize"]["time"], Outcome(told["worldsize"]["code"], told["message"]["message"])))
         except (ValueError, KeyError, TypeError):  # written by a process that died while writing
             continue
-    return min(failures, key=lambda f: f[0])[1] if failures else None
+    return sorted(found, key=lambda report: report[0])
+
+
+def _cause(exit_codes: dict[int, int], reports: list[tuple[float, Outcome]], now: float) -> Outcome:
+    """Why the run failed: a deliberate report, a rank that was killed, or a defect, in this order.
+
+    A rank that is killed cannot report, and the others report that they lost it. The agent ends the ranks that are left
+    with SIGTERM, and after half a minute with SIGKILL: those deaths are no cause.
+    """
+    deaths = [(rank, code) for rank, code in exit_codes.items() if code < 0 and code != -signal.SIGTERM]
+    if reports:
+        at, first = reports[0]
+        if first.code != 70 or not deaths or now - at > _AGENTS_PATIENCE_S:
+            return first
+    own_exits = [(rank, code) for rank, code in exit_codes.items() if code > 0]
+    rank, code = (deaths or own_exits or list(exit_codes.items()))[0]
+    return Outcome(_code(code), _death(code, rank))
 
 
 def _code(exit_code: int) -> int:

@@ -1,0 +1,24 @@
+"""Telling the first failure, and not its echoes."""
+
+from __future__ import annotations
+
+import pytest
+
+from worldsize.launch.local import Outcome, _cause
+
+MINE, DEFECT = Outcome(64, "wrong"), Outcome(70, "lost a peer")
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "reports", "code"),
+    [
+        ({0: 64, 1: -15}, [(99.0, MINE)], 64),
+        ({0: 64, 1: 64}, [(98.0, MINE), (99.0, DEFECT)], 64),
+        ({0: 70, 1: -9}, [(99.0, DEFECT)], 137),
+        ({0: 70, 1: -9}, [(60.0, DEFECT)], 70),
+        ({0: -15, 1: -11}, [], 139),
+        ({0: -15, 1: 3}, [], 3),
+    ],
+)
+def test_the_cause_of_a_failure(exit_codes, reports, code):
+    assert _cause(exit_codes, reports, now=100.0).code == code
