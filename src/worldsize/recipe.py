@@ -9,13 +9,17 @@ all others make up the run's identity, which must not change on resume.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import tyro
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DatasetName = Literal["digits", "cifar10", "imagenet", "folder", "synthetic"]
 StrategyName = Literal["auto", "single", "ddp"]
 TrackerName = Literal["tensorboard", "wandb"]
+
+# What a recipe says of itself: for its YAML, not for the command line.
+_Prose = Annotated[str, tyro.conf.Suppress]
 
 
 def _operational(default: Any, **kwargs: Any) -> Any:
@@ -164,9 +168,9 @@ class Track(Settings):
 class Recipe(Settings):
     """Everything that determines a run, apart from the data and the machines."""
 
-    about: str = _operational("", description="what this recipe is for")
-    reaches: str = _operational("", description="the accuracy it claims or has shown, and where")
-    source: str = _operational("", description="where its values come from")
+    about: _Prose = _operational("", description="what this recipe is for")
+    reaches: _Prose = _operational("", description="the accuracy it claims or has shown, and where")
+    source: _Prose = _operational("", description="where its values come from")
     seed: int = Field(0, ge=0, lt=2**64, description="of the initial weights, the order and every random draw")
     epochs: int = Field(90, ge=1, description="passes over the training data")
     max_steps: int | None = _operational(None, ge=1, description="end after this many steps (schedules still span epochs)")
