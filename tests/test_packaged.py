@@ -1,0 +1,116 @@
+"""Data sets that come with a package or in their own files: digits, synthetic, CIFAR-10."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+from torchvision.datasets import CIFAR10
+
+from trees import Trap, opened, put, refusal, two_classes
+from worldsize.data.samples import Dataset
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return opened(None, "digits", train_crop_size=8, val_resize_size=8, val_crop_size=8)
+
+
+def test_digits_split_1437_to_360_in_ten_classes(digits):
+    assert (len(digits.train), len(digits.val)) == (1437, 360)
+    assert digits.classes == tuple("0123456789")
+    for split in (digits.train, digits.val):
+        assert set(split.labels.tolist()) == set(range(10))
+
+
+def test_the_splits_of_digits_are_disjoint_and_complete(digits):
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    grey = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    everything = sorted((label, g.tobytes()) for label, g in zip(bunch.target, grey, strict=True))
+    ours = sorted(
+        (label, pixels[..., 0].tobytes())
+        for split in (digits.train, digits.val)
+        for label, pixels in zip(split.labels, split.pixels, strict=True)
+    )
+    assert ours == everything
+
+
+def test_the_fingerprint_of_digits_stays_the_same(digits):
+    again = opened(None, "digits", train_crop_size=8, val_resize_size=8, val_crop_size=8)
+    assert again.fingerprint == digits.fingerprint
+    assert digits.train.fingerprint != digits.val.fingerprint
+    labels = hashlib.sha256(digits.val.labels.tobytes()).hexdigest()[:16]
+    assert labels == "233abafd14ba2958"
+
+
+def test_digits_have_the_sizes_of_the_recipe():
+    data = opened(None, "digits", train_crop_size=20, val_resize_size=24, val_crop_size=16)
+    assert data.train.pixels.shape == (1437, 20, 20, 3)
+    assert data.val.pixels.shape == (360, 24, 24, 3)
+    assert data.train.picture(0).mode == "RGB"
+
+
+def test_synthetic_pictures_are_noise_of_the_size_and_classes_asked_for():
+    settings = {"samples": 2000, "classes": 7, "train_crop_size": 9, "val_resize_size": 11, "val_crop_size": 10}
+    data = opened(None, "synthetic", **settings)
+    assert data.train.pixels.shape == (2000, 9, 9, 3)
+    assert data.val.pixels.shape == (1024, 11, 11, 3)
+    assert set(data.train.labels.tolist()) == set(range(7))
+    assert len(data.classes) == 7
+    assert 120 < data.train.pixels.mean() < 135
+    assert data.fingerprint == opened(None, "synthetic", **settings).fingerprint
+
+
+def test_a_root_without_cifar10_is_told_both_layouts_and_the_download(tmp_path):
+    message = refusal(tmp_path, "cifar10")
+    assert "--data.download" in message
+    assert "cifar-10-batches-py" in message
+    assert "train/CLASS/PICTURE" in message
+
+
+def test_cifar10_needs_a_root():
+    assert "--data.root" in refusal(None, "cifar10")
+
+
+def test_cifar10_files_with_a_wrong_checksum_are_refused_and_never_unpickled(tmp_path):
+    for name in (
+        "data_batch_1",
+        "data_batch_2",
+        "data_batch_3",
+        "data_batch_4",
+        "data_batch_5",
+        "test_batch",
+        "batches.meta",
+    ):
+        put(tmp_path / "cifar-10-batches-py" / name, pickle.dumps(Trap(tmp_path / "sprung")))
+    assert "checksums" in refusal(tmp_path, "cifar10")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_cifar10_in_its_official_files_is_read(tmp_path, monkeypatch):
+    base = tmp_path / CIFAR10.base_folder
+    checksums = {}
+    rows = np.random.default_rng(0).integers(0, 256, (24, 3072), dtype=np.uint8)
+    names = [name for name, _ in CIFAR10.train_list + CIFAR10.test_list]
+    for i, name in enumerate(names):
+        part = {"data": rows[4 * i : 4 * i + 4], "labels": [0, 1, 2, 3]}
+        checksums[name] = hashlib.md5(put(base / name, pickle.dumps(part)).read_bytes()).hexdigest()
+    classes = [f"class {i}" for i in range(10)]
+    meta = put(base / CIFAR10.meta["filename"], pickle.dumps({"label_names": classes}))
+    monkeypatch.setattr(CIFAR10, "train_list", [[name, checksums[name]] for name in names[:5]])
+    monkeypatch.setattr(CIFAR10, "test_list", [[names[5], checksums[names[5]]]])
+    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": hashlib.md5(meta.read_bytes()).hexdigest()})
+    data = opened(tmp_path, "cifar10")
+    assert (len(data.train), len(data.val)) == (20, 4)
+    assert data.classes == tuple(classes)
+    np.testing.assert_array_equal(data.train.pixels[0], rows[0].reshape(3, 32, 32).transpose(1, 2, 0))
+    assert data.val.labels.tolist() == [0, 1, 2, 3]
+
+
+def test_cifar10_in_a_plain_folder_is_read(tmp_path):
+    data = opened(two_classes(tmp_path / "root", "test"), "cifar10")
+    assert (len(data.train), len(data.val)) == (3, 2)
