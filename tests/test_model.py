@@ -25,7 +25,10 @@ def build(**settings) -> nn.Module:
 
 
 def test_weights_load_into_torchvisions_model_as_they_are():
-    torchvision.models.resnet18(num_classes=10).load_state_dict(build(name="resnet18").state_dict(), strict=True)
+    theirs, ours = torchvision.models.resnet18(num_classes=10), build(name="resnet18")
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    pictures = torch.randn(2, 3, 32, 32)
+    assert torch.equal(theirs.eval()(pictures), ours.eval()(pictures))
 
 
 def test_the_seed_decides_the_weights():
