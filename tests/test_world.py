@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -153,13 +154,12 @@ def test_processes_started_as_mpirun_would_train_together(tmp_path, version):
     assert len(losses(tmp_path / "runs" / "a")) == 2
 
 
-def test_mpirun_itself(tmp_path):
-    if shutil.which("mpirun") is None:
-        pytest.skip("needs mpirun (Debian: openmpi-bin)")
+def trains_two_steps_together(launcher: list[str], cwd: Path) -> None:
+    """Start a short training with a real launcher; its two processes must find each other."""
     train = ("train", "digits", "--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--name", "a")
     done = subprocess.run(
-        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, "-m", "worldsize", *train],
-        cwd=tmp_path,
+        [*launcher, "-m", "worldsize", *train],
+        cwd=cwd,
         env=environment(),
         capture_output=True,
         text=True,
@@ -168,24 +168,19 @@ def test_mpirun_itself(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "2 processes" in done.stdout
-    assert len(losses(tmp_path / "runs" / "a")) == 2
+    assert len(losses(cwd / "runs" / "a")) == 2
 
 
 def test_torchrun_itself(tmp_path):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "worldsize"),
-            *("train", "digits", "--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--name", "a"),
-        ],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 processes" in done.stdout
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    trains_two_steps_together(torchrun, tmp_path)
+
+
+def test_mpirun_itself(tmp_path):
+    if shutil.which("mpirun") is None:
+        pytest.skip("needs mpirun (Debian: openmpi-bin)")
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
+    trains_two_steps_together(mpirun, tmp_path)
 
 
 def test_evaluation_counts_every_sample_once_at_any_world_size(tmp_path):

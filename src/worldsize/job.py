@@ -278,7 +278,6 @@ def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:
     machine = environment.describe(world, trainer.precision.name, trainer.state.strategy.name)
     return Facts(
         name=folder.name,
-        folder=str(folder.path),
         recipe=recipe.model_dump(mode="json"),
         environment=machine | {"data": dataset.fingerprint},
         model=recipe.model.name,

@@ -16,7 +16,6 @@ class Facts:
     """What is known before the first step. Sizes in samples, batch arithmetic as in `worldsize.batch`."""
 
     name: str
-    folder: str
     recipe: dict[str, Any]
     environment: dict[str, Any]
     model: str
