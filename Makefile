@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check bench horovod clean
 
 demo: $(VENV)/ready  ## train ResNet-50 on handwritten digits with 2 processes
 	$(BIN)/worldsize train digits --procs 2
@@ -21,6 +21,9 @@ check: $(VENV)/ready  ## style and types
 
 bench: $(VENV)/ready  ## measure again what benchmarks/README.md reports; takes half an hour on a quiet machine
 	$(BIN)/python benchmarks/measure.py all
+
+horovod: $(VENV)/ready  ## build Horovod for .venv's torch and install it there: two minutes, seconds the next time
+	scripts/build_horovod.sh $(BIN)/python
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "worldsize needs Python 3.10 to 3.13: make PYTHON=python3.11 ...")'

@@ -14,17 +14,24 @@ class BatchPlan:
 
     A step's samples are positions ``step*global_batch .. (step+1)*global_batch - 1`` of the epoch.
     They form ``global_batch / micro_batch`` micro-batches; rank r computes the ``accumulation``
-    consecutive ones that start at ``r * accumulation``.
+    consecutive ones that start at ``r * accumulation * devices``. A process that drives several ``devices`` computes
+    one micro-batch on each at a time.
     """
 
     global_batch: int
     micro_batch: int
     world_size: int
+    devices: int = 1
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per process and step."""
-        return self.global_batch // (self.micro_batch * self.world_size)
+        """Forward passes per process and step."""
+        return self.global_batch // (self.forward_batch * self.world_size)
+
+    @property
+    def forward_batch(self) -> int:
+        """Samples per process and forward pass."""
+        return self.micro_batch * self.devices
 
     @property
     def per_process(self) -> int:
@@ -32,8 +39,8 @@ class BatchPlan:
         return self.global_batch // self.world_size
 
     def first(self, step: int, rank: int, micro: int) -> int:
-        """Position in the epoch of the first sample of rank's ``micro``-th micro-batch of step ``step`` (of the epoch)."""
-        return step * self.global_batch + (rank * self.accumulation + micro) * self.micro_batch
+        """Position in the epoch of the first sample of rank's ``micro``-th forward pass of step ``step`` (of the epoch)."""
+        return step * self.global_batch + (rank * self.accumulation + micro) * self.forward_batch
 
     def steps_per_epoch(self, samples: int) -> int:
         """Whole global batches in ``samples``; the remainder is left out, another one each epoch.
@@ -54,23 +61,27 @@ class BatchPlan:
         return min(whole, recipe.max_steps or whole)
 
 
-def plan(recipe: Recipe, world_size: int) -> BatchPlan:
-    """The batch plan of ``recipe`` on ``world_size`` processes.
+def plan(recipe: Recipe, world_size: int, devices: int = 1) -> BatchPlan:
+    """The batch plan of ``recipe`` on ``world_size`` processes with ``devices`` each.
 
     Raises:
-        UserError: the world size does not divide the micro-batches of a step; lists those that do.
+        UserError: the devices do not divide the micro-batches of a step; lists the numbers that do.
     """
     if recipe.per_process_batch is not None:
-        return BatchPlan(recipe.per_process_batch * world_size, recipe.micro_batch, world_size)
-    micro_batches = recipe.global_batch // recipe.micro_batch
-    if micro_batches % world_size:
-        fitting = ", ".join(str(w) for w in world_sizes(recipe.global_batch, recipe.micro_batch))
+        batch, sharing, name = recipe.per_process_batch, devices, "per-process-batch"
+        whole = recipe.per_process_batch * world_size
+    else:
+        batch, sharing, name = recipe.global_batch, world_size * devices, "global-batch"
+        whole = recipe.global_batch
+    micro_batches = batch // recipe.micro_batch
+    if micro_batches % sharing:
+        fitting = ", ".join(str(w) for w in world_sizes(batch, recipe.micro_batch))
         raise UserError(
-            f"{world_size} processes cannot share a global batch of {recipe.global_batch} in micro-batches of "
-            f"{recipe.micro_batch}: {micro_batches} micro-batches a step are not divisible by {world_size}.\n"
-            f"World sizes that fit: {fitting}. Or change --global-batch or --micro-batch."
+            f"{sharing} {'processes' if devices == 1 else 'devices'} cannot share a {name.replace('-', ' ')} of {batch} in "
+            f"micro-batches of {recipe.micro_batch}: {micro_batches} micro-batches a step are not divisible by {sharing}.\n"
+            f"World sizes that fit: {fitting}. Or change --{name} or --micro-batch."
         )
-    return BatchPlan(recipe.global_batch, recipe.micro_batch, world_size)
+    return BatchPlan(whole, recipe.micro_batch, world_size, devices)
 
 
 def world_sizes(global_batch: int, micro_batch: int) -> list[int]:

@@ -73,7 +73,7 @@ def _train(argv: list[str]) -> int:
     from worldsize import arguments, catalog, run
     from worldsize.recipe import Recipe
     from worldsize.request import TrainJob, preflight
-    from worldsize.world import discover
+    from worldsize.world import discover, here
 
     resume = arguments.value_of("--resume", argv)
     folder = run.open_existing(Path(resume)) if resume else None
@@ -96,7 +96,7 @@ def _train(argv: list[str]) -> int:
         allow_changes=parsed.allow_changes,
     )
     place = discover()
-    preflight(job, place.size if place.size > 1 else _positive(parsed.procs))
+    preflight(job, place if place.size > 1 else here(_positive(parsed.procs)))
 
     def work(stop: StopFlag) -> int:
         from worldsize.job import train

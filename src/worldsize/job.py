@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from worldsize import batch, catalog, checkpoint, environment, model, optim, parallel, precision, run, track
+from worldsize import catalog, checkpoint, environment, model, optim, parallel, precision, run, track
+from worldsize.batch import BatchPlan
+from worldsize.compute import Compute
 from worldsize.data import open_dataset
 from worldsize.data.crops import Crop, evaluation_crop, training_crop
 from worldsize.data.loader import Loader
@@ -20,6 +22,7 @@ from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset, Samples
 from worldsize.errors import Stopped, UserError, WorldsizeError
 from worldsize.evaluate import Result
+from worldsize.parallel.base import Parts
 from worldsize.precision import Precision
 from worldsize.progress import Progress
 from worldsize.recipe import Recipe
@@ -42,21 +45,21 @@ def train(job: TrainJob, place: Place, stop: StopFlag) -> Summary | None:
         What came out; None where the resumed run had already ended.
     """
     begun = time.monotonic()
-    preflight(job, place.size)
+    preflight(job, place)
     _set_determinism(job.recipe.deterministic)
     world = join(place, job.recipe)
     dataset = world.together(lambda: open_dataset(job.recipe.data, job.cache), local_first=True)
-    plan = batch.plan(job.recipe, world.size)
-    facts = _fixed_facts(job.recipe, plan, dataset, precision.resolve(job.recipe.precision, world.device))
+    plan = parallel.batch_plan(job.recipe, world.size)
+    facts = _fixed_facts(job.recipe, plan, dataset, precision.resolve(job.recipe.precision, world.device), world)
     _same_everywhere(world, facts)
     snapshot = _snapshot(job, facts, world)
     if snapshot is not None and _ended(snapshot.state, facts):
         world.close()
         return None
-    network = world.together(lambda: _network(job.recipe, world, dataset))
+    network = world.together(lambda: _network(job.recipe, plan, world, dataset))
     stop.arm()
     folder = _folder(job, world)
-    trainer = _assemble(job, world, dataset, network, folder, snapshot, facts, stop)
+    trainer = _assemble(job, plan, world, dataset, network, folder, snapshot, facts, stop)
     summary = _run(trainer, job, folder, dataset, begun)
     # Only after success: a group with ranks that failed would be waited for.
     world.close()
@@ -71,10 +74,15 @@ def _set_determinism(deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def _fixed_facts(recipe: Recipe, plan: batch.BatchPlan, dataset: Dataset, number_format: Precision) -> dict[str, Any]:
+def _fixed_facts(
+    recipe: Recipe, plan: BatchPlan, dataset: Dataset, number_format: Precision, world: World
+) -> dict[str, Any]:
     """What must not change while a run goes on; part of every checkpoint."""
+    identity = recipe.identity()
+    if parallel.depends_on_world_size(recipe.parallel):
+        identity["parallel"]["processes"] = world.size
     return {
-        "identity": recipe.identity(),
+        "identity": identity,
         "data": dataset.fingerprint,
         "classes": list(dataset.classes),
         "precision": number_format.name,
@@ -149,9 +157,9 @@ def _ended(state: dict[str, Any], facts: dict[str, Any]) -> bool:
     return bool(state["step"] >= facts["total_steps"] and state["evaluated_step"] == state["step"])
 
 
-def _network(recipe: Recipe, world: World, dataset: Dataset) -> nn.Module:
+def _network(recipe: Recipe, plan: BatchPlan, world: World, dataset: Dataset) -> nn.Module:
     """The fresh model, after checking that it, the batches and the pictures' sizes go together."""
-    batch.plan(recipe, world.size).steps_per_epoch(len(dataset.train))
+    plan.steps_per_epoch(len(dataset.train))
     number_format = precision.resolve(recipe.precision, world.device)
     network = model.build(recipe, len(dataset.classes), world.device, number_format.weights)
     for size in {recipe.data.train_crop_size, recipe.data.val_crop_size}:
@@ -183,6 +191,7 @@ def _folder(job: TrainJob, world: World) -> RunFolder:
 
 def _assemble(
     job: TrainJob,
+    plan: BatchPlan,
     world: World,
     dataset: Dataset,
     network: nn.Module,
@@ -192,22 +201,19 @@ def _assemble(
     stop: StopFlag,
 ) -> Trainer:
     recipe = job.recipe
-    plan = batch.plan(recipe, world.size)
     number_format = precision.resolve(recipe.precision, world.device)
-    optimizer = optim.build(network, recipe.optimizer, world.device)
-    strategy = parallel.build(_compiled(network, recipe, plan.accumulation), recipe.parallel, world)
-    statistics = model.RunningStatistics(network, plan.accumulation)
-    state = State(network, optimizer, number_format.scaler(), statistics, strategy)
+    state = _state(recipe, plan, world, network, number_format, plan.steps_per_epoch(len(dataset.train)))
     if snapshot is not None:
         world.together(lambda: state.restore(snapshot, world))
     progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress()
+    normalise = Normalise(recipe.data, world.device, number_format.weights)
     return Trainer(
         recipe=recipe,
         plan=plan,
         world=world,
         state=state,
-        precision=number_format,
-        normalise=Normalise(recipe.data, world.device, number_format.weights),
+        compute=Compute(recipe, plan, world.rank, world.device, state, number_format, normalise),
+        lr_batch=parallel.lr_batch(recipe.parallel, plan, world.place),
         training=loader_for(recipe, dataset.train, training_crop(recipe.data), world),
         validation=loader_for(recipe, dataset.val, evaluation_crop(recipe.data), world),
         trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
@@ -215,6 +221,18 @@ def _assemble(
         stop=stop,
         progress=progress,
     )
+
+
+def _state(
+    recipe: Recipe, plan: BatchPlan, world: World, network: nn.Module, number_format: Precision, steps_per_epoch: int
+) -> State:
+    optimizer = optim.build(network, recipe.optimizer, world.device)
+    module = _compiled(network, recipe, plan.accumulation)
+    strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, steps_per_epoch))
+    # After the strategy, which may have put other norm layers into the network.
+    statistics = model.RunningStatistics(network, plan.accumulation)
+    scaler = number_format.scaler(strategy.local_gradients)
+    return State(network, strategy.optimizer, scaler, statistics, strategy)
 
 
 def _compiled(network: nn.Module, recipe: Recipe, accumulation: int) -> nn.Module:
@@ -275,7 +293,7 @@ def _note(world: World, path: Path, value: dict[str, Any]) -> None:
 
 def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:
     recipe, plan, world = trainer.recipe, trainer.plan, trainer.world
-    machine = environment.describe(world, trainer.precision.name, trainer.state.strategy.name)
+    machine = environment.describe(world, trainer.compute.precision.name, trainer.state.strategy.describe())
     return Facts(
         name=folder.name,
         recipe=recipe.model_dump(mode="json"),
@@ -289,6 +307,7 @@ def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:
         micro_batch=plan.micro_batch,
         accumulation=plan.accumulation,
         peak_lr=trainer.peak_lr,
+        lr_batch=trainer.lr_batch,
         steps_per_epoch=trainer.steps_per_epoch,
         total_steps=trainer.total_steps,
         first_step=trainer.progress.step,

@@ -29,9 +29,18 @@ class Precision:
             return torch.autocast(self.device.type, torch.bfloat16 if self.name == "bf16" else torch.float16)
         return nullcontext()
 
-    def scaler(self) -> GradScaler:
-        """Loss scaling for fp16 (Micikevicius et al. 2017, arXiv 1710.03740); does nothing for the others."""
-        return GradScaler(self.device.type, enabled=self.name == "fp16")
+    def scaler(self, local_gradients: bool = False) -> GradScaler:
+        """Loss scaling for fp16 (Micikevicius et al. 2017, arXiv 1710.03740); does nothing for the others.
+
+        Args:
+            local_gradients: ranks hold different gradients; where one overflows, all must skip the step.
+        """
+        enabled = self.name == "fp16"
+        if enabled and local_gradients:
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+            return ShardedGradScaler(self.device.type)
+        return GradScaler(self.device.type, enabled=enabled)
 
 
 def resolve(choice: str, device: torch.device) -> Precision:

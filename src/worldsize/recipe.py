@@ -15,7 +15,7 @@ import tyro
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DatasetName = Literal["digits", "cifar10", "imagenet", "folder", "synthetic"]
-StrategyName = Literal["auto", "single", "ddp"]
+StrategyName = Literal["auto", "single", "dataparallel", "ddp", "adasum", "horovod", "localsgd", "async"]
 TrackerName = Literal["tensorboard", "wandb"]
 
 # What a recipe says of itself: for its YAML, not for the command line.
@@ -25,6 +25,11 @@ _Prose = Annotated[str, tyro.conf.Suppress]
 def _operational(default: Any, **kwargs: Any) -> Any:
     """A field that does not belong to the run's identity."""
     return Field(default, json_schema_extra={"operational": True}, **kwargs)
+
+
+def _of(strategies: str, default: Any, **kwargs: Any) -> Any:
+    """A setting that only these ``strategies`` (names with spaces between) read."""
+    return Field(default, json_schema_extra={"of": strategies}, **kwargs)
 
 
 class Settings(BaseModel):
@@ -138,13 +143,70 @@ class Schedule(Settings):
 
 
 class Parallel(Settings):
-    """How replicas agree on one model."""
+    """How replicas agree on one model; docs/strategies.md says which to choose when."""
 
-    strategy: StrategyName = _operational("auto", description="auto: single for one process, ddp for more")
+    strategy: StrategyName = _operational(
+        "auto", description="`worldsize strategies` explains them; auto: single for one process, ddp for more"
+    )
     bucket_mb: float = _operational(25.0, gt=0, description="ddp: size of a gradient bucket, MiB")
     gradient_as_bucket_view: bool = _operational(True, description="ddp: gradients live in the buckets, saving one copy")
     static_graph: bool = _operational(False, description="ddp: promise that the graph never changes")
+    predivide: float | None = _operational(
+        None, gt=0, description="ddp, horovod: divide gradients by this before they are summed, and by the rest after"
+    )
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = _of(
+        "ddp horovod", "none", description="ddp, horovod: how gradients travel (horovod: none or fp16)"
+    )
+    powersgd_rank: int = _of("ddp", 2, ge=1, description="powersgd: rank of the approximation of each weight gradient")
+    powersgd_start: int = _of("ddp", 100, ge=2, description="powersgd: steps that are averaged whole before it begins")
+    sync_batchnorm: bool = _of("ddp", False, description="ddp on GPUs: BatchNorm over all processes' micro-batches together")
+    op: Literal["average", "adasum"] = _of("horovod", "average", description="horovod: how it combines")
+    hierarchical: bool = _of("adasum", False, description="adasum: average inside a machine, Adasum between machines")
+    local_steps: int = _of("localsgd", 8, ge=1, description="localsgd: steps each process takes alone between averagings")
+    local_after: float = _of(
+        "localsgd", 0.0, ge=0, description="localsgd: epochs of synchronous steps first (post-local SGD)"
+    )
+    average_momentum: bool = _of("localsgd", False, description="localsgd: average the optimiser's state too")
+    max_staleness: int | None = _of(
+        "async", None, ge=0, description="async: drop and redo a gradient more updates old than this; None: 4 per process"
+    )
     timeout_s: float = _operational(600.0, gt=0, description="a process that waits longer for another one gives up")
+
+    @property
+    def exact(self) -> bool:
+        """Whether a run has the numbers of `single`, up to rounding, at every world size."""
+        averaging = self.strategy in ("auto", "single", "dataparallel", "ddp", "horovod")
+        return averaging and self.compression == "none" and self.op == "average" and not self.sync_batchnorm
+
+    def identity(self) -> dict[str, Any]:
+        """Nothing where the numbers are those of `single`; else the strategy and the settings that it reads."""
+        if self.exact:
+            return {}
+        name = "ddp" if self.strategy == "auto" else self.strategy
+        return {"strategy": name} | {field: getattr(self, field) for field, of in self._readers() if name in of}
+
+    @classmethod
+    def _readers(cls) -> list[tuple[str, list[str]]]:
+        """(setting, the strategies that read it) for those that not all do."""
+        extras = ((name, field.json_schema_extra) for name, field in cls.model_fields.items())
+        return [(name, str(extra["of"]).split()) for name, extra in extras if isinstance(extra, dict) and "of" in extra]
+
+    @model_validator(mode="after")
+    def _only_what_is_read(self) -> Parallel:
+        strategy = "ddp" if self.strategy == "auto" else self.strategy
+        for name, of in self._readers():
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default and strategy not in of:
+                raise ValueError(
+                    f"{name} {value} means nothing to strategy {strategy}: use --parallel.strategy {' or '.join(of)}, "
+                    f"or leave it at {default}"
+                )
+        if self.strategy == "horovod" and self.compression not in ("none", "fp16"):
+            raise ValueError(
+                f"Horovod cannot send gradients as {self.compression}: use --parallel.compression fp16, "
+                "or --parallel.strategy ddp"
+            )
+        return self
 
 
 class Checkpoint(Settings):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize import batch, parallel, run, track
+from worldsize import parallel, run, track
 from worldsize.recipe import Recipe
 from worldsize.run import RunFolder
+from worldsize.world import Place
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,13 @@ class TrainJob:
         return (self.resume.path.parent if self.resume else self.out) / ".cache"
 
 
-def preflight(job: TrainJob, world_size: int) -> None:
+def preflight(job: TrainJob, place: Place) -> None:
     """Refuse what can be refused before any process is started or any file is touched.
 
     Raises:
         UserError: batches, strategy, names, trackers.
     """
-    batch.plan(job.recipe, world_size)
-    parallel.resolve(job.recipe.parallel.strategy, world_size)
+    parallel.check(job.recipe, place)
     track.check(job.recipe.track)
     if job.resume is None:
         run.check_name(job.out, job.name)

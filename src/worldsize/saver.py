@@ -51,7 +51,7 @@ class Saver:
             NotSaved: with ``wait``, it could not be written.
         """
         state = self._state
-        with state.statistics.averaged(self._world, progress.step):
+        with state.consensus(self._world, progress.step):
             weights = checkpoint.copy(state.model.state_dict()) if self._world.is_main else {}
         ranks = state.gather(self._world)
         if self._world.is_main:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +28,12 @@ class State:
     scaler: GradScaler
     statistics: RunningStatistics
     strategy: Strategy
+
+    @contextmanager
+    def consensus(self, world: World, step: int) -> Iterator[None]:
+        """Inside, the model is what all ranks stand for after ``step``: the one to evaluate and to save."""
+        with self.strategy.consensus(), self.statistics.averaged(world, step):
+            yield
 
     def gather(self, world: World) -> Tensors:
         """Every rank's own tensors as ``RANK/KIND/NAME``, copied, on rank 0; nothing elsewhere. All ranks must call it."""

@@ -13,20 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn import functional
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from worldsize import schedule
 from worldsize.batch import BatchPlan
+from worldsize.compute import Compute
 from worldsize.control import Control, Decision
 from worldsize.data.loader import Batch, Loader
-from worldsize.data.pixels import Normalise
-from worldsize.data.rng import Use, seed_of
 from worldsize.errors import DataError, Diverged, Stopped
 from worldsize.evaluate import Result, evaluate
 from worldsize.meter import Meter
 from worldsize.optim import set_lr
-from worldsize.precision import Precision
 from worldsize.progress import Progress
 from worldsize.recipe import Recipe
 from worldsize.saver import Saver
@@ -39,14 +35,17 @@ from worldsize.world import World
 
 @dataclass
 class Trainer:
-    """Everything the loop works with, made ready by `worldsize.job`."""
+    """Everything the loop works with, made ready by `worldsize.job`.
+
+    ``lr_batch`` is the number of samples that the learning rate is scaled to.
+    """
 
     recipe: Recipe
     plan: BatchPlan
     world: World
     state: State
-    precision: Precision
-    normalise: Normalise
+    compute: Compute
+    lr_batch: int
     training: Loader
     validation: Loader
     trackers: Trackers
@@ -57,8 +56,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.steps_per_epoch = self.plan.steps_per_epoch(len(self.training.samples))
         self.total_steps = self.plan.total_steps(self.recipe, len(self.training.samples))
-        self.peak_lr = schedule.peak_lr(self.recipe.optimizer, self.plan.global_batch)
-        self._parameters = [p for p in self.state.model.parameters() if p.requires_grad]
+        self.peak_lr = schedule.peak_lr(self.recipe.optimizer, self.lr_batch)
         self._control = Control(self.world)
         self._meter = Meter(self.world, self.plan, self.state.strategy)
         self._collected = time.monotonic()
@@ -74,7 +72,7 @@ class Trainer:
             Diverged: the loss is no longer finite.
             DataError: too many broken pictures.
         """
-        self.state.strategy.settle(self._rehearse)
+        self.state.strategy.settle(lambda: self.compute.rehearse(self.training.crop.size))
         while True:
             if self.progress.step < self.total_steps and self.progress.epoch_step < self.steps_per_epoch:
                 self._train_epoch()
@@ -100,47 +98,16 @@ class Trainer:
         at = self.progress
         lr = self.peak_lr * schedule.factor(self.recipe.schedule, at.step, self.steps_per_epoch, self.recipe.epochs)
         set_lr(self.state.optimizer, lr)
-        sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        data_s = 0.0
-        for micro in range(self.plan.accumulation):
-            waiting = time.perf_counter()
-            batch = next(batches)
-            data_s += time.perf_counter() - waiting
-            last = micro == self.plan.accumulation - 1
-            if last:
-                self._propose()
-            self.state.statistics.before_micro(micro)
-            group = self.world.rank * self.plan.accumulation + micro
-            torch.manual_seed(seed_of(self.recipe.seed, Use.TORCH, at.step, group))
-            with self.state.strategy.gradients(last):
-                sums += self._forward_backward(batch.pixels, batch.labels)
-        norm = self._update()
+        sums, data_s = self.compute.gradient(batches, at.step, self._propose)
+        norm = self.compute.unscale_and_clip()
+        self.state.strategy.update(self._optimizer_step)
+        self.state.scaler.update()
+        self.state.optimizer.zero_grad()
         at.step += 1
         at.epoch_step += 1
         values = torch.cat([sums, norm.double().view(1)])
         self._meter.add(at.step, at.epoch + at.epoch_step / self.steps_per_epoch, lr, values, data_s)
         return self._control.decide()
-
-    def _forward_backward(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Add one micro-batch's gradient. Returns (loss, hits) summed over it, float64, on the device."""
-        labels = labels.to(self.world.device, non_blocking=True)
-        with self.precision.autocast():
-            logits = self.state.strategy.module(self.normalise(pixels))
-            loss = functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
-        self.state.scaler.scale(loss / self.plan.accumulation).backward()
-        hits = (logits.detach().argmax(1) == labels).sum()
-        return torch.stack([loss.detach().double() * len(labels), hits.double()])
-
-    def _update(self) -> torch.Tensor:
-        """Move the weights. Returns the gradient's norm before clipping."""
-        self.state.scaler.unscale_(self.state.optimizer)
-        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        if self.recipe.optimizer.clip_norm is not None:
-            clip_grads_with_norm_(self._parameters, self.recipe.optimizer.clip_norm, norm)
-        self.state.strategy.update(self._optimizer_step)
-        self.state.scaler.update()
-        self.state.optimizer.zero_grad()
-        return norm
 
     def _optimizer_step(self) -> None:
         self.state.scaler.step(self.state.optimizer)
@@ -208,12 +175,12 @@ class Trainer:
         at = self.progress
         begun = time.monotonic()
         share = -(-len(self.validation.samples) // self.world.size)
-        with self.state.statistics.averaged(self.world, at.step):
+        with self.state.consensus(self.world, at.step):
             result = evaluate(
                 self.state.model,
                 self.validation,
-                self.normalise,
-                self.precision,
+                self.compute.normalise,
+                self.compute.precision,
                 self.world,
                 self.plan.micro_batch,
                 lambda: bool(self.stop),
@@ -233,16 +200,3 @@ class Trainer:
         self.trackers.epoch(at.report(result, self.plan.global_batch, val_s))
         if at.evaluated(result) and self.recipe.checkpoint.best and at.step < self.total_steps:
             self.saver.save(at)
-
-    def _rehearse(self) -> None:
-        """A forward and backward pass on blank pictures that leaves no trace in weights, statistics or gradients."""
-        buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
-        size = self.training.crop.size
-        # Two pictures are enough for every norm layer; a compiled model should see the size it will work with.
-        n = self.plan.micro_batch if self.recipe.model.compile else 2
-        with self.state.strategy.gradients(last=True):
-            self._forward_backward(torch.zeros(n, size, size, 3, dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
-        self.state.optimizer.zero_grad()
-        with torch.no_grad():
-            for name, buffer in self.state.model.named_buffers():
-                buffer.copy_(buffers[name])

@@ -62,6 +62,11 @@ def discover(env: Mapping[str, str] = os.environ) -> Place:
     return Place("none", 0, 1, 0, 1)
 
 
+def here(processes: int) -> Place:
+    """The place of rank 0 in a world of ``processes`` that `worldsize --procs` is about to start."""
+    return Place("worldsize --procs" if processes > 1 else "none", 0, processes, 0, processes)
+
+
 def _torchrun(env: Mapping[str, str]) -> Place:
     size = _number(env, "WORLD_SIZE")
     local_size = _number(env, "LOCAL_WORLD_SIZE", size)

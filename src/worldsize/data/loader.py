@@ -109,7 +109,7 @@ class Loader:
             for step in range(first_step, plan.steps_per_epoch(n)):
                 for micro in range(plan.accumulation):
                     start = plan.first(step, rank, micro)
-                    yield permute(self._seed, epoch, np.arange(start, start + plan.micro_batch), n)
+                    yield permute(self._seed, epoch, np.arange(start, start + plan.forward_batch), n)
 
         return self._ahead(self._submit(indices, epoch, replace=True) for indices in requests())
 

@@ -27,6 +27,7 @@ class Facts:
     micro_batch: int
     accumulation: int
     peak_lr: float
+    lr_batch: int
     steps_per_epoch: int
     total_steps: int
     first_step: int
@@ -37,10 +38,11 @@ class Step:
     """One optimiser step, over all ranks.
 
     loss is the mean of the training loss over the global batch, top1 the share of hits in it (0 to 1), grad_norm
-    the L2 norm of the averaged gradient before clipping. Times are milliseconds, the mean over ranks; ``data_ms`` is
-    waiting for pictures, ``communication_ms`` waiting for other ranks after one's own backward pass, ``compute_ms`` the
-    rest of ``step_ms``. ``rank_images_per_s`` counts each rank's samples over its own time without communication: it
-    shows who holds the others up.
+    the L2 norm of the gradient before clipping (where ranks do not average gradients: the mean of their norms). Times are
+    milliseconds, the mean over ranks; ``data_ms`` is waiting for pictures, ``communication_ms`` waiting for other ranks
+    after one's own backward pass, ``compute_ms`` the rest of ``step_ms``. ``sent_bytes`` is what one rank handed to
+    communication, the mean over ranks. ``rank_images_per_s`` counts each rank's samples over its own time without
+    communication: it shows who holds the others up.
     """
 
     step: int
@@ -55,6 +57,7 @@ class Step:
     data_ms: float
     compute_ms: float
     communication_ms: float
+    sent_bytes: int
     broken: int
 
 

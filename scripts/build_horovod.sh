@@ -1,0 +1,196 @@
+#!/usr/bin/env bash
+# Builds Horovod against the torch of a Python environment and installs it there: scripts/build_horovod.sh [PYTHON]
+# No wheel of it exists, and pip alone cannot build it: it needs torch at build time and newer C++ than it asks for.
+set -euo pipefail
+
+version=0.28.1
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+constraints=$scripts/../constraints.txt
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/worldsize/horovod
+log=$cache/build.log
+
+say() { echo "horovod: $*"; }
+refuse() { say "$*" >&2; exit 64; }
+# Build output is long and nobody reads it unless the build fails.
+logged() {
+  "$@" >>"$log" 2>&1 && return
+  tail -n 30 "$log" >&2
+  say "failed; the whole log: $log" >&2
+  exit 1
+}
+
+[[ $(uname -s) == Linux ]] || refuse "only built on Linux"
+python=$("${1:-.venv/bin/python}" -c 'import sys; print(sys.executable)') || refuse "no Python: ${1:-.venv/bin/python}"
+facts=$("$python" - <<'PY'
+import importlib.util, os, pathlib, sys, sysconfig
+import torch
+
+nvidia = importlib.util.find_spec("nvidia")
+roots = [pathlib.Path(root) for root in nvidia.submodule_search_locations] if nvidia else []
+nccl = [str(root / "nccl") for root in roots if (root / "nccl/include/nccl.h").exists()]
+headers = [str(path) for root in roots for path in sorted(root.glob("*/include"))]
+# torch's own list needs no GPU, unlike torch.cuda.get_arch_list().
+flags = getattr(torch._C, "_cuda_getArchFlags", str)() or ""
+architectures = sorted({int(word[3:]) for word in flags.split() if word[3:].isdigit()})
+
+memory = [int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemAvailable")]
+for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    if os.path.exists(limit) and (text := open(limit).read().strip()).isdigit():
+        memory.append(int(text))
+# One compiler process takes up to 2.4 GiB.
+jobs = max(1, min(len(os.sched_getaffinity(0)), int(min(memory) / 2.4 / 2**30)))
+
+print(torch.__version__)
+print(torch.version.cuda or "")
+print("{}.{}".format(*sys.version_info))
+print("cp{}{}{}".format(*sys.version_info[:2], sys.abiflags))
+print(sysconfig.get_path("include"))
+print(nccl[0] if nccl else "")
+print(":".join(headers))
+print(",".join(map(str, architectures)))
+print(jobs)
+PY
+) || refuse "$python has no working torch: run make first"
+{
+  read -r torch; read -r torch_cuda; read -r python_version; read -r python_tag; read -r python_headers
+  read -r nccl; read -r cuda_headers; read -r architectures; read -r jobs
+} <<<"$facts"
+
+# What must be on the machine -----------------------------------------------------------------------------------------
+
+missing_packages() {
+  local pair
+  for pair in g++:g++ make:make cmake:cmake mpirun:openmpi-bin mpicxx:openmpi-bin ssh:openssh-client; do
+    command -v "${pair%%:*}" >/dev/null || echo "${pair#*:}"
+  done | sort -u
+  mpicxx -fsyntax-only -x c++ - <<<'#include <mpi.h>' &>/dev/null || echo libopenmpi-dev
+  [[ -e $python_headers/Python.h ]] || echo "python$python_version-dev"
+}
+
+mkdir -p "$cache"
+: >"$log"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mapfile -t missing < <(missing_packages)
+if ((${#missing[@]})); then
+  if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+    refuse "these packages are missing: ${missing[*]} (Debian's names); install them and run this again"
+  fi
+  say "installing ${missing[*]}"
+  logged apt-get update
+  logged env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"
+  mapfile -t missing < <(missing_packages)
+  ((${#missing[@]} == 0)) || refuse "still missing after apt-get install: ${missing[*]}"
+fi
+mpi=$(mpirun --version | sed -n 's/^mpirun (Open MPI) //p')
+[[ $mpi ]] || refuse "mpirun is not Open MPI's; only Open MPI is known to work"
+cmake=$(cmake --version | sed -n 's/^cmake version //p')
+[[ $(printf '%s\n' 3.21 "$cmake" | sort -V | head -n 1) == 3.21 ]] || refuse "needs CMake 3.21 or newer, not $cmake"
+
+# CPU or NCCL ---------------------------------------------------------------------------------------------------------
+
+variant=cpu
+nvcc=$(command -v nvcc || true)
+for cuda in "${HOROVOD_CUDA_HOME:-}" "${CUDA_HOME:-}" "${CUDA_PATH:-}" "${nvcc%/bin/nvcc}" /usr/local/cuda; do
+  [[ $torch_cuda && $cuda && -x $cuda/bin/nvcc ]] || continue
+  release=$("$cuda/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+  nccl=${HOROVOD_NCCL_HOME:-$nccl}
+  if [[ ${release%%.*} != "${torch_cuda%%.*}" ]]; then
+    say "without NCCL: $cuda is CUDA ${release:-unknown}, torch has CUDA $torch_cuda"
+  elif [[ ! $nccl ]]; then
+    say "without NCCL: its headers are not in $python's packages; HOROVOD_NCCL_HOME can name another folder"
+  else
+    # The GPUs that torch serves, as far as this nvcc knows them.
+    architectures=$(grep -Fxf <("$cuda/bin/nvcc" --list-gpu-code | sed s/sm_//) <<<"${architectures//,/$'\n'}" | paste -sd,)
+    architectures=${HOROVOD_BUILD_CUDA_CC_LIST:-${architectures:-80,90}}
+    variant=nccl-cuda$release-sm${architectures//,/.}
+  fi
+  break
+done
+
+# The wheel -----------------------------------------------------------------------------------------------------------
+
+key=$version-torch$torch-$python_tag-$(uname -m)-openmpi$mpi-$variant
+folder=$cache/$key
+mkdir -p "$folder"
+pip=("$python" -m pip --disable-pip-version-check)
+
+# setuptools 82 dropped what torch and horovodrun still use, and since 70.1 it builds wheels by itself.
+logged "${pip[@]}" install --constraint "$constraints" wheel packaging 'setuptools>=70.1,<82' \
+  cffi cloudpickle psutil pyyaml
+
+wheels=("$folder"/*.whl)
+if [[ -e ${wheels[0]} ]]; then
+  say "taking the wheel built before: ${wheels[0]}"
+else
+  # Without debug information the wheel is 1 MB and not 20.
+  settings=(
+    HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
+    HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
+    CMAKE_TOOLCHAIN_FILE="$scripts/horovod-cxx20.cmake"
+    CMAKE_POLICY_VERSION_MINIMUM=3.5
+    CXXFLAGS="-include stdexcept -include string -include cstdint -DFLATBUFFERS_USE_STD_SPAN ${CXXFLAGS:-}"
+    LDFLAGS="-Wl,--strip-debug ${LDFLAGS:-}"
+    MAKEFLAGS="-j$jobs"
+  )
+  # The same on every x86-64 machine: a home folder, and so this cache, may be shared by unlike ones.
+  [[ $(uname -m) != x86_64 ]] || settings+=(HOROVOD_BUILD_ARCH_FLAGS="-mf16c -mavx -mfma")
+  if [[ $variant == cpu ]]; then
+    # A CUDA folder beside a CUDA torch is enough for Horovod to want CUDA; it asks torch and believes what it hears.
+    mkdir "$work/python"
+    echo 'import torch; torch.version.cuda = None' >"$work/python/sitecustomize.py"
+    settings=(-u HOROVOD_CUDA_HOME -u HOROVOD_GPU_OPERATIONS HOROVOD_WITHOUT_CUDA=1 "${settings[@]}")
+    settings+=(PYTHONPATH="$work/python${PYTHONPATH:+:$PYTHONPATH}")
+  else
+    # The NCCL wheel has no libnccl.so to link with. Shared, for Horovod must use the NCCL that torch has loaded.
+    if [[ ! ${HOROVOD_NCCL_HOME:-} ]]; then
+      mkdir -p "$folder/nccl/lib"
+      ln -sfn "$nccl/include" "$folder/nccl/include"
+      ln -sf "$nccl/lib/libnccl.so.2" "$folder/nccl/lib/libnccl.so"
+      ln -sf "$nccl/lib/libnccl.so.2" "$folder/nccl/lib/libnccl.so.2"
+      nccl=$folder/nccl
+    fi
+    settings+=(
+      HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME="$cuda" CUDA_HOME="$cuda" PATH="$cuda/bin:$PATH"
+      HOROVOD_NCCL_HOME="$nccl" HOROVOD_NCCL_LINK=SHARED HOROVOD_BUILD_CUDA_CC_LIST="$architectures"
+    )
+    # A toolkit with just the compiler lacks headers that torch's CUDA wheels have.
+    [[ -e $cuda/include/cublas_v2.h ]] || settings+=(CPATH="$cuda_headers${CPATH:+:$CPATH}")
+  fi
+  say "building $version for torch $torch ($variant, Open MPI $mpi, $jobs jobs); about two minutes, log: $log"
+  # Not pip's own cache: it does not know which torch a wheel belongs to.
+  logged env "${settings[@]}" "${pip[@]}" wheel --no-deps --no-cache-dir --no-build-isolation --no-binary horovod \
+    --wheel-dir "$work/wheel" "horovod==$version"
+  mv "$work"/wheel/*.whl "$folder/"
+  wheels=("$folder"/*.whl)
+fi
+# Forced, because a Horovod for another torch has the same version number.
+logged "${pip[@]}" install --no-deps --no-index --force-reinstall "${wheels[0]}"
+
+# Does it work? -------------------------------------------------------------------------------------------------------
+
+cd "$work"
+"$python" - <<'PY'
+import sys, horovod, torch
+import horovod.torch as hvd
+
+built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built()}
+words = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in built.items())
+print(f"horovod {horovod.__version__} for torch {torch.__version__.split('+')[0]}: {words}")
+sys.exit(not (built["MPI"] and built["Gloo"]))
+PY
+cat >check.py <<'PY'
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+assert hvd.size() == 2, f"2 processes were started, Horovod sees {hvd.size()}"
+# Large enough to go the way that gradients go, not the short cut for small messages.
+ramp = torch.arange(1_000_000, dtype=torch.float64)
+total = hvd.allreduce(ramp * (hvd.rank() + 1), op=hvd.Sum)
+assert torch.equal(total, ramp * 3), "the allreduce of two processes is wrong"
+PY
+mpirun=(timeout 120 mpirun -np 2 --oversubscribe --bind-to none)
+((EUID != 0)) || mpirun+=(--allow-run-as-root)
+OMP_NUM_THREADS=1 "${mpirun[@]}" "$python" check.py </dev/null || { say "the check under mpirun failed" >&2; exit 1; }
+say "an allreduce of 2 processes under mpirun is right"

@@ -1,0 +1,89 @@
+"""What one process computes of a step: forward and backward over its micro-batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from worldsize.batch import BatchPlan
+from worldsize.data.loader import Batch
+from worldsize.data.pixels import Normalise
+from worldsize.data.rng import Use, seed_of
+from worldsize.precision import Precision
+from worldsize.recipe import Recipe
+from worldsize.state import State
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Process ``rank`` of ``plan``, with its replica in ``state``."""
+
+    recipe: Recipe
+    plan: BatchPlan
+    rank: int
+    device: torch.device
+    state: State
+    precision: Precision
+    normalise: Normalise
+
+    def gradient(
+        self, batches: Iterator[Batch], step: int, before_last: Callable[[], None] = lambda: None
+    ) -> tuple[torch.Tensor, float]:
+        """Leave the gradient of this rank's share of step ``step`` (of the run) in the parameters.
+
+        Args:
+            before_last: called before the last micro-batch is computed.
+
+        Returns:
+            (loss, hits) summed over the samples, float64 (2,) on the device; seconds spent waiting for pictures.
+        """
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        data_s = 0.0
+        for micro in range(self.plan.accumulation):
+            waiting = time.perf_counter()
+            batch = next(batches)
+            data_s += time.perf_counter() - waiting
+            last = micro == self.plan.accumulation - 1
+            if last:
+                before_last()
+            self.state.statistics.before_micro(micro)
+            group = self.rank * self.plan.accumulation + micro
+            torch.manual_seed(seed_of(self.recipe.seed, Use.TORCH, step, group))
+            with self.state.strategy.gradients(last):
+                sums += self._forward_backward(batch.pixels, batch.labels)
+        return sums, data_s
+
+    def _forward_backward(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        labels = labels.to(self.device, non_blocking=True)
+        with self.precision.autocast():
+            logits = self.state.strategy.module(self.normalise(pixels))
+            loss = functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
+        self.state.scaler.scale(loss / self.plan.accumulation).backward()
+        hits = (logits.detach().argmax(1) == labels).sum()
+        return torch.stack([loss.detach().double() * len(labels), hits.double()])
+
+    def unscale_and_clip(self) -> torch.Tensor:
+        """Take the loss scale out of the gradient and clip it. Returns its norm before clipping, a scalar on the device."""
+        self.state.scaler.unscale_(self.state.optimizer)
+        parameters = [p for p in self.state.model.parameters() if p.grad is not None]
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.recipe.optimizer.clip_norm is not None:
+            clip_grads_with_norm_(parameters, self.recipe.optimizer.clip_norm, norm)
+        return norm
+
+    def rehearse(self, size: int) -> None:
+        """Forward and backward on blank pictures of that side; no trace in weights, statistics or gradients."""
+        buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
+        # Two pictures are enough for every norm layer; a compiled model should see the size it will work with.
+        n = self.plan.forward_batch if self.recipe.model.compile else 2
+        with self.state.strategy.gradients(last=True):
+            self._forward_backward(torch.zeros(n, size, size, 3, dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
+        self.state.optimizer.zero_grad()
+        with torch.no_grad():
+            for name, buffer in self.state.model.named_buffers():
+                buffer.copy_(buffers[name])

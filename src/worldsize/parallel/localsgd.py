@@ -1,0 +1,96 @@
+"""Local SGD: each rank steps alone for H steps, then all take the mean of their weights.
+
+Stich 2019, "Local SGD converges fast and communicates little" (arXiv 1805.09767). Beginning synchronously, and going
+local only after the learning rate has fallen for the first time, is post-local SGD (Lin et al. 2020, "Don't use large
+mini-batches, use local SGD", arXiv 1808.07217). For SGD, H = 1 is synchronous averaging: the mean of the steps is the
+step of the mean gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from worldsize import optim
+from worldsize.model import average
+from worldsize.parallel import base
+
+
+class Strategy(base.Strategy):
+    """``local_steps`` (H) steps alone, then the mean; the first ``local_after`` epochs average gradients instead."""
+
+    name = "localsgd"
+    local_gradients = True
+
+    def __init__(self, parts: base.Parts) -> None:
+        super().__init__(parts)
+        self._parts = parts
+        self._step = 0
+        self._every = parts.settings.local_steps
+        self._begins = round(parts.settings.local_after * parts.steps_per_epoch)
+
+    def describe(self) -> str:
+        return f"{self.name}, averaging every {self._every} steps"
+
+    @contextmanager
+    def gradients(self, last: bool) -> Iterator[None]:
+        yield
+        if last and self._step < self._begins:
+            self._average([p.grad for p in self._parts.parameters if p.grad is not None])
+
+    def update(self, step: Callable[[], None]) -> None:
+        step()
+        self._step += 1
+        if self._agreed:
+            self._average([p.detach() for p in self._parts.parameters])
+            if self._parts.settings.average_momentum:
+                self._average([t for t in self._optimizer_state().values() if t.is_floating_point() and t.ndim])
+
+    @property
+    def _agreed(self) -> bool:
+        """Whether the last step ended with all ranks at the same weights."""
+        local = self._step - self._begins
+        return local <= 0 or local % self._every == 0
+
+    def _average(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            self.exchange.sends(tensor)
+        with self.exchange.waiting():
+            average(tensors, self._parts.world)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        if self._agreed:
+            yield
+            return
+        weights = [p.detach() for p in self._parts.parameters]
+        own = [w.clone() for w in weights]
+        average(weights, self._parts.world)
+        yield
+        for weight, kept in zip(weights, own, strict=True):
+            weight.copy_(kept)
+
+    def _optimizer_state(self) -> dict[str, torch.Tensor]:
+        return optim.state_tensors(self.optimizer, self._parts.model)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        own = {f"optimizer/{name}": tensor for name, tensor in self._optimizer_state().items()}
+        own["step"] = torch.tensor(self._step)
+        if not self._agreed:
+            own |= {f"weight/{name}": p.detach() for name, p in self._parts.model.named_parameters()}
+        return own
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        if "step" not in state:
+            return
+        self._step = int(state["step"])
+        parameters = dict(self._parts.model.named_parameters())
+        kinds = (key.partition("/") for key in state)
+        optimizer = {name: state[f"optimizer/{name}"] for kind, _, name in kinds if kind == "optimizer"}
+        optim.load_state_tensors(self.optimizer, self._parts.model, optimizer)
+        with torch.no_grad():
+            for key, tensor in state.items():
+                if key.startswith("weight/"):
+                    parameters[key.removeprefix("weight/")].copy_(tensor)
