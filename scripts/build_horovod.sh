@@ -101,7 +101,8 @@ for cuda in "${HOROVOD_CUDA_HOME:-}" "${CUDA_HOME:-}" "${CUDA_PATH:-}" "${nvcc%/
     say "without NCCL: its headers are not in $python's packages; HOROVOD_NCCL_HOME can name another folder"
   else
     # The GPUs that torch serves, as far as this nvcc knows them.
-    architectures=$(grep -Fxf <("$cuda/bin/nvcc" --list-gpu-code | sed s/sm_//) <<<"${architectures//,/$'\n'}" | paste -sd,)
+    known=$("$cuda/bin/nvcc" --list-gpu-code | sed s/sm_//)
+    architectures=$(grep -Fx "$known" <<<"${architectures//,/$'\n'}" | paste -sd, || true)
     architectures=${HOROVOD_BUILD_CUDA_CC_LIST:-${architectures:-80,90}}
     variant=nccl-cuda$release-sm${architectures//,/.}
   fi
@@ -115,7 +116,7 @@ folder=$cache/$key
 mkdir -p "$folder"
 pip=("$python" -m pip --disable-pip-version-check)
 
-# setuptools 82 dropped what torch and horovodrun still use, and since 70.1 it builds wheels by itself.
+# torch wants setuptools below 82 and horovodrun takes distutils from it; since 70.1 it builds wheels by itself.
 logged "${pip[@]}" install --constraint "$constraints" wheel packaging 'setuptools>=70.1,<82' \
   cffi cloudpickle psutil pyyaml
 
@@ -123,7 +124,8 @@ wheels=("$folder"/*.whl)
 if [[ -e ${wheels[0]} ]]; then
   say "taking the wheel built before: ${wheels[0]}"
 else
-  # Without debug information the wheel is 1 MB and not 20.
+  # CMake 4 turns the bundled Gloo away unless told otherwise; gcc 13 no longer brings those headers along unasked;
+  # without debug information the wheel is 1 MB and not 20.
   settings=(
     HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
     HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
@@ -160,8 +162,10 @@ else
   say "building $version for torch $torch ($variant, Open MPI $mpi, $jobs jobs); about two minutes, log: $log"
   # Not pip's own cache: it does not know which torch a wheel belongs to.
   logged env "${settings[@]}" "${pip[@]}" wheel --no-deps --no-cache-dir --no-build-isolation --no-binary horovod \
-    --wheel-dir "$work/wheel" "horovod==$version"
-  mv "$work"/wheel/*.whl "$folder/"
+    --wheel-dir "$folder/new" "horovod==$version"
+  # Whole or not at all: an interrupted build must not leave a wheel that later calls believe in.
+  mv "$folder"/new/*.whl "$folder/"
+  rmdir "$folder/new"
   wheels=("$folder"/*.whl)
 fi
 # Forced, because a Horovod for another torch has the same version number.

@@ -272,6 +272,15 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
+    def _compression_fits(self) -> Recipe:
+        if self.parallel.compression == "powersgd" and self.precision == "fp16":
+            raise ValueError(
+                "parallel.compression powersgd carries its error from step to step, which fp16's changing loss scale would "
+                "spoil: use --precision bf16 or fp32"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _schedule_fits(self) -> Recipe:
         schedule = self.schedule
         if schedule.warmup_epochs >= self.epochs and schedule.warmup_epochs > 0:

@@ -26,10 +26,6 @@ class Strategy(base.Strategy):
         settings, world = parts.settings, parts.world
         if settings.sync_batchnorm:
             nn.SyncBatchNorm.convert_sync_batchnorm(parts.model)
-        if settings.compression == "powersgd":
-            # torch's PowerSGD views each gradient as a matrix, for which its numbers must lie in order. Activations keep
-            # their layout.
-            parts.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self._ddp = DistributedDataParallel(
             parts.module,
             device_ids=[world.device] if world.device.type == "cuda" else None,
@@ -41,7 +37,7 @@ class Strategy(base.Strategy):
         self.module = self._ddp
         self._compression = settings.compression
         hook = hooks.PowerSGD if settings.compression == "powersgd" else hooks.Average
-        self._hook = hook(settings, world.size, self.exchange)
+        self._hook = hook(parts.model, settings, world.size, self.exchange)
         self._ddp.register_comm_hook(None, self._hook.reduce)
 
     def describe(self) -> str:

@@ -2,13 +2,13 @@
 
 # No `from __future__ import annotations` here: DDP checks the hooks' annotations, and they must not be strings.
 
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_powersgd
+from torch import nn
 
 from worldsize.parallel.base import Exchange
 from worldsize.recipe import Parallel
@@ -25,7 +25,7 @@ class Average:
     sum of many ranks within fp16's range, less before keeps small gradients from falling under it.
     """
 
-    def __init__(self, settings: Parallel, world_size: int, exchange: Exchange) -> None:
+    def __init__(self, model: nn.Module, settings: Parallel, world_size: int, exchange: Exchange) -> None:
         self._type = _TYPES.get(settings.compression)
         self._before = settings.predivide or world_size
         self._after = world_size / self._before
@@ -61,38 +61,85 @@ class Average:
 
 
 class PowerSGD(Average):
-    """PowerSGD: each weight gradient M (n x m) travels as P (n x r) and Q (m x r) with P Q^T near M.
+    """PowerSGD: each weight gradient M (n x m) travels as P (n x r) and Q (m x r), whose product P Q^T is near it.
 
-    What the approximation loses is added to the next step's gradient, and Q begins where it ended (Vogels et al. 2019,
-    arXiv 1905.13727, algorithms 1 and 2; the steps are torch's). Both, and the number of steps, are this rank's state.
-    Vectors, and matrices that would not shrink by half, travel whole.
+    P is M Q with last step's Q, averaged and made orthonormal; Q is then M^T P, averaged. What the approximation loses is
+    added to the next step's gradient (Vogels et al. 2019, arXiv 1905.13727, algorithms 1 and 2). Vectors, and matrices that
+    would not shrink by half, travel whole, beside the Ps.
+
+    All buckets wait for the last one and then travel in two messages. torch has a hook of this name that begins with each
+    bucket; on gloo its nested waits lock each other up as soon as there are two buckets (seen with torch 2.12), and it
+    cannot view channels_last gradients as matrices.
     """
 
-    min_compression_rate = 2.0
+    min_compression = 2.0
 
-    def __init__(self, settings: Parallel, world_size: int, exchange: Exchange) -> None:
-        super().__init__(settings, world_size, exchange)
+    def __init__(self, model: nn.Module, settings: Parallel, world_size: int, exchange: Exchange) -> None:
+        super().__init__(model, settings, world_size, exchange)
+        self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        self._world_size = world_size
+        self._rank = settings.powersgd_rank
+        self._start = settings.powersgd_start
+        self._step = 0
         self._rehearsing = False
-        self._powersgd = torch_powersgd.PowerSGDState(
-            None,
-            matrix_approximation_rank=settings.powersgd_rank,
-            start_powerSGD_iter=settings.powersgd_start,
-            min_compression_rate=self.min_compression_rate,
-        )
+        self._held: list[tuple[dist.GradBucket, Reduced]] = []  # type: ignore[name-defined]
+        self._memory: dict[str, torch.Tensor] = {}
 
     def reduce(self, _: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-        powersgd = self._powersgd
-        if self._rehearsing or powersgd.iter < powersgd.start_powerSGD_iter:
-            if not self._rehearsing:
-                powersgd.maybe_increase_iter(bucket)
+        if self._rehearsing or self._step < self._start:
+            self._step += bucket.is_last() and not self._rehearsing
             return super().reduce(None, bucket)
+        device = bucket.buffer().device
+        held: Reduced = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
+        self._held.append((bucket, held))
         if bucket.is_last():
             self._exchange.begin()
-        before = powersgd.total_numel_after_compression
-        reduced = torch_powersgd.powerSGD_hook(powersgd, bucket)
-        sent = powersgd.total_numel_after_compression - before
-        self._exchange.sent_bytes += sent * bucket.buffer().element_size()
-        return reduced
+            buckets = [bucket for bucket, _ in self._held]
+            pairs = (zip(b.parameters(), b.gradients(), strict=True) for b in buckets)
+            self._approximate({self._names[parameter]: gradient for pair in pairs for parameter, gradient in pair})
+            for waiting, done in self._held:
+                done.set_result(waiting.buffer())
+            self._held.clear()
+            self._step += 1
+        return held
+
+    def _approximate(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Replace the gradients, by parameter name, by the approximation of their mean."""
+        matrices = {name: g for name, g in gradients.items() if self._shrinks(g)}
+        whole = [g for name, g in gradients.items() if name not in matrices]
+        ms = {name: g.reshape(g.shape[0], -1) + self._memory.get(f"error.{name}", 0) for name, g in matrices.items()}
+        qs = [self._memory.get(f"q.{name}", self._first_q(name, m)) for name, m in ms.items()]
+        ps = [m @ q for m, q in zip(ms.values(), qs, strict=True)]
+        self._average(ps + whole)
+        ps = [torch.linalg.qr(p).Q for p in ps]
+        qs = [m.T @ p for m, p in zip(ms.values(), ps, strict=True)]
+        self._average(qs)
+        for (name, m), p, q in zip(ms.items(), ps, qs, strict=True):
+            near = p @ q.T
+            self._memory[f"error.{name}"], self._memory[f"q.{name}"] = m - near, q
+            matrices[name].copy_(near.view(matrices[name].shape))
+
+    def _shrinks(self, gradient: torch.Tensor) -> bool:
+        if gradient.ndim < 2:
+            return False
+        n, m = gradient.shape[0], gradient[0].numel()
+        return (n + m) * min(self._rank, n, m) * self.min_compression < n * m
+
+    def _first_q(self, name: str, m: torch.Tensor) -> torch.Tensor:
+        """(m, r), drawn alike on all ranks."""
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        shape = (m.shape[1], min(self._rank, *m.shape))
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(m)
+
+    def _average(self, tensors: list[torch.Tensor]) -> None:
+        if not tensors:
+            return
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        self._exchange.sends(flat)
+        dist.all_reduce(flat)
+        flat /= self._world_size
+        for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
@@ -101,25 +148,12 @@ class PowerSGD(Average):
         self._rehearsing = False
 
     def state(self) -> dict[str, torch.Tensor]:
-        powersgd = self._powersgd
-        _, keys, position, *_ = powersgd.rng.get_state()
-        kept = {"powersgd.iter": torch.tensor(powersgd.iter), "powersgd.position": torch.tensor(position)}
-        kept["powersgd.rng"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
-        for kind, tensors in self._memories().items():
-            kept |= {f"powersgd.{kind}.{bucket}": tensor for bucket, tensor in tensors.items()}
-        return kept
+        return {f"powersgd.{name}": tensor for name, tensor in self._memory.items()} | {
+            "powersgd.step": torch.tensor(self._step)
+        }
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        if "powersgd.iter" not in state:
-            return
-        powersgd = self._powersgd
-        powersgd.iter = int(state["powersgd.iter"])
-        keys = state["powersgd.rng"].numpy().astype(np.uint32)
-        powersgd.rng.set_state(("MT19937", keys, int(state["powersgd.position"]), 0, 0.0))
-        for kind, tensors in self._memories().items():
-            prefix = f"powersgd.{kind}."
-            tensors.update({int(k.removeprefix(prefix)): v for k, v in state.items() if k.startswith(prefix)})
-
-    def _memories(self) -> dict[str, dict[int, torch.Tensor]]:
-        powersgd = self._powersgd
-        return {"error": powersgd.error_dict, "p": powersgd.p_memory_dict, "q": powersgd.q_memory_dict}
+        own = {k.removeprefix("powersgd."): v for k, v in state.items() if k.startswith("powersgd.")}
+        if own:
+            self._step = int(own.pop("step"))
+            self._memory = own
