@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 def environment(**extra: str) -> dict[str, str]:
     """The caller's environment without any launcher's variables, and one thread a process."""
-    launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMIX_", "SLURM_", "TORCHELASTIC")
+    launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMIX_", "HOROVOD_", "SLURM_", "TORCHELASTIC")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(launcher)}
     return clean | {"OMP_NUM_THREADS": "1"} | extra
 

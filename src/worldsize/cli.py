@@ -34,7 +34,7 @@ Exit codes: 0 done, 64 your input, 65 broken pictures, 66 damaged checkpoints, 7
 and saved (--resume goes on), 76 the loss is not finite, 130 and 143 left at once.
 """
 
-_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_LOCAL_RANKS = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -268,7 +268,8 @@ def _defect(trace: str) -> int:
     logging.getLogger("worldsize").info("%s", message)
     if not _is_worker():
         print(f"worldsize: {message}", file=sys.stderr)
-    if os.environ.get("WORLD_SIZE", "1") != "1" or "OMPI_COMM_WORLD_SIZE" in os.environ or "SLURM_STEP_ID" in os.environ:
+    launched = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID")
+    if os.environ.get("WORLD_SIZE", "1") != "1" or any(name in os.environ for name in launched):
         # Leaving in good order would wait for the other ranks, which wait for this one.
         sys.stderr.flush()
         os._exit(70)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import worldsize
 from worldsize.world import World, cores, discover, threads_per_process
+
+if TYPE_CHECKING:
+    from worldsize.parallel.base import Strategy
 
 _PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "pydantic")
 
@@ -18,15 +21,15 @@ def versions() -> dict[str, str | None]:
     return {"worldsize": worldsize.__version__, "python": platform.python_version()} | {p: _version(p) for p in _PACKAGES}
 
 
-def describe(world: World, precision: str, strategy: str) -> dict[str, Any]:
+def describe(world: World, precision: str, strategy: Strategy) -> dict[str, Any]:
     """What a run records of the machines it ran on."""
     import torch
 
     return {
         "world_size": world.size,
         "launcher": world.place.launcher,
-        "strategy": strategy,
-        "backend": world.backend,
+        "strategy": strategy.describe(),
+        "backend": strategy.backend,
         "device": device_name(world.device.type),
         "devices_here": torch.cuda.device_count() if world.device.type == "cuda" else 0,
         "threads_per_process": world.threads,
@@ -56,6 +59,7 @@ def table() -> list[tuple[str, str]]:
         ("backend", f"{'nccl' if gpus else 'gloo'} for more than one process (torch has: {', '.join(backends)})"),
         ("precision", f"{resolve('auto', device).name} when the recipe says auto"),
         *((name, found or "not installed") for name, found in versions().items()),
+        ("horovod", _version("horovod") or "not installed"),
         *((f"{name} (extra)", _version(name) or "not installed") for name in ("tensorboard", "wandb")),
     ]
 

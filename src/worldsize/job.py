@@ -228,7 +228,7 @@ def _state(
 ) -> State:
     optimizer = optim.build(network, recipe.optimizer, world.device)
     module = _compiled(network, recipe, plan.accumulation)
-    strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, steps_per_epoch))
+    strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch))
     # After the strategy, which may have put other norm layers into the network.
     statistics = model.RunningStatistics(network, plan.accumulation)
     scaler = number_format.scaler(strategy.local_gradients)
@@ -293,7 +293,7 @@ def _note(world: World, path: Path, value: dict[str, Any]) -> None:
 
 def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:
     recipe, plan, world = trainer.recipe, trainer.plan, trainer.world
-    machine = environment.describe(world, trainer.compute.precision.name, trainer.state.strategy.describe())
+    machine = environment.describe(world, trainer.compute.precision.name, trainer.state.strategy)
     return Facts(
         name=folder.name,
         recipe=recipe.model_dump(mode="json"),

@@ -48,13 +48,15 @@ class Place:
 def discover(env: Mapping[str, str] = os.environ) -> Place:
     """This process's place, from the environment that its launcher set.
 
-    Looks for torchrun's variables, then Open MPI's (4 and 5), then those of a Slurm job step.
+    Looks for torchrun's variables, then horovodrun's, then Open MPI's (4 and 5), then those of a Slurm job step.
 
     Raises:
         UserError: the variables contradict each other or are incomplete.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         return _torchrun(env)
+    if "HOROVOD_RANK" in env and "HOROVOD_SIZE" in env:
+        return _horovodrun(env)
     if "OMPI_COMM_WORLD_SIZE" in env:
         return _open_mpi(env)
     if "SLURM_STEP_ID" in env and "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
@@ -78,6 +80,23 @@ def _torchrun(env: Mapping[str, str]) -> Place:
         _number(env, "LOCAL_RANK", rank % local_size),
         local_size,
         _master(env, None, None) if size > 1 else None,
+    )
+    return _checked(place)
+
+
+def _horovodrun(env: Mapping[str, str]) -> Place:
+    """Its Gloo form; with MPI it starts mpirun, whose variables are found."""
+    size = _number(env, "HOROVOD_SIZE")
+    local_size = _number(env, "HOROVOD_LOCAL_SIZE", size)
+    place = Place(
+        "horovodrun",
+        _number(env, "HOROVOD_RANK"),
+        size,
+        _number(env, "HOROVOD_LOCAL_RANK", 0),
+        local_size,
+        _master(env, "127.0.0.1" if local_size == size else None, env.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
+        if size > 1
+        else None,
     )
     return _checked(place)
 

@@ -28,6 +28,7 @@ class Parts:
     optimizer: torch.optim.Optimizer
     settings: Parallel
     world: World
+    accumulation: int
     steps_per_epoch: int
 
     @property
@@ -47,6 +48,7 @@ class Strategy(ABC):
         local_gradients: whether ranks still hold different gradients when ``update`` is called.
         module: what to call for the forward pass.
         optimizer: what steps, and what a checkpoint saves.
+        backend: what carries the agreement between processes, for people; None for one process.
         exchange: what the step cost in communication; the loop takes it after each.
     """
 
@@ -59,6 +61,7 @@ class Strategy(ABC):
     def __init__(self, parts: Parts) -> None:
         self.module = parts.module
         self.optimizer = parts.optimizer
+        self.backend = parts.world.backend
         self.exchange = Exchange(parts.world.device)
 
     def describe(self) -> str:

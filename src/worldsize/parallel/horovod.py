@@ -1,0 +1,112 @@
+"""The real Horovod, where it is installed: averaging or Adasum over MPI, Gloo or NCCL.
+
+Sergeev and Del Balso 2018, "Horovod: fast and easy distributed deep learning in TensorFlow" (arXiv 1802.05799). Gradients
+travel through Horovod; worldsize's own small messages go over torch's gloo as with every strategy. With ``op: adasum``
+Horovod combines the optimisers' steps of each parameter as `parallel.adasum` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import horovod.torch as hvd
+import torch
+
+from worldsize import optim
+from worldsize.errors import UserError
+from worldsize.parallel import base, horovod_build
+from worldsize.world import World
+
+
+class Strategy(base.Strategy):
+    """Horovod's DistributedOptimizer around the recipe's optimiser."""
+
+    name = "horovod"
+
+    def __init__(self, parts: base.Parts) -> None:
+        super().__init__(parts)
+        settings, world = parts.settings, parts.world
+        self._parts = parts
+        # Horovod refuses tensors in another order; gradients take that of their weights, activations keep their own.
+        parts.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        self._server = _start(world)
+        self._adasum = settings.op == "adasum" and world.size > 1  # with one process it is a plain step
+        half = settings.compression == "fp16"
+        self.optimizer = hvd.DistributedOptimizer(
+            parts.optimizer,
+            named_parameters=parts.model.named_parameters(),
+            compression=hvd.Compression.fp16 if half else hvd.Compression.none,
+            backward_passes_per_step=parts.accumulation,
+            op=hvd.Adasum if self._adasum else hvd.Average,
+            gradient_predivide_factor=settings.predivide or 1.0,
+        )
+        self._sent_bytes = sum(p.numel() * (2 if half else p.element_size()) for p in parts.parameters)
+        self.local_gradients = self._adasum  # type: ignore[misc]
+        self.backend = "MPI" if hvd.mpi_enabled() else "Gloo"
+        if world.device.type == "cuda" and hvd.nccl_built():
+            self.backend = f"NCCL, {self.backend}"
+
+    def describe(self) -> str:
+        compression = self._parts.settings.compression
+        sent = "" if compression == "none" else f" of {compression} gradients"
+        return f"{self.name} ({self._parts.settings.op}{sent})"
+
+    @contextmanager
+    def gradients(self, last: bool) -> Iterator[None]:
+        yield
+        if last and not self._adasum:
+            with self.exchange.waiting():
+                self.optimizer.synchronize()  # type: ignore[attr-defined]
+
+    def update(self, step: Callable[[], None]) -> None:
+        if self._parts.world.size > 1:
+            self.exchange.sent_bytes += self._sent_bytes
+        if self._adasum:
+            with self.exchange.waiting():
+                step()
+            return
+        with self.optimizer.skip_synchronize():  # type: ignore[attr-defined]
+            step()
+
+    def settle(self, rehearse: Callable[[], None]) -> None:
+        hvd.broadcast_parameters(dict(self._parts.model.named_parameters()), root_rank=0)
+        # An optimiser that has not stepped yet is alike everywhere; Horovod would have it step on a gradient of zeros.
+        # With Adasum each rank's is its own.
+        if self.optimizer.state and not self._adasum:
+            hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return optim.state_tensors(self.optimizer, self._parts.model) if self._adasum else {}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        optim.load_state_tensors(self.optimizer, self._parts.model, state)
+
+
+def _start(world: World) -> object:
+    """Bring Horovod up with the ranks that worldsize has. Returns what must live as long as the process."""
+    place, server = world.place, None
+    if horovod_build.transport(place) == "Gloo" and place.launcher != "horovodrun":
+        from horovod.runner.http.http_server import RendezvousServer
+
+        # What horovodrun does for its processes: rank 0 serves the addresses, all on this machine.
+        if world.is_main:
+            server = RendezvousServer()
+        port = world.gather(server.start() if server else None)[0]
+        mine: dict[str, object] = {
+            "RANK": place.rank,
+            "SIZE": place.size,
+            "LOCAL_RANK": place.local_rank,
+            "LOCAL_SIZE": place.local_size,
+        }
+        mine |= {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": "lo"}
+        mine |= {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+        os.environ.update({f"HOROVOD_{name}": str(value) for name, value in mine.items()})
+    hvd.init()
+    if (hvd.rank(), hvd.size()) != (place.rank, place.size):
+        raise UserError(
+            f"{place.launcher} made this rank {place.rank} of {place.size}, but Horovod says {hvd.rank()} of {hvd.size()}: "
+            "were mpirun and Horovod built for the same MPI? `make horovod` builds it for the one that is installed"
+        )
+    return server
