@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worldsize.launch.local import Outcome, _cause
+from worldsize.launch.local import Outcome, cause
 
 MINE, DEFECT = Outcome(64, "wrong"), Outcome(70, "lost a peer")
 
@@ -21,4 +21,4 @@ MINE, DEFECT = Outcome(64, "wrong"), Outcome(70, "lost a peer")
     ],
 )
 def test_the_cause_of_a_failure(exit_codes, reports, code):
-    assert _cause(exit_codes, reports, now=100.0).code == code
+    assert cause(exit_codes, reports, now=100.0).code == code

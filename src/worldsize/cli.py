@@ -105,7 +105,7 @@ def _train(argv: list[str]) -> int:
             print(f"{folder.path if folder else job.out} has reached its last step already; nothing to do")
         return 0
 
-    return _distribute(["train", *argv], parsed.procs, place, work)
+    return _distribute(["train", *argv], parsed.procs, place, work, lenient=job.recipe.parallel.strategy == "async")
 
 
 def _eval(argv: list[str]) -> int:
@@ -177,12 +177,13 @@ def _env(argv: list[str]) -> int:
     return 0
 
 
-def _distribute(argv: list[str], procs: int, place: Place, work: Callable[[StopFlag], int]) -> int:
-    """Do ``work`` in this process, or have ``procs`` of them started that do."""
+def _distribute(argv: list[str], procs: int, place: Place, work: Callable[[StopFlag], int], lenient: bool = False) -> int:
+    """Do ``work`` in this process, or have ``procs`` of them started that do; ``lenient``: all but the first may die."""
     if place.size == 1 and _positive(procs) > 1:
-        from worldsize.launch.local import launch
+        from worldsize.launch import lenient as leniently
+        from worldsize.launch import local
 
-        outcome = launch(argv, procs)
+        outcome = (leniently if lenient else local).launch(argv, procs)
         return _fail(outcome.message, outcome.code) if outcome.code else 0
     if place.size > 1 and procs not in (1, place.local_size):
         raise UserError(

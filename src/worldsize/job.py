@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from worldsize import catalog, checkpoint, environment, model, optim, parallel, precision, run, track
+from worldsize.asynchronous import AsyncTrainer
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
 from worldsize.data import open_dataset
@@ -22,6 +23,7 @@ from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset, Samples
 from worldsize.errors import Stopped, UserError, WorldsizeError
 from worldsize.evaluate import Result
+from worldsize.loop import Loop
 from worldsize.parallel.base import Parts
 from worldsize.precision import Precision
 from worldsize.progress import Progress
@@ -42,7 +44,7 @@ def train(job: TrainJob, place: Place, stop: StopFlag) -> Summary | None:
     """Train on this process, together with the others of its world.
 
     Returns:
-        What came out; None where the resumed run had already ended.
+        What came out; None where the resumed run had already ended, and on a worker of an asynchronous run.
     """
     begun = time.monotonic()
     preflight(job, place)
@@ -199,25 +201,27 @@ def _assemble(
     snapshot: checkpoint.Snapshot | None,
     facts: dict[str, Any],
     stop: StopFlag,
-) -> Trainer:
+) -> Loop:
     recipe = job.recipe
     number_format = precision.resolve(recipe.precision, world.device)
     state = _state(recipe, plan, world, network, number_format, plan.steps_per_epoch(len(dataset.train)))
+    # Asynchronous ranks share nothing: each works, and rank 0 saves, as if it were alone.
+    mine = world.alone() if state.strategy.asynchronous else world
     if snapshot is not None:
-        world.together(lambda: state.restore(snapshot, world))
+        world.together(lambda: state.restore(snapshot, mine))
     progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress()
     normalise = Normalise(recipe.data, world.device, number_format.weights)
-    return Trainer(
+    return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
         recipe=recipe,
         plan=plan,
         world=world,
         state=state,
-        compute=Compute(recipe, plan, world.rank, world.device, state, number_format, normalise),
+        compute=Compute(recipe, plan, mine.rank, world.device, state, number_format, normalise),
         lr_batch=parallel.lr_batch(recipe.parallel, plan, world.place),
         training=loader_for(recipe, dataset.train, training_crop(recipe.data), world),
         validation=loader_for(recipe, dataset.val, evaluation_crop(recipe.data), world),
         trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
-        saver=Saver(recipe.checkpoint, folder.checkpoints, world, state, catalog.to_yaml(recipe), facts),
+        saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, catalog.to_yaml(recipe), facts),
         stop=stop,
         progress=progress,
     )
@@ -255,13 +259,15 @@ def loader_for(recipe: Recipe, samples: Samples, crop: Crop, world: World) -> Lo
     )
 
 
-def _run(trainer: Trainer, job: TrainJob, folder: RunFolder, dataset: Dataset, begun: float) -> Summary:
+def _run(trainer: Loop, job: TrainJob, folder: RunFolder, dataset: Dataset, begun: float) -> Summary | None:
     facts = _facts(trainer, folder, dataset)
     summary = None
     _note(trainer.world, folder.environment, facts.environment)
     try:
         trainer.trackers.begin(facts)
         result = trainer.fit()
+        if result is None:
+            return None
         summary = _summary(trainer, result, time.monotonic() - begun)
         _note(trainer.world, folder.result, asdict(summary))
         return summary
@@ -291,7 +297,7 @@ def _note(world: World, path: Path, value: dict[str, Any]) -> None:
         log.warning("cannot write %s: %s", path, error.strerror)
 
 
-def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:
+def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
     recipe, plan, world = trainer.recipe, trainer.plan, trainer.world
     machine = environment.describe(world, trainer.compute.precision.name, trainer.state.strategy)
     return Facts(
@@ -314,7 +320,7 @@ def _facts(trainer: Trainer, folder: RunFolder, dataset: Dataset) -> Facts:
     )
 
 
-def _summary(trainer: Trainer, result: Result, seconds: float) -> Summary:
+def _summary(trainer: Loop, result: Result, seconds: float) -> Summary:
     at = trainer.progress
     newest = trainer.saver.newest()
     return Summary(

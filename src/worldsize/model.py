@@ -183,6 +183,18 @@ class RunningStatistics:
             found[f"{i}.mean"], found[f"{i}.var"] = layer.running_mean, layer.running_var
         return found
 
+    def forget(self) -> None:
+        """Empty them: after the next step they hold momentum times that step's own mean, for `advance` elsewhere."""
+        for tensor in self.tensors().values():
+            tensor.zero_()
+
+    def advance(self, step: list[torch.Tensor]) -> None:
+        """Move on by one step, of which a replica that began with `forget` has this in `tensors`, in the same order."""
+        own = iter(zip(self.tensors().values(), step, strict=True))
+        for momentum in self._momenta:
+            for tensor, contribution in (next(own), next(own)):
+                tensor.mul_(1 - (momentum or 0.0)).add_(contribution)
+
     @contextmanager
     def averaged(self, world: World, step: int) -> Iterator[None]:
         """Inside, the model holds the mean over all ranks, and ``num_batches_tracked`` is ``step``; after, its own again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from worldsize.evaluate import Result
@@ -16,7 +16,8 @@ class Progress:
 
     ``step`` counts optimiser steps of the run, ``epoch_step`` those of epoch ``epoch`` (0-based). The ``epoch_*`` sums are
     over the steps of this epoch, ``train_s`` and ``trained_steps`` over those of the run; ``evaluated_step`` is the step
-    after which ``evaluation`` was made, -1 for none.
+    after which ``evaluation`` was made, -1 for none. In an asynchronous run, ``missing`` are steps
+    that others have overtaken: handed out, and not among those that are done.
     """
 
     step: int = 0
@@ -30,6 +31,7 @@ class Progress:
     best_epoch: int = 0
     evaluation: dict[str, float | int] | None = None
     evaluated_step: int = -1
+    missing: list[int] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,12 +67,13 @@ class Progress:
             val_s=val_s,
         )
 
-    def evaluated(self, result: Result) -> bool:
-        """Remember an evaluation. Returns whether it is the best so far."""
-        self.evaluation, self.evaluated_step = result.as_dict(), self.step
+    def evaluated(self, result: Result, at: Progress | None = None) -> bool:
+        """Remember an evaluation, made ``at`` a former state of this run or now. Returns whether it is the best so far."""
+        at = at or self
+        self.evaluation, self.evaluated_step = result.as_dict(), at.step
         if result.top1 <= self.best_top1:
             return False
-        self.best_top1, self.best_epoch = result.top1, self.epoch + 1
+        self.best_top1, self.best_epoch = result.top1, at.epoch + 1
         return True
 
     def next_epoch(self) -> None:

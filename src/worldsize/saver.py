@@ -50,24 +50,35 @@ class Saver:
         Raises:
             NotSaved: with ``wait``, it could not be written.
         """
+        self.write(self.snapshot(progress), wait)
+
+    def snapshot(self, progress: Progress, **more: Any) -> checkpoint.Snapshot | None:
+        """Copies of the state after the last step, on rank 0; None elsewhere. Every rank must call it at the same step.
+
+        Args:
+            more: further numbers that belong to the state.
+        """
         state = self._state
         with state.consensus(self._world, progress.step):
             weights = checkpoint.copy(state.model.state_dict()) if self._world.is_main else {}
         ranks = state.gather(self._world)
-        if self._world.is_main:
-            numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size, "versions": versions()}
-            numbers |= {"scaler": state.scaler.state_dict(), "optimizer": type(state.optimizer).__name__}
-            optimizer = checkpoint.copy(optim.state_tensors(state.optimizer, state.model))
-            self._writer.save(checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe))
         self._saved = time.monotonic()
+        if not self._world.is_main:
+            return None
+        numbers = {**self._facts, **progress.as_dict(), **more, "world_size": self._world.size, "versions": versions()}
+        numbers |= {"scaler": state.scaler.state_dict(), "optimizer": type(state.optimizer).__name__}
+        optimizer = checkpoint.copy(optim.state_tensors(state.optimizer, state.model))
+        return checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe)
+
+    def write(self, snapshot: checkpoint.Snapshot | None, wait: bool = False) -> None:
+        """Put rank 0's snapshot on disk; as `save`."""
+        if snapshot is not None:
+            self._writer.save(snapshot)
         if not wait:
             return
         self._writer.wait()
         if failed := self._world.gather(self._writer.failed)[0]:
-            raise NotSaved(
-                f"the state of step {progress.step:,} could not be saved ({failed}). "
-                f"Last good checkpoint: {self.newest() or 'none'}"
-            )
+            raise NotSaved(f"the last state could not be saved ({failed}). Last good checkpoint: {self.newest() or 'none'}")
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint on disk as rank 0 sees it, None if there is none. All ranks must call it."""

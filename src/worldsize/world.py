@@ -234,6 +234,10 @@ class World:
         """Whether this is rank 0, which writes files and talks to the user."""
         return self.place.rank == 0
 
+    def alone(self) -> World:
+        """This process as if there were no other."""
+        return World(Place(self.place.launcher, 0, 1, 0, 1), self.device, None, self.threads)
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's ``value`` (small, picklable), in rank order, on every rank."""
         if self.control is None:

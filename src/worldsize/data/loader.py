@@ -103,40 +103,34 @@ class Loader:
 
         A broken picture is replaced by the next one in the set that is whole, cut as the broken one would be.
         """
+        steps = range(first_step, plan.steps_per_epoch(len(self.samples)))
+        return Stream(self._prefetch, (part for step in steps for part in self._parts(plan, rank, epoch, step)))
+
+    def steps(self) -> Stream:
+        """An empty stream, for `add_step`."""
+        return Stream(self._prefetch, ())
+
+    def add_step(self, stream: Stream, plan: BatchPlan, epoch: int, step: int) -> None:
+        """Let the micro-batches of one step of ``epoch`` follow in the stream, as for rank 0."""
+        stream.add(self._parts(plan, 0, epoch, step))
+
+    def _parts(self, plan: BatchPlan, rank: int, epoch: int, step: int) -> Iterator[_Pending]:
         n = len(self.samples)
-
-        def requests() -> Iterator[Indices]:
-            for step in range(first_step, plan.steps_per_epoch(n)):
-                for micro in range(plan.accumulation):
-                    start = plan.first(step, rank, micro)
-                    yield permute(self._seed, epoch, np.arange(start, start + plan.forward_batch), n)
-
-        return self._ahead(self._submit(indices, epoch, replace=True) for indices in requests())
+        for micro in range(plan.accumulation):
+            start = plan.first(step, rank, micro)
+            indices = permute(self._seed, epoch, np.arange(start, start + plan.forward_batch), n)
+            yield self._submit(indices, epoch, replace=True)
 
     def evaluation(self, rank: int, world_size: int, batch: int) -> Iterator[Batch]:
         """This rank's share of the split in order, every sample once; a broken picture is left out."""
         mine = shard(len(self.samples), rank, world_size)
         starts = range(mine.start, mine.stop, batch)
         requests = (np.arange(start, min(start + batch, mine.stop)) for start in starts)
-        return self._ahead(self._submit(indices, 0, replace=False) for indices in requests)
+        return Stream(self._prefetch, (self._submit(indices, 0, replace=False) for indices in requests))
 
     def close(self) -> None:
         """End the threads; work that has not begun is dropped."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _ahead(self, pending: Iterable[_Pending]) -> Iterator[Batch]:
-        queue: deque[_Pending] = deque()
-        source = iter(pending)
-        try:
-            for item in source:
-                queue.append(item)
-                if len(queue) > self._prefetch:
-                    yield queue.popleft().result()
-            while queue:
-                yield queue.popleft().result()
-        finally:
-            for item in queue:
-                item.cancel()
 
     def _submit(self, indices: Indices, epoch: int, replace: bool) -> _Pending:
         size = self.crop.size
@@ -189,6 +183,30 @@ class Loader:
         return None
 
 
+class Stream(Iterator[Batch]):
+    """Batches in order, of which ``prefetch`` are being prepared while one is used. Each item of ``source`` begins one."""
+
+    def __init__(self, prefetch: int, source: Iterable[_Pending]) -> None:
+        self._prefetch = prefetch
+        self._sources = deque([iter(source)])
+        self._begun: deque[_Pending] = deque()
+
+    def add(self, source: Iterable[_Pending]) -> None:
+        """Let these follow."""
+        self._sources.append(iter(source))
+
+    def __next__(self) -> Batch:
+        while self._sources and len(self._begun) <= self._prefetch:
+            pending = next(self._sources[0], None)
+            if pending is None:
+                self._sources.popleft()
+            else:
+                self._begun.append(pending)
+        if not self._begun:
+            raise StopIteration
+        return self._begun.popleft().result()
+
+
 @dataclass(frozen=True)
 class _Pending:
     """A batch whose parts are still being filled."""
@@ -203,7 +221,3 @@ class _Pending:
             return Batch(self.pixels, self.labels)
         keep = torch.tensor(filled)
         return Batch(self.pixels[keep], self.labels[keep])
-
-    def cancel(self) -> None:
-        for part in self.parts:
-            part.cancel()

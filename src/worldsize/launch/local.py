@@ -18,7 +18,7 @@ from typing import Any
 from worldsize.signals import handled
 from worldsize.world import LOCAL_LAUNCH
 
-_ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _AGENTS_PATIENCE_S = 20
 _GRACE_S = 3600  # a step on a slow machine can be long, and a second signal ends the wait
 
@@ -66,17 +66,17 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
             elastic_launch(config, sys.executable)("-m", "worldsize", *argv)
             return Outcome(0)
         except ChildFailedError as error:
-            return _cause({rank: f.exitcode for rank, f in error.failures.items()}, _reports(Path(logs)), time.time())
+            return cause({rank: f.exitcode for rank, f in error.failures.items()}, reports(Path(logs)), time.time())
         except SignalException as interrupt:
-            reports = _reports(Path(logs))
-            return reports[0][1] if reports else Outcome(128 + interrupt.sigval)
+            told = reports(Path(logs))
+            return told[0][1] if told else Outcome(128 + interrupt.sigval)
         finally:
             del os.environ[LOCAL_LAUNCH]
 
 
 def report(message: str, code: int) -> None:
     """In a worker: leave the failure where the agent and `launch` look for it."""
-    path = os.environ.get(_ERROR_VARIABLE)
+    path = os.environ.get(ERROR_VARIABLE)
     if path:
         content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
         Path(path).write_text(json.dumps(content | {"worldsize": {"code": code, "time": time.time()}}))
@@ -89,7 +89,7 @@ def _quieten(package: str) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _reports(logs: Path) -> list[tuple[float, Outcome]]:
+def reports(logs: Path) -> list[tuple[float, Outcome]]:
     """What the workers reported, with the time, first failure first."""
     found: list[tuple[float, Outcome]] = []
     for path in logs.rglob("error.json"):
@@ -101,7 +101,7 @@ def _reports(logs: Path) -> list[tuple[float, Outcome]]:
     return sorted(found, key=lambda report: report[0])
 
 
-def _cause(exit_codes: dict[int, int], reports: list[tuple[float, Outcome]], now: float) -> Outcome:
+def cause(exit_codes: dict[int, int], reports: list[tuple[float, Outcome]], now: float) -> Outcome:
     """Why the run failed: a deliberate report, a rank that was killed, or a defect, in this order.
 
     A rank that is killed cannot report, and the others report that they lost it. The agent ends the ranks that are left

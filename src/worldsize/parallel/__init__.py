@@ -27,12 +27,14 @@ class Kind:
     Attributes:
         about: one line for people.
         processes: the world sizes it works at: ``one``, ``several``, ``powers of two`` or ``any``.
+        module: the file of this package, where it is not the strategy's name.
         rate: what its learning rate is scaled to: the ``global batch``, or the samples of one ``process``.
     """
 
     about: str
     processes: str
     rate: str = "global batch"
+    module: str = ""
 
 
 STRATEGIES = {
@@ -42,7 +44,11 @@ STRATEGIES = {
     "adasum": Kind("combines the optimisers' steps by their angle; keeps the learning rate", "powers of two", "process"),
     "horovod": Kind("the real Horovod: ring averaging or Adasum, over MPI, Gloo or NCCL", "any"),
     "localsgd": Kind("steps alone for a while, then averages weights", "several"),
-    "async": Kind("a parameter server; nobody waits, gradients may be a bounded number of updates old", "any"),
+    "async": Kind(
+        "a parameter server; nobody waits, gradients may be some updates old",
+        "any",
+        module="parameter_server",
+    ),
 }
 
 
@@ -157,5 +163,5 @@ def max_staleness(settings: Parallel, world_size: int) -> int:
 def build(parts: Parts) -> Strategy:
     """The recipe's strategy for these parts."""
     name = resolve(parts.settings, parts.world.size)
-    strategy: Strategy = importlib.import_module(f"worldsize.parallel.{name}").Strategy(parts)
+    strategy: Strategy = importlib.import_module(f"worldsize.parallel.{STRATEGIES[name].module or name}").Strategy(parts)
     return strategy

@@ -46,6 +46,7 @@ class Strategy(ABC):
     Attributes:
         name: as in the recipe.
         local_gradients: whether ranks still hold different gradients when ``update`` is called.
+        asynchronous: whether ranks do not step together at all, see `worldsize.asynchronous`.
         module: what to call for the forward pass.
         optimizer: what steps, and what a checkpoint saves.
         backend: what carries the agreement between processes, for people; None for one process.
@@ -53,7 +54,8 @@ class Strategy(ABC):
     """
 
     name: ClassVar[str]
-    local_gradients: ClassVar[bool] = False
+    local_gradients: bool = False
+    asynchronous: ClassVar[bool] = False
     module: nn.Module
     optimizer: torch.optim.Optimizer
 

@@ -43,7 +43,7 @@ class Strategy(base.Strategy):
             gradient_predivide_factor=settings.predivide or 1.0,
         )
         self._sent_bytes = sum(p.numel() * (2 if half else p.element_size()) for p in parts.parameters)
-        self.local_gradients = self._adasum  # type: ignore[misc]
+        self.local_gradients = self._adasum
         self.backend = "MPI" if hvd.mpi_enabled() else "Gloo"
         if world.device.type == "cuda" and hvd.nccl_built():
             self.backend = f"NCCL, {self.backend}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from worldsize.recipe import Track
@@ -42,7 +42,8 @@ class Step:
     milliseconds, the mean over ranks; ``data_ms`` is waiting for pictures, ``communication_ms`` waiting for other ranks
     after one's own backward pass, ``compute_ms`` the rest of ``step_ms``. ``sent_bytes`` is what one rank handed to
     communication, the mean over ranks. ``rank_images_per_s`` counts each rank's samples over its own time without
-    communication: it shows who holds the others up.
+    communication: it shows who holds the others up. ``details`` is what only some strategies have to say: of async the
+    worker whose gradient it was, its staleness in updates, and how many workers there still are.
     """
 
     step: int
@@ -59,11 +60,16 @@ class Step:
     communication_ms: float
     sent_bytes: int
     broken: int
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """After an evaluation. train_* are means over the steps since the last one, val_* over the validation set."""
+    """After an evaluation. train_* are means over the steps since the last one, val_* over the validation set.
+
+    ``details`` of async: how many gradients were applied at each staleness (0, 1, ...), how many were dropped, and each
+    worker's images/s.
+    """
 
     epoch: int
     step: int
@@ -77,6 +83,7 @@ class Epoch:
     images_per_s: float
     train_s: float
     val_s: float
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ def step_scalars(step: Step) -> dict[str, float]:
     """A step as named scalars, for trackers that draw curves."""
     names = ("loss", "top1", "lr", "grad_norm")
     speed = ("images_per_s", "step_ms", "data_ms", "compute_ms", "communication_ms")
-    return {f"train/{n}": getattr(step, n) for n in names} | {f"speed/{n}": getattr(step, n) for n in speed}
+    return {f"train/{n}": getattr(step, n) for n in names} | {f"speed/{n}": getattr(step, n) for n in speed} | step.details
 
 
 def epoch_scalars(epoch: Epoch) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -79,6 +80,8 @@ class Tracker(base.Tracker):
             _duration(epoch.train_s + epoch.val_s),
         )
         self._console.print("  ".join(f"{c:>11}" for c in cells), markup=False)
+        if epoch.details:
+            self._console.print(_by_worker(epoch.details), markup=False, style="dim")
 
     def end(self, summary: base.Summary | None) -> None:
         if self._live is not None:
@@ -103,6 +106,13 @@ def _introduction(facts: base.Facts) -> list[str]:
         + (f"; going on after step {facts.first_step:,}" if facts.first_step else ""),
         "",
     ]
+
+
+def _by_worker(details: dict[str, Any]) -> str:
+    """What async has to say after an evaluation."""
+    ages = ", ".join(f"{age}: {count:,}" for age, count in enumerate(details["staleness"]) if count)
+    speeds = ", ".join(f"{speed:,.0f}" for speed in details["speeds"])
+    return f"             updates by staleness {ages}; {details['dropped']:,} dropped; images/s by worker {speeds}"
 
 
 def _conclusion(summary: base.Summary, folder: RunFolder) -> list[str]:

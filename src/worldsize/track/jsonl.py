@@ -31,7 +31,7 @@ class Tracker(base.Tracker):
         self._file.close()
 
     def _line(self, kind: str, values: dict[str, Any]) -> None:
-        plain = {k: _short(v) for k, v in values.items()}
+        plain = {k: _short(v) for k, v in (values | values.pop("details")).items()}
         self._file.write(json.dumps({"kind": kind, **plain}) + "\n")
         self._file.flush()
 

@@ -1,0 +1,258 @@
+"""The loop of asynchronous SGD: workers that compute, and rank 0, which also keeps the weights.
+
+`parallel.parameter_server` is the algorithm. No process waits for another here; rank 0 evaluates a copy of the weights
+while the others go on.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+import torch
+
+from worldsize import parallel
+from worldsize.checkpoint import Snapshot
+from worldsize.errors import Stopped
+from worldsize.evaluate import Result, evaluate
+from worldsize.loop import Loop
+from worldsize.optim import set_lr
+from worldsize.parallel.ledger import Ledger
+from worldsize.parallel.link import Link, connect
+from worldsize.parallel.parameter_server import Grant, Report, Server
+from worldsize.progress import Progress
+from worldsize.track.base import Step
+from worldsize.worker import Worker, flatten, replica
+
+_LOOK_S = 0.2  # how often rank 0 looks around while it has no step to compute
+
+
+@dataclass
+class AsyncTrainer(Loop):
+    """Rank 0 serves and works, the others work."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._weights = [p.detach() for p in self.state.model.parameters()]
+        self._statistics = list(self.state.statistics.tensors().values())
+        self._speeds = [0.0] * self.world.size
+        self._new: list[Step] = []  # applied, and not yet told to the trackers
+        self._boundaries: deque[tuple[Progress, Snapshot]] = deque()  # states to evaluate
+        self._save_due = False
+        self._applied_at = time.perf_counter()
+        self._collected = time.monotonic()
+
+    def fit(self) -> Result | None:
+        weights = sum(w.numel() for w in self._weights)
+        gradient = weights + sum(s.numel() for s in self._statistics)
+        links = connect(self.world, gradient, weights, self._weights[0].dtype, self.recipe.parallel.timeout_s)
+        if self.world.is_main:
+            return self._serve(links)
+        self._work(links[0])
+        return None
+
+    def _work(self, link: Link) -> None:
+        """As any other rank: until rank 0 has no more steps for us."""
+        worker = Worker(self.compute, self.training, self.steps_per_epoch)
+        link.send_report(None)
+        leaving = False
+        while (grant := link.receive_grant()).steps:
+            report = worker.work(grant)
+            self.check_broken(len(self.training.broken.new), self.training)
+            leaving = bool(self.stop)
+            link.send_report(replace(report, leaving=leaving))
+        if leaving or self.stop:
+            raise Stopped("this worker has handed in its last step")
+
+    def _serve(self, links: dict[int, Link]) -> Result:
+        """As rank 0: serve the links from threads of their own, and work beside them."""
+        self._server = Server(self._ledger(), self.world.size, self._apply, lambda: flatten(self._weights))
+        self._server.hold = lambda: len(self._boundaries) > 1
+        threads = [threading.Thread(target=self._answer, args=(w, link), daemon=True) for w, link in links.items()]
+        for thread in threads:
+            thread.start()
+        try:
+            result = self._work_beside()
+        except BaseException as error:
+            self._server.fail(error)
+            raise
+        finally:
+            for thread in threads:
+                thread.join(self.recipe.parallel.timeout_s)
+        return result
+
+    def _ledger(self) -> Ledger:
+        at = self.progress
+        bound = parallel.max_staleness(self.recipe.parallel, self.world.size)
+        return Ledger.resume(self.total_steps, bound, at.step, at.step + len(at.missing), at.missing)
+
+    def _answer(self, worker: int, link: Link) -> None:
+        """A worker's thread on rank 0."""
+        try:
+            while True:
+                if (report := link.receive_report()) is not None:
+                    self._server.push(worker, report)
+                grant = self._server.pull(worker)
+                assert grant is not None  # without a limit it waits
+                link.send_grant(grant)
+                if not grant.steps:
+                    return
+        except RuntimeError as error:  # gloo: the connection is gone, or nothing came for too long
+            self._server.lose(worker, error)
+        except Exception as error:
+            self._server.fail(error)
+
+    def _work_beside(self) -> Result:
+        """Rank 0's own work, and what is to be done between its steps."""
+        worker = Worker(replica(self.compute, self.state.strategy), self.training, self.steps_per_epoch)
+        grant: Grant | None = None
+        result = None
+        while True:
+            if grant is not None and grant.steps:
+                self._server.push(0, worker.work(grant))
+            result = self._look_after() or result
+            if self._server.ledger.finished and not self._boundaries:
+                break
+            grant = self._server.pull(0, _LOOK_S)
+        if result is None:  # went on after the last step, which was not evaluated yet
+            self._boundaries.append(self._boundary())
+            result = self._look_after()
+            assert result is not None
+        return result
+
+    def _look_after(self) -> Result | None:
+        """Metrics, stop, evaluation, checkpoints. Returns the last evaluation made here."""
+        self._server.check()
+        self._collect()
+        if self.stop:
+            self._stop("stopped")
+        result = None
+        while self._boundaries:
+            result = self._evaluate(*self._boundaries[0])
+            with self._server.lock:
+                self._boundaries.popleft()
+                self._server.lock.notify_all()
+        if self._save_due or self.saver.due():
+            self._save_due = False
+            with self._server.lock:
+                snapshot = self._snapshot()
+            self.saver.write(snapshot)
+        return result
+
+    def _stop(self, how: str) -> None:
+        self._server.stop(self.recipe.parallel.timeout_s)
+        self._collect(everything=True)
+        self.saver.write(self._snapshot(), wait=True)
+        raise Stopped(f"{how} after step {self.progress.step:,} of {self.total_steps:,}")
+
+    def _apply(self, worker: int, report: Report, age: int) -> None:
+        """The server moves the weights by one gradient; its lock is held."""
+        at = self.progress
+        lr = self.lr(at.step)
+        set_lr(self.state.optimizer, lr)
+        assert report.gradient is not None
+        gradient = report.gradient.to(self.world.device)
+        parameters = list(self.state.model.parameters())
+        sizes = [t.numel() for t in self._weights + self._statistics]
+        parts = gradient.split(sizes)
+        for parameter, part in zip(parameters, parts, strict=False):
+            parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
+        statistics = [p.view(s.shape) for p, s in zip(parts[len(parameters) :], self._statistics, strict=True)]
+        self.state.statistics.advance(statistics)
+        self.state.optimizer.step()
+        self.state.optimizer.zero_grad()
+        at.step += 1
+        at.epoch_step += 1
+        at.missing = self._server.ledger.missing
+        self._record(worker, report, age, lr, gradient.numel() * gradient.element_size())
+        every = self.recipe.checkpoint.every_steps
+        self._save_due |= every is not None and at.step % every == 0
+        if at.epoch_step == self.steps_per_epoch or at.step == self.total_steps:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        at = self.progress
+        if at.step == self.total_steps or (at.epoch + 1) % self.recipe.evaluate_every == 0:
+            self._boundaries.append(self._boundary())
+        if at.step < self.total_steps:
+            at.next_epoch()
+
+    def _boundary(self) -> tuple[Progress, Snapshot]:
+        return replace(self.progress), self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
+        snapshot = self.saver.snapshot(self.progress)
+        assert snapshot is not None
+        return snapshot
+
+    def _record(self, worker: int, report: Report, age: int, lr: float, sent_bytes: int) -> None:
+        now = time.perf_counter()
+        step_ms, self._applied_at = (now - self._applied_at) * 1000, now
+        batch = self.plan.global_batch
+        self._speeds[worker] = batch / max(report.seconds + report.waited_s, 1e-9)
+        loss, hits, norm = report.values.tolist()
+        at = self.progress
+        step = Step(
+            step=at.step,
+            epoch=at.epoch + at.epoch_step / self.steps_per_epoch,
+            loss=loss / batch,
+            top1=hits / batch,
+            lr=lr,
+            grad_norm=norm,
+            images_per_s=sum(self._speeds),
+            rank_images_per_s=[batch / report.seconds if rank == worker else s for rank, s in enumerate(self._speeds)],
+            step_ms=step_ms,
+            data_ms=report.data_s * 1000,
+            compute_ms=(report.seconds - report.data_s) * 1000,
+            communication_ms=report.waited_s * 1000,
+            sent_bytes=sent_bytes,
+            broken=len(self.training.broken.known) + len(self.training.broken.new),
+            details={"worker": worker, "staleness": age, "workers": self._server.workers},
+        )
+        at.add([step])
+        self._new.append(step)
+
+    def _collect(self, everything: bool = False) -> None:
+        if not everything and time.monotonic() - self._collected < self.recipe.track.every_seconds and not self._boundaries:
+            return
+        self._collected = time.monotonic()
+        with self._server.lock:
+            steps, self._new = self._new, []
+        self.trackers.steps(steps)
+        self.check_finite(steps)
+        self.check_broken(len(self.training.broken.new), self.training)
+
+    def _evaluate(self, at: Progress, snapshot: Snapshot) -> Result:
+        """Evaluate a state of the past, and keep what came out with it."""
+        begun = time.monotonic()
+        judged = copy.deepcopy(self.state.model)
+        judged.load_state_dict(snapshot.model)
+        result = evaluate(
+            judged,
+            self.validation,
+            self.compute.normalise,
+            self.compute.precision,
+            self.world.alone(),
+            self.plan.micro_batch,
+            lambda: bool(self.stop),
+            lambda samples: self.trackers.evaluating(samples, len(self.validation.samples)),
+        )
+        if result is None:
+            self._stop("stopped while evaluating,")
+        assert result is not None
+        self.check_broken(result.broken, self.validation)
+        if not math.isfinite(result.loss):
+            self.diverged(f"the validation loss is {result.loss}", at.step, self.peak_lr)
+        with self._server.lock:
+            best = self.progress.evaluated(result, at)
+        at.evaluated(result, at)
+        ledger = self._server.ledger
+        details = {"staleness": list(ledger.staleness), "dropped": sum(ledger.dropped.values()), "speeds": self._speeds}
+        self.trackers.epoch(replace(at.report(result, self.plan.global_batch, time.monotonic() - begun), details=details))
+        if best or at.step == self.total_steps:
+            self.saver.write(replace(snapshot, state=snapshot.state | at.as_dict()), wait=at.step == self.total_steps)
+        return result
