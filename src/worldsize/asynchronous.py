@@ -193,7 +193,9 @@ class AsyncTrainer(Loop):
         now = time.perf_counter()
         step_ms, self._applied_at = (now - self._applied_at) * 1000, now
         batch = self.plan.global_batch
+        live = self._server.workers
         self._speeds[worker] = batch / max(report.seconds + report.waited_s, 1e-9)
+        self._speeds = [speed if rank in live else 0.0 for rank, speed in enumerate(self._speeds)]
         loss, hits, norm = report.values.tolist()
         at = self.progress
         step = Step(
@@ -204,14 +206,14 @@ class AsyncTrainer(Loop):
             lr=lr,
             grad_norm=norm,
             images_per_s=sum(self._speeds),
-            rank_images_per_s=[batch / report.seconds if rank == worker else s for rank, s in enumerate(self._speeds)],
+            rank_images_per_s=self._speeds,
             step_ms=step_ms,
             data_ms=report.data_s * 1000,
             compute_ms=(report.seconds - report.data_s) * 1000,
             communication_ms=report.waited_s * 1000,
             sent_bytes=sent_bytes,
             broken=len(self.training.broken.known) + len(self.training.broken.new),
-            details={"worker": worker, "staleness": age, "workers": self._server.workers},
+            details={"worker": worker, "staleness": age, "workers": len(live)},
         )
         at.add([step])
         self._new.append(step)

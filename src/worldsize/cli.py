@@ -25,6 +25,7 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
   worldsize train --resume RUN [--procs N]                    go on exactly where a run stopped
   worldsize eval RUN|CHECKPOINT [--SETTING VALUE ...]         evaluate what was trained
   worldsize recipes [NAME]                                    the named recipes; NAME prints its YAML
+  worldsize strategies                                        how processes can agree, and which ways work here
   worldsize env                                               what this machine is and what will be used
 
 Every command explains itself: worldsize train --help
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "train": _train,
         "eval": _eval,
         "recipes": _recipes,
+        "strategies": _strategies,
         "env": _env,
     }
     if not words or words[0] in ("-h", "--help", "help"):
@@ -160,6 +162,17 @@ def _recipes(argv: list[str]) -> int:
         table.add_row(name, recipe.about, recipe.reaches)
     Console().print(table)
     print("worldsize recipes NAME prints one as YAML; worldsize train NAME --help lists what can be changed.")
+    return 0
+
+
+def _strategies(argv: list[str]) -> int:
+    """``worldsize strategies``."""
+    if argv:
+        print("usage: worldsize strategies\n\nHow processes can agree on one model, and what of it works on this machine.")
+        return 0 if _asks_help(argv) else 64
+    from worldsize.parallel import usable
+
+    usable.show()
     return 0
 
 

@@ -312,6 +312,7 @@ def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
         global_batch=plan.global_batch,
         micro_batch=plan.micro_batch,
         accumulation=plan.accumulation,
+        sharing=plan.world_size * plan.devices,
         peak_lr=trainer.peak_lr,
         lr_batch=trainer.lr_batch,
         steps_per_epoch=trainer.steps_per_epoch,

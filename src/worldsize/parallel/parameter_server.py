@@ -13,6 +13,7 @@ With one worker this is `single`: same batches, same order, same numbers.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,9 +97,9 @@ class Server:
         self._failure: BaseException | None = None
 
     @property
-    def workers(self) -> int:
-        """How many are still there."""
-        return len(self._live)
+    def workers(self) -> frozenset[int]:
+        """Those that are still there."""
+        return frozenset(self._live)
 
     def push(self, worker: int, report: Report) -> None:
         """Take a worker's gradient in, unless it is too old."""
@@ -160,10 +161,9 @@ class Server:
             if worker not in self._live:
                 return
             self._remove(worker)
-            log.warning(
-                "worker %d is lost (%s); %d go on, and its batches go to them",
-                *(worker, str(why).strip().splitlines()[0] if str(why).strip() else type(why).__name__, self.workers),
-            )
+            # gloo begins with the place in its source: "[/pytorch/.../pair.cc:547] Connection closed by peer ..."
+            reason = re.sub(r"^\[\S+\] ", "", str(why).strip().partition("\n")[0])
+            log.warning("worker %d is lost (%s); %d go on, and its batches go to them", worker, reason, len(self._live))
             self.lock.notify_all()
 
     def stop(self, patience_s: float) -> None:

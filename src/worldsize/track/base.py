@@ -13,7 +13,11 @@ from worldsize.run import RunFolder
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known before the first step. Sizes in samples, batch arithmetic as in `worldsize.batch`."""
+    """What is known before the first step. Sizes in samples, batch arithmetic as in `worldsize.batch`.
+
+    ``sharing`` is the number of forward passes of a step that run at the same time: processes times devices of each, or 1
+    where each process has a step of its own.
+    """
 
     name: str
     recipe: dict[str, Any]
@@ -26,6 +30,7 @@ class Facts:
     global_batch: int
     micro_batch: int
     accumulation: int
+    sharing: int
     peak_lr: float
     lr_batch: int
     steps_per_epoch: int
