@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 from pydantic import ValidationError
@@ -49,6 +49,33 @@ class Evaluate:
     settings: _Settings
     procs: int = 1
     """Processes on this machine; each takes one GPU, or its share of the cores."""
+
+
+@dataclass
+class BenchStrategies:
+    """Compare every strategy that works here: real runs on made-up pictures, in rounds in which each takes its turn.
+
+    Prints a table and leaves it, with all figures and the runs themselves, in OUT/bench-strategies-N.
+    """
+
+    procs: int = 2
+    """Processes on this machine."""
+    model: str = "resnet50"
+    """Any classification model of torchvision."""
+    batch: int = 8
+    """Samples per process and step."""
+    size: int = 224
+    """Side of the pictures, pixels."""
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "fp32"
+    """Number format."""
+    steps: int = 19
+    """Steps of each run; the first three are not counted."""
+    rounds: int = 3
+    """How often each strategy takes its turn."""
+    only: tuple[str, ...] = ()
+    """Compare these alone with ddp, by their names in the table (quote those of several words)."""
+    out: Path = Path("runs")
+    """Where the folder goes."""
 
 
 def parse(kind: type[T], argv: list[str], default: T, title: str) -> T:

@@ -26,6 +26,7 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
   worldsize eval RUN|CHECKPOINT [--SETTING VALUE ...]         evaluate what was trained
   worldsize recipes [NAME]                                    the named recipes; NAME prints its YAML
   worldsize strategies                                        how processes can agree, and which ways work here
+  worldsize bench strategies [--procs N]                      how fast each of them is here
   worldsize env                                               what this machine is and what will be used
 
 Every command explains itself: worldsize train --help
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "eval": _eval,
         "recipes": _recipes,
         "strategies": _strategies,
+        "bench": _bench,
         "env": _env,
     }
     if not words or words[0] in ("-h", "--help", "help"):
@@ -173,6 +175,21 @@ def _strategies(argv: list[str]) -> int:
     from worldsize.parallel import usable
 
     usable.show()
+    return 0
+
+
+def _bench(argv: list[str]) -> int:
+    """``worldsize bench``."""
+    from worldsize import arguments
+
+    if argv[:1] != ["strategies"]:
+        print("usage: worldsize bench strategies [--procs N] ...\n\nMeasures on this machine; --help says what.")
+        return 0 if _asks_help(argv) else 64
+    parsed = arguments.parse(arguments.BenchStrategies, argv[1:], arguments.BenchStrategies(), "bench strategies")
+    from worldsize.bench import strategies
+
+    folder = strategies.run(parsed, lambda line: print(line, flush=True))
+    print(f"\n{(folder.path / 'table.md').read_text('utf-8')}\nAll figures: {folder.path / 'results.jsonl'}")
     return 0
 
 

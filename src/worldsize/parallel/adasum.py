@@ -19,6 +19,8 @@ import torch.distributed as dist
 from worldsize import optim
 from worldsize.parallel import base
 
+_CACHED = 1 << 16  # elements
+
 
 class Strategy(base.Strategy):
     """Adasum of the optimisers' steps; each rank keeps an optimiser state of its own."""
@@ -40,16 +42,17 @@ class Strategy(base.Strategy):
         return self.name if self._machine is None else f"{self.name} between machines, averaging inside"
 
     def update(self, step: Callable[[], None]) -> None:
-        parameters = self._parts.parameters
-        before = [p.detach().clone() for p in parameters]
+        weights = [_in_memory_order(p) for p in self._parts.parameters]
+        sizes = [w.numel() for w in weights]
+        before = [w.clone() for w in weights]
         step()
-        with torch.no_grad():
-            steps = [p - b for p, b in zip(parameters, before, strict=True)]
-            flat = torch.cat([s.reshape(-1) for s in steps])
-            with self.exchange.waiting():
-                flat = self._combine(flat, [s.numel() for s in steps])
-            for p, b, part in zip(parameters, before, flat.split([s.numel() for s in steps]), strict=True):
-                p.copy_(b + part.view(b.shape))
+        flat = torch.empty(sum(sizes), dtype=weights[0].dtype, device=weights[0].device)
+        for weight, old, part in zip(weights, before, flat.split(sizes), strict=True):
+            torch.sub(weight, old, out=part)
+        with self.exchange.waiting():
+            flat = self._combine(flat, sizes)
+        for weight, old, part in zip(weights, before, flat.split(sizes), strict=True):
+            torch.add(old, part, out=weight)
 
     def _combine(self, flat: torch.Tensor, sizes: list[int]) -> torch.Tensor:
         """The ranks' steps combined, the same on all; ``flat`` holds tensors of these sizes one after the other."""
@@ -76,16 +79,30 @@ class Strategy(base.Strategy):
 def adasum(a: torch.Tensor, b: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     """Adasum of two vectors (n,), taken apart for each of the consecutive tensors of these ``sizes`` (together n).
 
-    Dot products are in float64. Where one is zero, the other remains.
+    Dot products are in float64. Where one is zero, the other remains. The result takes the place of ``a``.
     """
-    parts = []
     for x, y in zip(a.split(sizes), b.split(sizes), strict=True):
-        wide_x, wide_y = x.double(), y.double()
-        dot, xx, yy = wide_x @ wide_y, wide_x @ wide_x, wide_y @ wide_y
+        dot, xx, yy = _dot_products(x, y)
         keep_x = 1 - torch.where(xx > 0, dot / (2 * xx), 0)
         keep_y = 1 - torch.where(yy > 0, dot / (2 * yy), 0)
-        parts.append(keep_x.to(x.dtype) * x + keep_y.to(x.dtype) * y)
-    return torch.cat(parts)
+        x.mul_(keep_x.to(x.dtype)).addcmul_(y, keep_y.to(y.dtype))
+    return a
+
+
+def _dot_products(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """(x.y, x.x, y.y) in float64."""
+    # On a CPU, pieces whose float64 form stays in its cache: 0.11 instead of 0.19 s for ResNet-50, one thread.
+    piece = _CACHED if x.device.type == "cpu" else max(1, x.numel())
+    total = torch.zeros(3, dtype=torch.float64, device=x.device)
+    for part_x, part_y in zip(x.split(piece), y.split(piece), strict=True):
+        wide_x, wide_y = part_x.double(), part_y.double()
+        total += torch.stack([wide_x @ wide_y, wide_x @ wide_x, wide_y @ wide_y])
+    return total
+
+
+def _in_memory_order(parameter: torch.Tensor) -> torch.Tensor:
+    """The parameter's numbers as they lie in memory, (n,), whatever its layout; the same storage."""
+    return parameter.detach().as_strided((parameter.numel(),), (1,))
 
 
 def _swap(mine: torch.Tensor, peer: int) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Measuring: whole runs of worldsize, compared with each other in one sitting."""

@@ -1,0 +1,152 @@
+"""Every strategy that works here, on the same model and batch: real runs, one after the other, in several rounds.
+
+A machine's speed drifts; rounds in which all take their turn make the ratios of one round fair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from worldsize.arguments import BenchStrategies
+from worldsize.errors import UserError
+from worldsize.parallel.usable import rows
+from worldsize.run import RunFolder, create
+from worldsize.world import cores
+
+REFERENCE = "ddp"
+_WARMUP = 3  # steps that are not counted
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run: its name here, the settings it adds, and whether mpirun starts it."""
+
+    name: str
+    settings: tuple[str, ...]
+    mpirun: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: means over its counted steps; ``sent_mb`` is what one process hands over each step, 10^6 bytes."""
+
+    variant: str
+    round: int
+    images_per_s: float
+    step_ms: float
+    communication_ms: float
+    sent_mb: float
+
+
+def variants(procs: int) -> list[Variant]:
+    """What can be compared here with that many processes."""
+    usable = {(row.strategy, row.backend) for row in rows() if not row.missing}
+    strategies = {strategy for strategy, _ in usable}
+    found = [Variant("ddp", ())]
+    found += [Variant(f"ddp {kind}", ("--parallel.compression", kind)) for kind in ("fp16", "bf16")]
+    found.append(Variant("ddp powersgd", ("--parallel.compression", "powersgd", "--parallel.powersgd-start", "2")))
+    if procs & (procs - 1) == 0:
+        found.append(Variant("adasum", ("--parallel.strategy", "adasum")))
+    if "horovod" in strategies:
+        horovod = ("--parallel.strategy", "horovod")
+        if ("horovod", "MPI") in usable:
+            found.append(Variant("horovod MPI", horovod, mpirun=True))
+            if procs & (procs - 1) == 0:
+                found.append(Variant("horovod MPI adasum", (*horovod, "--parallel.op", "adasum"), mpirun=True))
+        found.append(Variant("horovod Gloo", horovod))
+    found.append(Variant("localsgd", ("--parallel.strategy", "localsgd")))
+    found.append(Variant("async", ("--parallel.strategy", "async")))
+    return [v for v in found if v.name == REFERENCE or v.settings[1] in strategies or v.settings[0].endswith("compression")]
+
+
+def run(arguments: BenchStrategies, tell: Callable[[str], None]) -> RunFolder:
+    """Measure, telling of each run; leaves ``results.jsonl``, ``table.md`` and the runs themselves in a new folder.
+
+    Raises:
+        UserError: one process, or a run that failed.
+    """
+    if arguments.procs < 2:
+        raise UserError("strategies are about several processes: --procs 2 or more")
+    if arguments.steps <= _WARMUP:
+        raise UserError(f"--steps {arguments.steps}: the first {_WARMUP} are not counted, so take more")
+    folder = create(arguments.out, None, "bench-strategies")
+    chosen = [v for v in variants(arguments.procs) if not arguments.only or v.name in (REFERENCE, *arguments.only)]
+    results = []
+    for turn in range(1, arguments.rounds + 1):
+        # Every other round backwards, so that a slow drift hits all alike.
+        for variant in chosen if turn % 2 else reversed(chosen):
+            results.append(_measure(variant, turn, arguments, folder.path))
+            tell(f"round {turn}/{arguments.rounds}  {variant.name:<20} {results[-1].images_per_s:8.2f} images/s")
+            with open(folder.path / "results.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(results[-1])) + "\n")
+    (folder.path / "table.md").write_text(table(results) + "\n", "utf-8")
+    return folder
+
+
+def _measure(variant: Variant, turn: int, arguments: BenchStrategies, folder: Path) -> Measured:
+    name = f"{variant.name.replace(' ', '-')}-{turn}"
+    batch = arguments.batch * arguments.procs
+    # One epoch, so that neither an evaluation nor a checkpoint falls among the steps; pictures that need no cutting.
+    settings = {
+        "data.name": "synthetic",
+        "data.samples": batch * arguments.steps,
+        "data.train-crop": "none",
+        "data.train-crop-size": arguments.size,
+        "data.val-resize-size": 32,
+        "data.val-crop-size": 32,
+        "model.name": arguments.model,
+        "epochs": 1,
+        "global-batch": batch,
+        "micro-batch": arguments.batch,
+        "precision": arguments.precision,
+        "track.every-seconds": 0,
+        "out": folder,
+        "name": name,
+    }
+    command = [sys.executable, "-m", "worldsize", "train", "imagenet", "--data.no-flip", *variant.settings]
+    command += ["--schedule.warmup-epochs", "0", "--optimizer.lr", "0.001"]
+    command += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    if variant.mpirun:
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command = ["mpirun", "-np", str(arguments.procs), *root, "--oversubscribe", "--bind-to", "none", *command]
+    else:
+        command += ["--procs", str(arguments.procs)]
+    threads = str(max(1, cores() // arguments.procs))
+    done = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": threads}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise UserError(f"{variant.name} failed ({done.returncode}): {(done.stderr or done.stdout).strip()}")
+    return _read(variant.name, turn, folder / name / "metrics.jsonl", batch)
+
+
+def _read(name: str, turn: int, metrics: Path, batch: int) -> Measured:
+    lines = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
+    steps = [line for line in lines if line["kind"] == "step"][_WARMUP:]
+    means = {key: statistics.fmean(s[key] for s in steps) for key in ("step_ms", "communication_ms", "sent_bytes")}
+    step_ms = means["step_ms"]
+    return Measured(name, turn, batch / step_ms * 1000, step_ms, means["communication_ms"], means["sent_bytes"] / 1e6)
+
+
+def table(results: list[Measured]) -> str:
+    """Medians over the rounds, as Markdown; the ratio is the median of each round's own ratio to `ddp`."""
+    reference = {r.round: r.images_per_s for r in results if r.variant == REFERENCE}
+    lines = [
+        "| strategy | images/s | relative to ddp | sent per step, MB | waiting for others, ms |",
+        "|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(r.variant for r in results):
+        own = [r for r in results if r.variant == name]
+        images, sent, wait = (
+            statistics.median(getattr(r, k) for r in own) for k in ("images_per_s", "sent_mb", "communication_ms")
+        )
+        ratio = statistics.median(r.images_per_s / reference[r.round] for r in own)
+        lines.append(f"| {name} | {images:.2f} | {ratio:.3f} | {sent:.1f} | {wait:.0f} |")
+    return "\n".join(lines)

@@ -1,0 +1,208 @@
+"""The real Horovod behind `horovod`: the numbers of `single` and `adasum`, and clear words where it cannot work.
+
+The first half needs no Horovod. The rest runs where `make horovod` has been (CI does) and skips elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from processes import distance, environment, identical, losses, momentum, overall_distance, weights, worldsize
+from worldsize.errors import UserError
+from worldsize.parallel import horovod_build
+from worldsize.parallel.horovod_build import Build
+from worldsize.recipe import Optimizer, Parallel, Recipe
+from worldsize.world import Place, here
+
+RECIPE = """
+base: digits
+epochs: 2
+max_steps: 20
+global_batch: 48
+micro_batch: 12
+precision: fp64
+data: {flip: true, max_broken: 0}
+model: {name: resnet18}
+optimizer: {lr: 0.0005, lr_reference_batch: 48}
+schedule: {warmup_epochs: 0.5}
+"""
+
+
+HERE = importlib.util.find_spec("horovod") is not None
+HOROVOD = ("--parallel.strategy", "horovod")
+ADAMW = ("--optimizer.name", "adamw")
+
+
+def mpi(size: int, hosts: int = 1) -> Place:
+    return Place("Open MPI", 0, size, 0, size // hosts, ("127.0.0.1", 1))
+
+
+def adasum(**settings) -> Recipe:
+    return Recipe(parallel=Parallel(strategy="horovod", op="adasum"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "place", "build", "words"),
+    [
+        (adasum(), here(2), Build("0", True, True, False), "mpirun -np 2"),
+        (adasum(), mpi(3), Build("0", True, True, False), "not a power of two"),
+        (adasum(), mpi(2), Build("0", True, True, True), "averages inside a machine"),
+        (adasum(optimizer=Optimizer(clip_norm=1.0)), mpi(2), Build("0", True, True, False), "clip-norm"),
+        (adasum(precision="fp16"), mpi(2), Build("0", True, True, False), "--precision bf16"),
+        (
+            Recipe(parallel=Parallel(strategy="horovod", op="adasum", predivide=2)),
+            mpi(2),
+            Build("0", True, True, False),
+            "predivide",
+        ),
+        (Recipe(parallel=Parallel(strategy="horovod")), mpi(2), Build("0", False, True, False), "built with MPI"),
+        (Recipe(parallel=Parallel(strategy="horovod")), here(2), Build("0", True, False, False), "built with Gloo"),
+        (
+            Recipe(parallel=Parallel(strategy="horovod")),
+            Place("torchrun", 0, 4, 0, 2, ("a", 1)),
+            Build("0", True, True, False),
+            "horovodrun or mpirun",
+        ),
+    ],
+)
+def test_what_horovod_cannot_do_is_refused_early(monkeypatch, recipe, place, build, words):
+    monkeypatch.setattr(horovod_build, "find", lambda: build)
+    with pytest.raises(UserError, match=words):
+        horovod_build.check(recipe, place)
+
+
+def test_what_it_can_do_is_not(monkeypatch):
+    monkeypatch.setattr(horovod_build, "find", lambda: Build("0", True, True, True))
+    horovod_build.check(Recipe(parallel=Parallel(strategy="horovod")), here(2))
+    horovod_build.check(adasum(), mpi(4, hosts=2))  # NCCL inside, Adasum between
+    horovod_build.check(adasum(device="cpu"), mpi(4))
+
+
+def test_a_host_name_that_does_not_resolve(monkeypatch):
+    def unknown(*_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(horovod_build, "find", lambda: Build("0", True, True, False))
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
+    place = Place("horovodrun", 0, 2, 0, 2, ("127.0.0.1", 1))
+    with pytest.raises(UserError, match="/etc/hosts"):
+        horovod_build.check(Recipe(parallel=Parallel(strategy="horovod")), place)
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")  # then Gloo does not ask for the name
+    horovod_build.check(Recipe(parallel=Parallel(strategy="horovod")), place)
+
+
+def test_a_horovod_for_another_torch(tmp_path):
+    """What its loader raises is an ImportError; a package that raises one stands in for it."""
+    package = tmp_path / "horovod"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '0.28.1'\n")
+    (package / "torch.py").write_text("raise ImportError('compiled for torch 1.0')\n")
+    done = worldsize(
+        "train", "digits", "--procs", "2", "--parallel.strategy", "horovod", cwd=tmp_path, PYTHONPATH=str(tmp_path)
+    )
+    assert done.returncode == 64
+    assert "compiled for torch 1.0" in done.stderr
+    assert "make horovod" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(HERE, reason="Horovod is installed")
+def test_no_horovod(tmp_path):
+    done = worldsize("train", "digits", "--procs", "2", *HOROVOD, cwd=tmp_path)
+    assert done.returncode == 64
+    assert "make horovod" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="no Horovod: `make horovod` builds it"
+)
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory):
+    """runs(launcher, size, ...settings) trains once and gives the run folder."""
+    cwd = tmp_path_factory.mktemp("horovod")
+    (cwd / "r.yaml").write_text(RECIPE)
+
+    def run(launcher: str, size: int, *settings: str) -> Path:
+        name = "-".join([launcher, str(size), *settings]).replace("--", "").replace(" ", "")
+        if not (cwd / "runs" / name).exists():
+            go(launcher, size, "train", "r.yaml", "--name", name, *settings, cwd=cwd)
+        return cwd / "runs" / name
+
+    return run
+
+
+def go(launcher: str, size: int, *arguments: str, cwd: Path) -> None:
+    own = [sys.executable, "-m", "worldsize", *arguments]
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = {
+        "procs": [*own, "--procs", str(size)],
+        "mpirun": ["mpirun", "-np", str(size), *root, "--oversubscribe", "--bind-to", "none", *own],
+        "horovodrun": [str(Path(sys.executable).parent / "horovodrun"), "-np", str(size), "--gloo", *own],
+    }[launcher]
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_horovod
+@needs_mpirun
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun", "procs"])
+def test_average_is_single(runs, launcher):
+    """With two micro-batches each, so `backward_passes_per_step` is two."""
+    together, alone = runs(launcher, 2, *HOROVOD), runs("procs", 1)
+    assert losses(together) == pytest.approx(losses(alone), rel=1e-6)
+    assert distance(weights(together), weights(alone)) < 1e-9
+    assert distance(momentum(together), momentum(alone)) < 1e-9
+
+
+@needs_horovod
+@needs_mpirun
+def test_predivide_and_clipping_change_nothing_else(runs):
+    clipped = ("--optimizer.clip-norm", "1.0")
+    together = runs("mpirun", 2, *HOROVOD, *clipped, "--parallel.predivide", "2")
+    assert distance(weights(together), weights(runs("procs", 1, *clipped))) < 1e-9
+
+
+@needs_horovod
+@needs_mpirun
+def test_fp16_gradients_are_near(runs):
+    half = runs("mpirun", 2, *HOROVOD, "--parallel.compression", "fp16")
+    assert 1e-6 < overall_distance(weights(half), weights(runs("procs", 1))) < 2e-2
+
+
+@needs_horovod
+@needs_mpirun
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", [(), ADAMW])
+def test_its_adasum_is_ours(runs, size, optimizer):
+    theirs = runs("mpirun", size, *HOROVOD, "--parallel.op", "adasum", *optimizer)
+    ours = runs("procs", size, "--parallel.strategy", "adasum", *optimizer)
+    assert distance(weights(theirs), weights(ours)) < 1e-9
+    assert distance(momentum(theirs), momentum(ours)) < 1e-9
+
+
+@needs_horovod
+@needs_mpirun
+@pytest.mark.parametrize("op", ["average", "adasum"])
+def test_it_goes_on_where_it_stopped(runs, op):
+    whole = runs("mpirun", 2, *HOROVOD, "--parallel.op", op)
+    half = runs("mpirun", 2, *HOROVOD, "--parallel.op", op, "--max-steps", "9")
+    go("mpirun", 2, "train", "--resume", str(half), "--max-steps", "20", cwd=half.parent.parent)
+    if op == "average":
+        assert identical(weights(half), weights(whole))
+        assert losses(half) == losses(whole)
+    # How Horovod's Adasum cuts a dot product in two depends on which tensors happen to be ready together.
+    assert distance(weights(half), weights(whole)) < 1e-9
+    assert distance(momentum(half), momentum(whole)) < 1e-9
