@@ -2,6 +2,7 @@
 
     python bare.py --steps 6 --batch 32 --size 224 --precision bf16      one process
     torchrun --nproc-per-node 2 bare.py ...                              several, with DDP
+    mpirun -np 2 python bare.py --horovod average|adasum ...             several, with Horovod
 
 Prints one JSON object: when the first step was done (seconds since the epoch), and seconds of each step.
 """
@@ -28,15 +29,26 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--horovod", choices=["average", "adasum"])
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    model: nn.Module = torchvision.models.resnet50(num_classes=1000).to(memory_format=torch.channels_last)
+    # Horovod takes no tensor in another order than the usual one.
+    layout = torch.contiguous_format if arguments.horovod else torch.channels_last
+    model: nn.Module = torchvision.models.resnet50(num_classes=1000).to(memory_format=layout)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=1e-4, foreach=True)
+    if arguments.horovod:
+        import horovod.torch as hvd
+
+        hvd.init()
+        os.environ["RANK"] = str(hvd.rank())
+        operation = hvd.Average if arguments.horovod == "average" else hvd.Adasum
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), op=operation)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     pixels = torch.randn(arguments.batch, 3, arguments.size, arguments.size).to(memory_format=torch.channels_last)
     labels = torch.randint(0, 1000, (arguments.batch,))
     seconds, first = [], 0.0

@@ -1,6 +1,6 @@
 """Measures what benchmarks/README.md reports, and writes the tables to benchmarks/results.
 
-    python benchmarks/measure.py overhead|scaling|startup|all
+    python benchmarks/measure.py overhead|scaling|startup|strategies|all
 
 Every figure is a ratio or a difference of two commands that take turns in one run, on a machine that should have nothing
 else to do.
@@ -8,6 +8,7 @@ else to do.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -28,7 +29,7 @@ TRAIN = (
 
 
 def main() -> None:
-    parts = {"overhead": overhead, "scaling": scaling, "startup": startup}
+    parts = {"overhead": overhead, "scaling": scaling, "startup": startup, "strategies": strategies}
     chosen = sys.argv[1] if len(sys.argv) > 1 else ""
     if chosen not in (*parts, "all"):
         sys.exit(__doc__)
@@ -81,12 +82,38 @@ def startup(rounds: int = 4) -> str:
     return f"{text}\nMedian difference {difference:+.2f} s. `worldsize --help`: median {statistics.median(helps):.2f} s."
 
 
+def strategies(rounds: int = 5, steps: int = 10, batch: int = 8) -> str:
+    """images/s of two worldsize processes over those of a bare loop with the same library: ResNet-50, 224 px, fp32."""
+    average, adasum = ("--parallel.strategy", "horovod"), ("--parallel.strategy", "horovod", "--parallel.op", "adasum")
+    pairs = [("DDP", (), ()), ("Horovod, MPI", average, ("--horovod", "average"))]
+    pairs.append(("Horovod's Adasum, MPI", adasum, ("--horovod", "adasum")))
+    if importlib.util.find_spec("horovod") is None:
+        print("without Horovod: `make horovod` builds it", file=sys.stderr)
+        del pairs[1:]
+    rows = []
+    for turn in range(rounds):
+        for name, settings, options in pairs:
+            mpirun = bool(options)
+            ours = 2 * batch / mean_step(run_worldsize(2, steps, batch, "fp32", 1, more=settings, mpirun=mpirun))
+            bare = 2 * batch / mean_step(run_bare(2, steps, batch, "fp32", 1, more=options))
+            rows.append((name, turn + 1, f"{ours:.2f}", f"{bare:.2f}", f"{ours / bare:.3f}"))
+    return table(("library", "round", "worldsize images/s", "bare images/s", "ratio"), rows) + medians(rows)
+
+
 def run_worldsize(
-    procs: int, steps: int, batch: int, precision: str, threads: int = 0, size: int = 224
+    procs: int,
+    steps: int,
+    batch: int,
+    precision: str,
+    threads: int = 0,
+    size: int = 224,
+    more: tuple[str, ...] = (),
+    mpirun: bool = False,
 ) -> tuple[float, list[float]]:
     """(time at which the first step was seen to be done, seconds of each step)."""
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-m", "worldsize", *TRAIN, "--out", out, "--procs", str(procs)]
+        command = [sys.executable, "-m", "worldsize", *TRAIN, "--out", out, *more]
+        command = [*under_mpirun(procs), *command] if mpirun else [*command, "--procs", str(procs)]
         command += ["--global-batch", str(batch * procs), "--micro-batch", str(batch), "--max-steps", str(steps)]
         command += ["--precision", precision, "--data.train-crop-size", str(size), "--track.every-seconds", "0"]
         # One epoch, so that neither an evaluation nor a checkpoint falls among the steps; pictures that need no cutting,
@@ -104,12 +131,21 @@ def run_worldsize(
     return first, [r["step_ms"] / 1000 for r in records if r["kind"] == "step"]
 
 
+def under_mpirun(procs: int) -> list[str]:
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return ["mpirun", "-np", str(procs), *root, "--oversubscribe", "--bind-to", "none"]
+
+
 def run_bare(
-    procs: int, steps: int, batch: int, precision: str, threads: int = 0, size: int = 224
+    procs: int, steps: int, batch: int, precision: str, threads: int = 0, size: int = 224, more: tuple[str, ...] = ()
 ) -> tuple[float, list[float]]:
-    """The same of bare.py."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(procs)] if procs > 1 else []
-    command = [sys.executable, *launcher, str(HERE / "bare.py"), "--steps", str(steps), "--batch", str(batch)]
+    """The same of bare.py; ``more`` options are Horovod's, and mpirun starts it."""
+    command = [sys.executable, str(HERE / "bare.py"), *more]
+    if more:
+        command = [*under_mpirun(procs), *command]
+    elif procs > 1:
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(procs)]
+    command += ["--steps", str(steps), "--batch", str(batch)]
     command += ["--size", str(size), "--precision", precision, "--threads", str(threads)]
     done = subprocess.run(command, env=environment(threads), check=True, capture_output=True, text=True)
     told = json.loads(done.stdout.strip().splitlines()[-1])

@@ -38,8 +38,8 @@ class Progress:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Progress:
-        """The inverse of `as_dict`; other keys are left alone."""
-        return cls(**{name: state[name] for name in cls.__dataclass_fields__})
+        """The inverse of `as_dict`; other keys are left alone, and what an older version did not save keeps its default."""
+        return cls(**{name: state[name] for name in cls.__dataclass_fields__ if name in state})
 
     def add(self, steps: Sequence[Step]) -> None:
         """Count steps of this epoch that were done."""
