@@ -15,8 +15,8 @@ Made by `python docs/make_recipe_reference.py` from `src/worldsize/recipe.py`; d
 
 Write them as YAML (`data:` then `root: ...`) or on the command line (`--data.root ...`). A file may begin with
 `base: NAME` and state only what differs from that recipe. Settings marked * say where and how a run happens; all others
-make up its identity and must not change when it goes on. A strategy whose numbers are its own belongs to the identity too, with
-the settings that it reads ([strategies.md](strategies.md)).
+make up its identity and must not change when it goes on. A strategy whose numbers are its own belongs to the identity
+too, with the settings that it reads ([strategies.md](strategies.md)).
 """
 
 

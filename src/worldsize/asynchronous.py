@@ -70,8 +70,13 @@ class AsyncTrainer(Loop):
 
     def _serve(self, links: dict[int, Link]) -> Result:
         """As rank 0: serve the links from threads of their own, and work beside them."""
-        self._server = Server(self._ledger(), self.world.size, self._apply, lambda: flatten(self._weights))
-        self._server.hold = lambda: len(self._boundaries) > 1
+        self._server = Server(
+            self._ledger(),
+            self.world.size,
+            self._apply,
+            lambda: flatten(self._weights),
+            lambda: len(self._boundaries) > 1,  # evaluation does not keep up
+        )
         threads = [threading.Thread(target=self._answer, args=(w, link), daemon=True) for w, link in links.items()]
         for thread in threads:
             thread.start()

@@ -43,7 +43,7 @@ class Strategy(base.Strategy):
     def update(self, step: Callable[[], None]) -> None:
         step()
         self._step += 1
-        if self._agreed:
+        if self._agreed and self._step > self._begins:  # until then they are the same anyway
             self._average([p.detach() for p in self._parts.parameters])
             if self._parts.settings.average_momentum:
                 self._average([t for t in self._optimizer_state().values() if t.is_floating_point() and t.ndim])
@@ -68,9 +68,11 @@ class Strategy(base.Strategy):
         weights = [p.detach() for p in self._parts.parameters]
         own = [w.clone() for w in weights]
         average(weights, self._parts.world)
-        yield
-        for weight, kept in zip(weights, own, strict=True):
-            weight.copy_(kept)
+        try:
+            yield
+        finally:
+            for weight, kept in zip(weights, own, strict=True):
+                weight.copy_(kept)
 
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
         return optim.state_tensors(self.optimizer, self._parts.model)

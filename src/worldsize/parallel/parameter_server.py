@@ -78,20 +78,22 @@ class Server:
         workers: how many there are in the beginning; 0 is this process itself.
         apply: moves the weights by one worker's report of that staleness; called by one thread at a time.
         weights: gives a copy of them.
-
-    Attributes:
         hold: while it answers True, workers in other processes get nothing to do.
     """
 
-    hold: Callable[[], bool] = staticmethod(lambda: False)
-
     def __init__(
-        self, ledger: Ledger, workers: int, apply: Callable[[int, Report, int], None], weights: Callable[[], torch.Tensor]
+        self,
+        ledger: Ledger,
+        workers: int,
+        apply: Callable[[int, Report, int], None],
+        weights: Callable[[], torch.Tensor],
+        hold: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ledger = ledger
         self.lock = threading.Condition()
         self._apply = apply
         self._weights = weights
+        self.hold = hold
         self._live = set(range(workers))
         self._stopping = False
         self._failure: BaseException | None = None
