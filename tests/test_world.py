@@ -57,6 +57,17 @@ def test_open_mpi_on_several_machines_asks_for_the_address():
     assert discover(far | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}).master == ("head", 1234)
 
 
+def test_horovodrun():
+    job = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
+    place = discover(job | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "41282"})
+    assert (place.launcher, place.rank, place.size, place.local_rank, place.local_size) == ("horovodrun", 1, 2, 1, 2)
+    assert place.master is not None
+    assert place.master[0] == "127.0.0.1"
+    assert discover(job | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "41283"}).master != place.master
+    with pytest.raises(UserError, match="MASTER_ADDR"):
+        discover(job | {"HOROVOD_SIZE": "4"})
+
+
 def test_slurm_step():
     place = discover(SLURM)
     assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
