@@ -76,8 +76,11 @@ def run(arguments: BenchStrategies, tell: Callable[[str], None]) -> RunFolder:
         raise UserError("strategies are about several processes: --procs 2 or more")
     if arguments.steps <= _WARMUP:
         raise UserError(f"--steps {arguments.steps}: the first {_WARMUP} are not counted, so take more")
+    there = variants(arguments.procs)
+    if unknown := set(arguments.only) - {v.name for v in there}:
+        raise UserError(f"--only {sorted(unknown)[0]!r} is none of what works here: {', '.join(v.name for v in there)}")
+    chosen = [v for v in there if not arguments.only or v.name in (REFERENCE, *arguments.only)]
     folder = create(arguments.out, None, "bench-strategies")
-    chosen = [v for v in variants(arguments.procs) if not arguments.only or v.name in (REFERENCE, *arguments.only)]
     results = []
     for turn in range(1, arguments.rounds + 1):
         # Every other round backwards, so that a slow drift hits all alike.

@@ -1,0 +1,67 @@
+"""`worldsize strategies` and `worldsize bench`: what they say is what there is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import typing
+
+import pytest
+
+from processes import worldsize
+from worldsize import recipe
+from worldsize.bench.strategies import Measured, table, variants
+from worldsize.parallel import STRATEGIES, usable
+
+
+def test_every_strategy_is_known_everywhere():
+    names = set(typing.get_args(recipe.StrategyName)) - {"auto"}
+    assert set(STRATEGIES) == names == {row.strategy for row in usable.rows()}
+    for name, kind in STRATEGIES.items():
+        assert importlib.util.find_spec(f"worldsize.parallel.{kind.module or name}") is not None
+
+
+def test_the_table_tells_the_truth_about_horovod(tmp_path):
+    """With a package of that name that does not load, and as this environment is."""
+    here = worldsize("strategies", cwd=tmp_path, COLUMNS="200").stdout
+    assert ("make horovod" in here) == (importlib.util.find_spec("horovod") is None)
+    (tmp_path / "horovod.py").write_text("raise ImportError('compiled for torch 1.0')\n")
+    told = worldsize("strategies", cwd=tmp_path, COLUMNS="200", PYTHONPATH=str(tmp_path)).stdout
+    assert "compiled for torch 1.0" in told
+    assert "ddp" in told
+
+
+def test_what_is_missing_is_left_out_of_the_comparison(monkeypatch):
+    rows = [usable.Row("ddp", "cpu", "gloo", (), ""), usable.Row("adasum", "cpu", "gloo", (), "")]
+    rows += [usable.Row("localsgd", "cpu", "gloo", (), "broken"), usable.Row("horovod", "cpu", "MPI", (), "not here")]
+    monkeypatch.setattr("worldsize.bench.strategies.rows", lambda: rows)
+    assert [v.name for v in variants(2)] == ["ddp", "ddp fp16", "ddp bf16", "ddp powersgd", "adasum"]
+    assert "adasum" not in [v.name for v in variants(3)]
+
+
+def test_the_ratio_is_that_of_each_round():
+    """A machine that slows down by half between the rounds changes no ratio."""
+    results = [Measured("ddp", 1, 100.0, 1.0, 2.0, 3.0), Measured("adasum", 1, 80.0, 1.0, 2.0, 3.0)]
+    results += [Measured("ddp", 2, 50.0, 1.0, 2.0, 3.0), Measured("adasum", 2, 40.0, 1.0, 2.0, 3.0)]
+    assert "| adasum | 60.00 | 0.800 | 3.0 | 2 |" in table(results)
+
+
+@pytest.mark.slow
+def test_the_comparison_itself(tmp_path):
+    command = ("bench", "strategies", "--model", "shufflenet_v2_x0_5", "--size", "32", "--steps", "6", "--rounds", "1")
+    done = worldsize(*command, "--only", "ddp fp16", "async", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "bench-strategies-1"
+    results = {r["variant"]: r for r in map(json.loads, (folder / "results.jsonl").read_text().splitlines())}
+    assert list(results) == ["ddp", "ddp fp16", "async"]
+    assert results["ddp fp16"]["sent_mb"] == pytest.approx(results["ddp"]["sent_mb"] / 2)
+    assert all(r["images_per_s"] > 0 for r in results.values())
+    assert (folder / "table.md").read_text() in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [(("--procs", "1"), "--procs 2"), (("--steps", "3"), "--steps"), (("--only", "dpp"), "ddp fp16")],
+)
+def test_a_comparison_that_cannot_be(fails, words, remedy):
+    assert remedy in fails("bench", "strategies", *words)
