@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from processes import Ranks
+from worldsize import cli
+
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("ci")
 
@@ -15,3 +18,40 @@ settings.load_profile("ci")
 def shared() -> Path:
     """Data sets for development that lie beside the repository; tests that need one skip where it is absent."""
     return Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory):
+    """ranks(size, ...): processes for the runs of one module, all in one folder; see `Ranks`. The same again each time."""
+    cwd = tmp_path_factory.mktemp("ranks")
+    started: dict[tuple, Ranks] = {}
+
+    def start(size: int, *more, **options) -> Ranks:
+        key = (size, *more, *options.items())
+        if key not in started:
+            started[key] = Ranks(size, cwd, *more, **options)
+        return started[key]
+
+    start.cwd = cwd
+    yield start
+    for running in started.values():
+        running.close()
+
+
+@pytest.fixture
+def fails(tmp_path, monkeypatch, capfd):
+    """fails(*arguments, code=64): runs the command here and gives its message."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path, code: int = 64) -> str:
+        try:
+            returned = cli.main([str(a) for a in arguments])
+        except SystemExit as stop:
+            returned = stop.code
+        out = capfd.readouterr()
+        assert returned == code, out.err
+        assert "Traceback" not in out.err
+        assert not list(Path("runs").glob("[!.]*"))
+        return out.err
+
+    return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -68,6 +69,58 @@ def world(size: int, arguments: Sequence[str | Path], cwd: Path, sabotage: str |
     assert all(process.returncode == 0 for process in running), "\n".join(outputs)
 
 
+class Ranks:
+    """``size`` processes that do one command after the other: torch is imported once for many short runs.
+
+    ``sabotage`` is as in `world`; ``local_size`` of them at a time take themselves for one machine.
+    """
+
+    def __init__(self, size: int, cwd: Path, sabotage: str | None = None, local_size: int | None = None) -> None:
+        self._log = (cwd / f"ranks-{size}-{sabotage}-{local_size}-{free_port()}.log").open("w+")
+        machine = local_size or size
+        self._running = [
+            subprocess.Popen(
+                [sys.executable, HERE / "rank.py", *([sabotage] if sabotage else [])],
+                cwd=cwd,
+                env=environment(
+                    RANK=str(rank),
+                    WORLD_SIZE=str(size),
+                    LOCAL_RANK=str(rank % machine),
+                    LOCAL_WORLD_SIZE=str(machine),
+                    MASTER_ADDR="127.0.0.1",
+                ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def run(self, *arguments: str | Path, code: int = 0) -> str:
+        """``worldsize ARGUMENTS`` on all ranks; each must end with this code. Returns what they printed."""
+        begin = self._log.seek(0, os.SEEK_END)
+        command = json.dumps([str(free_port()), [*map(str, arguments)]])
+        for process in self._running:
+            print(command, file=process.stdin, flush=True)
+        answers = [self._answer(process) for process in self._running]
+        self._log.seek(begin)
+        output = self._log.read()
+        assert answers == [code] * len(answers), f"{answers}\n{output}"
+        return output
+
+    def _answer(self, process: subprocess.Popen[str]) -> int | None:
+        ready, _, _ = select.select([process.stdout], [], [], 240)
+        line = process.stdout.readline() if ready else ""
+        return int(line) if line else process.poll()
+
+    def close(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.communicate()
+        self._log.close()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -93,6 +146,11 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def momentum(run: Path) -> dict[str, torch.Tensor]:
     return load_file(newest(run) / "optimizer.safetensors")
+
+
+def ranks_own(run: Path) -> dict[str, torch.Tensor]:
+    """What each rank keeps for itself, as ``RANK/KIND/NAME``."""
+    return load_file(newest(run) / "ranks.safetensors")
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

@@ -19,25 +19,6 @@ from worldsize import cli
 QUICK = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--global-batch", "8", "--micro-batch", "8")
 
 
-@pytest.fixture
-def fails(tmp_path, monkeypatch, capfd):
-    """fails(*arguments, code=64): runs the command here and gives its message."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str | Path, code: int = 64) -> str:
-        try:
-            returned = cli.main([str(a) for a in arguments])
-        except SystemExit as stop:
-            returned = stop.code
-        out = capfd.readouterr()
-        assert returned == code, out.err
-        assert "Traceback" not in out.err
-        assert not list(Path("runs").glob("[!.]*"))
-        return out.err
-
-    return run
-
-
 def pictures(root: Path, train: dict[str, int], val: dict[str, int], size: int = 40) -> Path:
     """A folder data set of noise."""
     noise = np.random.default_rng(0)

@@ -23,7 +23,7 @@ FLOORS = [
     ("loop", "worker"),
     ("train", "asynchronous"),
     ("job",),
-    ("recheck",),
+    ("recheck", "bench"),
     ("cli",),
     ("__main__",),
 ]

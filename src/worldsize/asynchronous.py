@@ -77,6 +77,9 @@ class AsyncTrainer(Loop):
             lambda: flatten(self._weights),
             lambda: len(self._boundaries) > 1,  # evaluation does not keep up
         )
+        if self.progress.epoch_step == self.steps_per_epoch or self.progress.step == self.total_steps:
+            # It was saved at the end of an epoch.
+            self._end_epoch()
         threads = [threading.Thread(target=self._answer, args=(w, link), daemon=True) for w, link in links.items()]
         for thread in threads:
             thread.start()
@@ -123,10 +126,7 @@ class AsyncTrainer(Loop):
             if self._server.ledger.finished and not self._boundaries:
                 break
             grant = self._server.pull(0, _LOOK_S)
-        if result is None:  # went on after the last step, which was not evaluated yet
-            self._boundaries.append(self._boundary())
-            result = self._look_after()
-            assert result is not None
+        assert result is not None  # the last step ends in an evaluation
         return result
 
     def _look_after(self) -> Result | None:
@@ -151,7 +151,9 @@ class AsyncTrainer(Loop):
     def _stop(self, how: str) -> None:
         self._server.stop(self.recipe.parallel.timeout_s)
         self._collect(everything=True)
-        self.saver.write(self._snapshot(), wait=True)
+        at_boundary = bool(self._boundaries) and self._boundaries[-1][0].step == self.progress.step
+        # So that its evaluation is made when the run goes on. One that others have left behind is not made.
+        self.saver.write(self._boundaries[-1][1] if at_boundary else self._snapshot(), wait=True)
         raise Stopped(f"{how} after step {self.progress.step:,} of {self.total_steps:,}")
 
     def _apply(self, worker: int, report: Report, age: int) -> None:
@@ -181,7 +183,8 @@ class AsyncTrainer(Loop):
 
     def _end_epoch(self) -> None:
         at = self.progress
-        if at.step == self.total_steps or (at.epoch + 1) % self.recipe.evaluate_every == 0:
+        due = at.step == self.total_steps or (at.epoch + 1) % self.recipe.evaluate_every == 0
+        if due and at.evaluated_step != at.step:
             self._boundaries.append(self._boundary())
         if at.step < self.total_steps:
             at.next_epoch()

@@ -144,8 +144,8 @@ def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list
     found = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            found += _changes(before, after, f"{prefix}{key}.")
+        if isinstance(before, dict) or isinstance(after, dict):
+            found += _changes(before or {}, after or {}, f"{prefix}{key}.")
         elif before != after:
             found.append(f"{prefix}{key}: was {before}, is {after}")
     return found

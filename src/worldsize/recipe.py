@@ -191,8 +191,8 @@ class Parallel(Settings):
         extras = ((name, field.json_schema_extra) for name, field in cls.model_fields.items())
         return [(name, str(extra["of"]).split()) for name, extra in extras if isinstance(extra, dict) and "of" in extra]
 
-    @model_validator(mode="after")
-    def _only_what_is_read(self) -> Parallel:
+    def check(self) -> None:
+        """Raise a ValueError where a setting means nothing to the strategy."""
         strategy = "ddp" if self.strategy == "auto" else self.strategy
         for name, of in self._readers():
             value, default = getattr(self, name), type(self).model_fields[name].default
@@ -206,7 +206,6 @@ class Parallel(Settings):
                 f"Horovod cannot send gradients as {self.compression}: use --parallel.compression fp16, "
                 "or --parallel.strategy ddp"
             )
-        return self
 
 
 class Checkpoint(Settings):
@@ -272,7 +271,8 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
-    def _compression_fits(self) -> Recipe:
+    def _parallel_fits(self) -> Recipe:
+        self.parallel.check()
         if self.parallel.compression == "powersgd" and self.precision == "fp16":
             raise ValueError(
                 "parallel.compression powersgd carries its error from step to step, which fp16's changing loss scale would "

@@ -94,9 +94,8 @@ class PowerSGD(Average):
         self._held.append((bucket, held))
         if bucket.is_last():
             self._exchange.begin()
-            buckets = [bucket for bucket, _ in self._held]
-            pairs = (zip(b.parameters(), b.gradients(), strict=True) for b in buckets)
-            self._approximate({self._names[parameter]: gradient for pair in pairs for parameter, gradient in pair})
+            pairs = (zip(b.parameters(), b.gradients(), strict=True) for b, _ in self._held)
+            self._approximate({self._names[p]: _in_its_layout(g, p) for pair in pairs for p, g in pair})
             for waiting, done in self._held:
                 done.set_result(waiting.buffer())
             self._held.clear()
@@ -109,7 +108,8 @@ class PowerSGD(Average):
         whole = [g for name, g in gradients.items() if name not in matrices]
         ms = {name: g.reshape(g.shape[0], -1) + self._memory.get(f"error.{name}", 0) for name, g in matrices.items()}
         qs = [self._memory.get(f"q.{name}", self._first_q(name, m)) for name, m in ms.items()]
-        ps = [m @ q for m, q in zip(ms.values(), qs, strict=True)]
+        # Orthonormal, Q also has directions that the last gradient did not: at full rank nothing is ever lost.
+        ps = [m @ torch.linalg.qr(q).Q for m, q in zip(ms.values(), qs, strict=True)]
         self._average(ps + whole)
         ps = [torch.linalg.qr(p).Q for p in ps]
         qs = [m.T @ p for m, p in zip(ms.values(), ps, strict=True)]
@@ -117,7 +117,7 @@ class PowerSGD(Average):
         for (name, m), p, q in zip(ms.items(), ps, qs, strict=True):
             near = p @ q.T
             self._memory[f"error.{name}"], self._memory[f"q.{name}"] = m - near, q
-            matrices[name].copy_(near.view(matrices[name].shape))
+            matrices[name].copy_(near.reshape(matrices[name].shape))
 
     def _shrinks(self, gradient: torch.Tensor) -> bool:
         if gradient.ndim < 2:
@@ -157,3 +157,8 @@ class PowerSGD(Average):
         if own:
             self._step = int(own.pop("step"))
             self._memory = own
+
+
+def _in_its_layout(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A bucket hands out gradients as if they lay in the usual order; they lie as their parameters do (channels_last)."""
+    return gradient.as_strided(parameter.size(), parameter.stride(), gradient.storage_offset())

@@ -1,0 +1,298 @@
+"""Asynchronous runs: workers that come late, leave and die, and a run that loses no step by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import reference
+from processes import HERE, distance, identical, losses, momentum, newest, records, start, weights, worldsize
+
+ASYNC = ("--parallel.strategy", "async")
+
+
+# 60 pictures of noise, five steps an epoch, two micro-batches each.
+TINY = """
+base: digits
+epochs: 4
+global_batch: 12
+micro_batch: 6
+precision: fp32
+data: {name: synthetic, samples: 60, classes: 10}
+model: {name: shufflenet_v2_x0_5}
+schedule: {warmup_epochs: 0}
+"""
+
+
+@pytest.fixture(scope="module")
+def train(ranks):
+    """train(name, size, *arguments, ...) trains once and gives the run folder."""
+
+    def run(name: str, size: int, *arguments: str, recipe: str = TINY, sabotage: str | None = None, code: int = 0) -> Path:
+        (ranks.cwd / f"{name}.yaml").write_text(recipe)
+        ranks(size, sabotage=sabotage).run("train", f"{name}.yaml", "--name", name, *arguments, code=code)
+        return ranks.cwd / "runs" / name
+
+    return run
+
+
+def state(run: Path) -> dict:
+    return json.loads((newest(run) / "state.json").read_text())
+
+
+def each_step_counted_once(run: Path, total: int, applied: list[str]) -> None:
+    assert Counter(map(int, applied)) == Counter(range(total))
+    assert [record["step"] for record in records(run, "step")] == list(range(1, total + 1))
+    assert (state(run)["step"], state(run)["missing"]) == (total, [])
+
+
+# One worker
+
+
+@pytest.mark.parametrize("clip", [pytest.param((), marks=pytest.mark.slow), ("--optimizer.clip-norm", "0.5")])
+def test_one_worker_is_the_plain_loop(train, clip):
+    recipe = reference.RECIPE.format(precision="fp64", model="mobilenet_v3_small")  # with BatchNorm and dropout
+    size = ("--global-batch", "24")
+    alone = train(f"single{len(clip)}", 1, *size, *clip, recipe=recipe)
+    served = train(f"async{len(clip)}", 1, *size, *ASYNC, *clip, recipe=recipe)
+    assert len(losses(alone)) == 20
+    assert losses(served) == losses(alone)
+    assert distance(weights(served), weights(alone)) < 1e-12  # running statistics included
+    assert distance(momentum(served), momentum(alone)) < 1e-12
+    assert max(record["grad_norm"] for record in records(alone, "step")) > 0.5
+
+
+def test_one_worker_goes_on_without_losing_a_bit(train, ranks):
+    """After a stop in an epoch, between an epoch's last step and its evaluation, and after the last evaluation."""
+    whole = train("whole", 1, *ASYNC, "--max-steps", "12")
+    parts = train("parts", 1, *ASYNC, "--max-steps", "10", sabotage="stopping", code=75)
+    for stopped_after in (2, 5):
+        assert newest(parts).name == f"step-{stopped_after:08}"
+        ranks(1, sabotage="stopping").run("train", "--resume", parts, code=75 if stopped_after == 2 else 0)
+    assert newest(parts).name == "step-00000010"
+    ranks(1, sabotage="stopping").run("train", "--resume", parts, "--max-steps", "12")
+    same_run(parts, whole)
+    ranks(1).run("train", "--resume", parts, "--max-steps", "11")  # it is beyond that
+    assert len(losses(parts)) == 12
+
+
+PLAIN = ("epoch", "step", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5", "val_samples")
+
+
+def same_run(a: Path, b: Path) -> None:
+    assert losses(a) == losses(b)
+    assert identical(weights(a), weights(b))
+    assert identical(momentum(a), momentum(b))
+    assert [[r[k] for k in PLAIN] for r in records(a, "epoch")] == [[r[k] for k in PLAIN] for r in records(b, "epoch")]
+
+
+@pytest.mark.slow
+def test_the_last_update_is_there_when_the_run_ends(train):
+    run = train("late", 2, *ASYNC, "--max-steps", "8", sabotage="long_last_update")
+    assert [r["step"] for r in records(run, "step")] == list(range(1, 9))
+    assert [r["step"] for r in records(run, "epoch")] == [5, 8]
+    assert newest(run).name == "step-00000008"
+
+
+# One slow worker
+
+SLOW_FROM, STEPS = 40, 130
+
+
+@pytest.fixture(scope="module")
+def slow(train, ranks):
+    """slow(*arguments): a run in which the last of three workers becomes slow, and the steps that were applied."""
+    found: dict[tuple, tuple[Path, list[str]]] = {}
+    size = ("--data.samples", "240", "--global-batch", "4", "--micro-batch", "4", "--max-steps", str(STEPS))
+
+    def run(*arguments: str) -> tuple[Path, list[str]]:
+        if arguments not in found:
+            log = ranks.cwd / "applied.txt"
+            log.unlink(missing_ok=True)
+            name = f"slow{len(found)}"
+            options = (*ASYNC, *size, *arguments)
+            folder = train(name, 3, *options, sabotage="one_slow_worker")
+            found[arguments] = folder, log.read_text().split()
+        return found[arguments]
+
+    return run
+
+
+def cycle_ms(steps: list[dict], worker: int) -> float:
+    """The worker's usual time from one gradient to the next."""
+    return statistics.median(s["compute_ms"] + s["data_ms"] + s["communication_ms"] for s in steps if s["worker"] == worker)
+
+
+def test_a_slow_worker_holds_nobody_up(slow):
+    run, applied = slow("--parallel.max-staleness", "30")
+    each_step_counted_once(run, STEPS, applied)
+    steps = records(run, "step")
+    before, after = steps[6:SLOW_FROM], steps[SLOW_FROM + 10 :]
+    for fast in (0, 1):
+        assert cycle_ms(after, fast) < 1.5 * cycle_ms(before, fast)
+        assert cycle_ms(after, fast) < cycle_ms(after, 2) / 3
+    updates = Counter(s["worker"] for s in after)
+    assert 0 < updates[2] < min(updates[0], updates[1]) / 2
+
+
+def test_what_is_told_of_staleness_and_speed(slow):
+    run, _ = slow("--parallel.max-staleness", "30")
+    steps, epochs = records(run, "step"), records(run, "epoch")
+    ages = Counter(s["staleness"] for s in steps)
+    assert max(ages) <= 30
+    assert max(s["staleness"] for s in steps if s["worker"] == 2) > 5
+    assert epochs[-1]["staleness"] == [ages[age] for age in range(max(ages) + 1)]
+    assert [sum(e["staleness"]) >= e["step"] for e in epochs] == [True] * 3  # others go on while rank 0 evaluates
+    speeds = epochs[-1]["speeds"]
+    assert len(speeds) == 3
+    assert 0 < 2 * speeds[2] < speeds[1]
+    assert {s["workers"] for s in steps} == {3}
+
+
+@pytest.mark.slow
+def test_what_is_too_old_is_dropped_and_done_again(slow):
+    run, applied = slow("--parallel.max-staleness", "2")
+    each_step_counted_once(run, STEPS, applied)
+    last = records(run, "epoch")[-1]
+    assert max(s["staleness"] for s in records(run, "step")) == len(last["staleness"]) - 1 == 2
+    assert last["dropped"] > 3
+
+
+def test_an_evaluation_is_that_of_the_weights_that_are_saved_with_it(slow, ranks):
+    run, _ = slow("--parallel.max-staleness", "30")
+    epochs = {e["step"]: e for e in records(run, "epoch")}
+    saved = sorted((run / "checkpoints").iterdir())
+    assert len(saved) >= 2
+    for checkpoint in saved:
+        kept = json.loads((checkpoint / "state.json").read_text())
+        found = kept["evaluation"]
+        assert kept["evaluated_step"] == kept["step"]
+        assert found["top1"] == pytest.approx(epochs[kept["step"]]["val_top1"], rel=1e-6)
+        again = ranks(1).run("eval", checkpoint)
+        assert f"top-1 {found['top1']:.2%}, top-5 {found['top5']:.2%}, loss {found['loss']:.4f} on 240 pictures" in again
+
+
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+def test_number_formats(train, precision):
+    run = train(precision, 3, *ASYNC, "--precision", precision, "--max-steps", "20", sabotage="one_slow_worker")
+    assert [record["step"] for record in records(run, "step")] == list(range(1, 21))
+    assert state(run)["missing"] == []
+
+
+# Workers that come and go
+
+DIGITS = (
+    *("digits", "--name", "a", "--procs", "3", "--model.name", "shufflenet_v2_x0_5", "--precision", "fp32", *ASYNC),
+    *("--global-batch", "36", "--micro-batch", "18", "--optimizer.lr", "0.01", "--track.every-seconds", "0"),
+)
+
+
+def begin(cwd: Path, *words: str, rule: str = "noting_steps"):
+    """`worldsize train` in the background, whose processes all call that function of sabotage.py first."""
+    (cwd / "sitecustomize.py").write_text(
+        f"import sys\nsys.path.append({str(HERE)!r})\nimport sabotage\nsabotage.{rule}()\n"
+    )
+    path = os.pathsep.join([str(cwd), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return start("train", *words, cwd=cwd, PYTHONPATH=path)
+
+
+def until_step(process, cwd: Path, step: int) -> None:
+    log, deadline = cwd / "applied.txt", time.monotonic() + 120
+    while not (log.exists() and len(log.read_text().split()) >= step):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def by_rank(launcher: int) -> dict[int, int]:
+    """The processes that a launcher started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    environments = {int(pid): Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in children}
+    return {int(word[5:]): pid for pid, words in environments.items() for word in words if word.startswith("RANK=")}
+
+
+def gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 20
+    while (there := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not there
+
+
+def applied(cwd: Path) -> list[str]:
+    return (cwd / "applied.txt").read_text().split()
+
+
+@pytest.mark.slow
+def test_one_worker_is_killed_and_another_asked_to_leave(tmp_path):
+    process = begin(tmp_path, *DIGITS, "--max-steps", "50")
+    until_step(process, tmp_path, 10)
+    pids = by_rank(process.pid)
+    os.kill(pids[1], signal.SIGKILL)
+    until_step(process, tmp_path, 25)
+    os.kill(pids[2], signal.SIGTERM)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert output.count(" is lost (") == output.count("warning: worker 1 is lost (") == 1
+    assert "2 go on, and its batches go to them" in output
+    run = tmp_path / "runs" / "a"
+    each_step_counted_once(run, 50, applied(tmp_path))
+    assert [records(run, "step")[i]["workers"] for i in (8, -1)] == [3, 1]
+    assert records(run, "epoch")[-1]["speeds"][1:] == [0, 0]
+
+
+@pytest.mark.slow
+def test_without_the_server_the_run_ends_and_goes_on_from_its_last_checkpoint(tmp_path):
+    process = begin(tmp_path, *DIGITS, "--max-steps", "30", "--checkpoint.every-steps", "5", "--track.every-seconds", "99")
+    until_step(process, tmp_path, 12)
+    pids = by_rank(process.pid)
+    os.kill(pids[0], signal.SIGKILL)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + signal.SIGKILL, output
+    assert "worldsize: rank 0 was ended by SIGKILL" in output
+    assert gone(list(pids.values()))
+    run = tmp_path / "runs" / "a"
+    assert state(run)["step"] >= 5
+    resumed = begin(tmp_path, "--resume", "runs/a")
+    output = resumed.communicate(timeout=120)[0]
+    assert resumed.returncode == 0, output
+    assert [record["step"] for record in records(run, "step")] == list(range(1, 31))
+
+
+@pytest.mark.slow
+def test_what_fails_in_the_server_is_no_lost_worker(tmp_path):
+    process = begin(tmp_path, *DIGITS, rule="failing_update")
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 70, output
+    assert "RuntimeError: an update failed" in output
+    assert "is lost" not in output
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_with_other_workers_and_does_each_step_once(tmp_path):
+    process = begin(tmp_path, *DIGITS, "--max-steps", "45")
+    until_step(process, tmp_path, 15)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, output
+    assert "worldsize train --resume runs/a" in output
+    run = tmp_path / "runs" / "a"
+    done = len(applied(tmp_path))
+    assert 15 <= done == state(run)["step"] == len(losses(run)) < 45
+    resumed = begin(tmp_path, "--resume", "runs/a", "--procs", "2")
+    output = resumed.communicate(timeout=120)[0]
+    assert resumed.returncode == 0, output
+    assert f"going on after step {done}" in output
+    each_step_counted_once(run, 45, applied(tmp_path))
+
+
+@pytest.mark.slow
+def test_three_workers_learn_the_digits(tmp_path):
+    done = worldsize("train", "digits", "--procs", "3", *ASYNC, "--model.name", "resnet18", "--name", "a", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert records(tmp_path / "runs" / "a", "epoch")[-1]["val_top1"] > 0.95

@@ -1,0 +1,171 @@
+"""The ledger of an asynchronous run: whatever workers do, each step counts once and no gradient is too old."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worldsize.parallel.ledger import Ledger
+
+
+class Workers:
+    """Workers that fetch, hand in, fail and leave as the dice say, and a run that is stopped and resumed between."""
+
+    def __init__(self, dice: random.Random, total: int, bound: int, workers: int) -> None:
+        self.dice = dice
+        self.applied: list[int] = []
+        self.begin(Ledger(total, bound), workers)
+
+    def begin(self, ledger: Ledger, workers: int) -> None:
+        self.ledger = ledger
+        self.live = list(range(workers))
+        self.ages: list[int] = []
+        self.drops: dict[int, int] = {}
+        self.fetched: dict[int, int] = {}  # the version of the weights that each worker computes with
+        self.dropped_by: dict[int, int] = {}  # for steps that nobody took over yet
+
+    def move(self, worker: int) -> None:
+        (self.hand_in if self.ledger.claims.get(worker) else self.fetch)(worker)
+        self.check()
+
+    def fetch(self, worker: int) -> None:
+        for ahead in (1, 2):
+            before, fresh = list(self.ledger.claims.get(worker, [])), self.ledger.fresh
+            mine = self.ledger.claim(worker, ahead)
+            assert mine[: len(before)] == before
+            assert len(mine) <= max(ahead, len(before))
+            for step in mine[len(before) :]:
+                assert self.dropped_by.pop(step, None) != worker or fresh == self.ledger.total
+            if len(mine) < ahead:  # then there really is nothing
+                assert self.ledger.fresh == self.ledger.total and not self.ledger.returned
+        self.fetched[worker] = self.ledger.version
+
+    def hand_in(self, worker: int) -> None:
+        step, bound = self.ledger.claims[worker][0], self.ledger.max_staleness
+        expected = self.ledger.version - self.fetched[worker]
+        age = self.ledger.deliver(worker, step, self.fetched[worker])
+        assert age == (expected if expected <= bound else None)
+        if age is None:
+            self.drops[worker] = self.drops.get(worker, 0) + 1
+            self.dropped_by[step] = worker
+        else:
+            self.applied.append(step)
+            self.ages.append(age)
+        self.fetch(worker)
+
+    def overflow(self, worker: int) -> None:
+        if self.ledger.claims.get(worker):
+            self.ledger.give_back(worker, self.ledger.claims[worker][0])
+            self.fetch(worker)
+
+    def leave(self, worker: int) -> None:
+        if len(self.live) > 1:
+            self.live.remove(worker)
+            for step in self.ledger.claims.get(worker, []):
+                self.dropped_by.pop(step, None)
+            self.ledger.leave(worker)
+
+    def resume(self) -> None:
+        old, bound = self.ledger, self.dice.randint(0, 3)
+        fresh = old.version + len(old.missing)
+        self.begin(Ledger.resume(old.total, bound, old.version, fresh, old.missing), self.dice.randint(1, 4))
+
+    def check(self) -> None:
+        missing = self.ledger.missing
+        assert missing == sorted(missing)
+        assert sorted(self.applied + missing) == list(range(self.ledger.fresh))  # each once, here or there
+        assert self.ledger.version == len(self.applied)
+        assert self.ledger.fresh == self.ledger.version + len(missing) <= self.ledger.total
+        assert self.ledger.staleness == [self.ages.count(age) for age in range(max(self.ages, default=-1) + 1)]
+        assert self.ledger.dropped == self.drops
+
+
+@given(seed=st.integers(0, 2**32), total=st.integers(1, 40), bound=st.integers(0, 4), workers=st.integers(1, 4))
+def test_each_step_is_applied_once_whatever_workers_do(seed, total, bound, workers):
+    dice = random.Random(seed)
+    run = Workers(dice, total, bound, workers)
+    for _ in range(dice.randint(0, 3 * total)):
+        worker, what = dice.choice(run.live), dice.random()
+        if what < 0.9:
+            run.move(min(worker, dice.choice(run.live)))  # the last ones are slow
+        elif what < 0.95:
+            run.overflow(worker)
+        elif what < 0.98:
+            run.leave(worker)
+        else:
+            run.resume()
+        run.check()
+    # Whatever happened, any one worker that is left can finish; its first gradient may be too old.
+    last = dice.choice(run.live)
+    for other in [worker for worker in run.live if worker != last]:
+        run.leave(other)
+    for _ in range(2 + total - run.ledger.version):
+        run.move(last)
+    assert run.ledger.finished
+    assert sorted(run.applied) == list(range(total))
+    assert not run.ledger.claim(last)
+
+
+@given(total=st.integers(1, 40), bound=st.integers(0, 4))
+def test_one_worker_gets_the_steps_in_order(total, bound):
+    ledger, order = Ledger(total, bound), []
+    while not ledger.finished:
+        order.append(ledger.claim(0)[0])
+        assert ledger.deliver(0, order[-1], ledger.version) == 0
+    assert order == list(range(total))
+    assert (ledger.staleness, ledger.dropped, ledger.missing) == ([total], {}, [])
+
+
+@given(data=st.data(), total=st.integers(1, 30), workers=st.integers(1, 4))
+def test_a_resumed_run_does_the_missing_steps_and_then_the_rest(data, total, workers):
+    fresh = data.draw(st.integers(0, total))
+    missing = sorted(data.draw(st.sets(st.integers(0, fresh - 1), max_size=8))) if fresh else []
+    ledger, order = Ledger.resume(total, workers, fresh - len(missing), fresh, missing), []
+    while not ledger.finished:
+        for worker in range(workers):
+            if ledger.claim(worker, ahead=1):
+                order.append(ledger.claims[worker][0])
+                assert ledger.deliver(worker, order[-1], ledger.version) == 0
+    assert order == [*missing, *range(fresh, total)]
+
+
+def late(total: int) -> Ledger:
+    """Worker 1 fetched steps 0 and 1 at version 0; worker 0 made two updates since."""
+    ledger = Ledger(total, max_staleness=1)
+    ledger.claim(1)
+    for _ in range(2):
+        ledger.deliver(0, ledger.claim(0)[0], ledger.version)
+    return ledger
+
+
+def test_a_dropped_step_goes_to_another_worker():
+    ledger = late(10)
+    assert ledger.deliver(1, 0, version=0) is None
+    assert ledger.claim(1) == [1, 5]  # 2 and 3 are done, 4 is in hand
+    assert ledger.claim(0) == [4, 0]
+
+
+def test_but_rather_to_the_same_than_to_nobody():
+    ledger = late(4)
+    assert ledger.deliver(1, 0, version=0) is None
+    assert ledger.claim(1) == [1, 0]
+
+
+def test_what_a_lost_worker_had_in_hand_comes_first_and_may_go_to_anybody():
+    ledger = late(10)
+    ledger.deliver(1, 0, version=0)
+    ledger.leave(1)
+    assert ledger.claim(0, ahead=4) == [4, 1, 0, 5]
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_the_bound_itself_is_still_good(bound):
+    ledger = Ledger(20, bound)
+    ledger.claim(1)
+    for _ in range(bound):
+        ledger.deliver(0, ledger.claim(0)[0], ledger.version)
+    assert ledger.deliver(1, 0, version=0) == bound
+    assert ledger.deliver(1, 1, version=0) is None
