@@ -133,8 +133,8 @@ def failing_update() -> None:
 
 
 def long_last_update() -> None:
-    """The last update is another worker's and takes long, and rank 0 looks just then whether all is done."""
-    apply, look_after = asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._look_after
+    """The last update is worker 1's and takes long, and rank 0 looks just then whether all is done."""
+    apply, look_after, work = asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._look_after, worker.Worker.work
 
     def slowly(self, worker, report, age):
         if self.progress.step == self.total_steps - 1:
@@ -147,7 +147,13 @@ def long_last_update() -> None:
             time.sleep(0.01)
         return result
 
+    def late(self, grant):
+        report = work(self, grant)
+        time.sleep(0.3 * int(os.environ["RANK"]))
+        return report
+
     asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._look_after = slowly, looking
+    worker.Worker.work = late
 
 
 if __name__ == "__main__":

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 import reference
-from processes import distance, losses, momentum, overall_distance, weights, world
+from processes import distance, losses, momentum, overall_distance, weights
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory):
+def runs(ranks):
     """runs(size, precision, model) trains once and gives the run folder."""
-    cwd = tmp_path_factory.mktemp("exactness")
+    cwd = ranks.cwd
 
     def run(size: int, precision: str = "fp64", model: str = "resnet18", sabotage: str | None = None) -> Path:
         name = f"{model}-{precision}-{size}-{sabotage}"
         if not (cwd / "runs" / name).exists():
             (cwd / f"{name}.yaml").write_text(reference.RECIPE.format(precision=precision, model=model))
-            world(size, ["train", f"{name}.yaml", "--name", name], cwd, sabotage)
+            ranks(size, sabotage=sabotage).run("train", f"{name}.yaml", "--name", name)
         return cwd / "runs" / name
 
     return run

@@ -86,8 +86,7 @@ def test_an_exact_run_goes_on_with_an_exact_strategy_only(runs, ranks):
     run = runs("ddp", "--parallel.strategy", "ddp", "--max-steps", "3")
     for name, arguments in STRATEGIES:
         refused = ranks(2).run("train", "--resume", run, *arguments, "--max-steps", "4", code=64)
-        assert "parallel.strategy: was None, is" in refused
-        assert f"'strategy': '{'ddp' if name == 'powersgd' else arguments[1]}'" in refused
+        assert f"parallel.strategy: was None, is {'ddp' if name == 'powersgd' else arguments[1]}" in refused
     ranks(1).run("train", "--resume", run, "--parallel.strategy", "single", "--max-steps", "4")
     assert len(losses(run)) == 4
 
