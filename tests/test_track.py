@@ -17,7 +17,7 @@ QUICK = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "144", "--micro
 
 
 def step(number: int) -> Step:
-    return Step(number, number / 10, 2.0, 0.1, 0.01, 1.0, 100.0, [50.0, 50.0], 10.0, 1.0, 8.0, 1.0, 0)
+    return Step(number, number / 10, 2.0, 0.1, 0.01, 1.0, 100.0, [50.0, 50.0], 10.0, 1.0, 8.0, 1.0, 1000, 0)
 
 
 class Failing(Tracker):

@@ -22,7 +22,7 @@ from worldsize.evaluate import Result, evaluate
 from worldsize.loop import Loop
 from worldsize.optim import set_lr
 from worldsize.parallel.ledger import Ledger
-from worldsize.parallel.link import Link, connect
+from worldsize.parallel.link import Link, Lost, connect
 from worldsize.parallel.parameter_server import Grant, Report, Server
 from worldsize.progress import Progress
 from worldsize.track.base import Step
@@ -77,7 +77,7 @@ class AsyncTrainer(Loop):
             lambda: flatten(self._weights),
             lambda: len(self._boundaries) > 1,  # evaluation does not keep up
         )
-        if self.progress.epoch_step == self.steps_per_epoch or self.progress.step == self.total_steps:
+        if self.progress.epoch_step == self.steps_per_epoch or self.progress.step >= self.total_steps:
             # It was saved at the end of an epoch.
             self._end_epoch()
         threads = [threading.Thread(target=self._answer, args=(w, link), daemon=True) for w, link in links.items()]
@@ -109,7 +109,7 @@ class AsyncTrainer(Loop):
                 link.send_grant(grant)
                 if not grant.steps:
                     return
-        except RuntimeError as error:  # gloo: the connection is gone, or nothing came for too long
+        except Lost as error:
             self._server.lose(worker, error)
         except Exception as error:
             self._server.fail(error)
@@ -123,7 +123,9 @@ class AsyncTrainer(Loop):
             if grant is not None and grant.steps:
                 self._server.push(0, worker.work(grant))
             result = self._look_after() or result
-            if self._server.ledger.finished and not self._boundaries:
+            with self._server.lock:  # in which an update and what follows from it are one
+                over = self._server.ledger.finished and not self._boundaries
+            if over:
                 break
             grant = self._server.pull(0, _LOOK_S)
         assert result is not None  # the last step ends in an evaluation
@@ -137,6 +139,7 @@ class AsyncTrainer(Loop):
             self._stop("stopped")
         result = None
         while self._boundaries:
+            self._collect(everything=True)
             result = self._evaluate(*self._boundaries[0])
             with self._server.lock:
                 self._boundaries.popleft()
@@ -145,6 +148,7 @@ class AsyncTrainer(Loop):
             self._save_due = False
             with self._server.lock:
                 snapshot = self._snapshot()
+            self._collect(everything=True)  # what is saved will not be computed again
             self.saver.write(snapshot)
         return result
 
@@ -183,7 +187,7 @@ class AsyncTrainer(Loop):
 
     def _end_epoch(self) -> None:
         at = self.progress
-        due = at.step == self.total_steps or (at.epoch + 1) % self.recipe.evaluate_every == 0
+        due = at.step >= self.total_steps or (at.epoch + 1) % self.recipe.evaluate_every == 0
         if due and at.evaluated_step != at.step:
             self._boundaries.append(self._boundary())
         if at.step < self.total_steps:
@@ -227,7 +231,7 @@ class AsyncTrainer(Loop):
         self._new.append(step)
 
     def _collect(self, everything: bool = False) -> None:
-        if not everything and time.monotonic() - self._collected < self.recipe.track.every_seconds and not self._boundaries:
+        if not everything and time.monotonic() - self._collected < self.recipe.track.every_seconds:
             return
         self._collected = time.monotonic()
         with self._server.lock:
@@ -259,10 +263,12 @@ class AsyncTrainer(Loop):
             self.diverged(f"the validation loss is {result.loss}", at.step, self.peak_lr)
         with self._server.lock:
             best = self.progress.evaluated(result, at)
-        at.evaluated(result, at)
+            known = ("best_top1", "best_epoch", "evaluation", "evaluated_step")  # more than when the snapshot was taken
+            at = replace(at, **{name: getattr(self.progress, name) for name in known})
         ledger = self._server.ledger
         details = {"staleness": list(ledger.staleness), "dropped": sum(ledger.dropped.values()), "speeds": self._speeds}
         self.trackers.epoch(replace(at.report(result, self.plan.global_batch, time.monotonic() - begun), details=details))
-        if best or at.step == self.total_steps:
-            self.saver.write(replace(snapshot, state=snapshot.state | at.as_dict()), wait=at.step == self.total_steps)
+        last = at.step >= self.total_steps
+        if last or (best and self.recipe.checkpoint.best):
+            self.saver.write(replace(snapshot, state=snapshot.state | at.as_dict()), wait=last)
         return result

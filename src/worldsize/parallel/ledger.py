@@ -38,7 +38,7 @@ class Ledger:
     @property
     def finished(self) -> bool:
         """Whether every step is applied."""
-        return self.version == self.total
+        return self.version >= self.total  # more, where a run was made shorter
 
     @property
     def missing(self) -> list[int]:
@@ -55,10 +55,10 @@ class Ledger:
 
     def _next(self, worker: int) -> int | None:
         for i, (step, avoid) in enumerate(self.returned):
-            if avoid != worker or self.fresh == self.total:
+            if avoid != worker or self.fresh >= self.total:
                 del self.returned[i]
                 return step
-        if self.fresh == self.total:
+        if self.fresh >= self.total:
             return None
         self.fresh += 1
         return self.fresh - 1

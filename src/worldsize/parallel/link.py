@@ -18,11 +18,15 @@ from worldsize.world import World
 _NONE = -1  # instead of a step
 
 
+class Lost(Exception):
+    """The other end is gone, or nothing came from it for too long."""
+
+
 class Link:
     """One end. ``gradient`` and ``weights`` are the numbers of elements that travel each way, of type ``dtype``.
 
     Raises:
-        RuntimeError: from all methods: the other end is gone.
+        Lost: from all methods.
     """
 
     def __init__(self, group: dist.ProcessGroup, peer: int, gradient: int, weights: int, dtype: torch.dtype) -> None:
@@ -41,7 +45,7 @@ class Link:
         numbers = [report.step, report.version, report.gradient is not None, report.leaving, *times]
         self._send(torch.tensor(numbers + report.values.tolist(), dtype=torch.float64))
         if report.gradient is not None:
-            self._send(report.gradient)
+            self._send(report.gradient.cpu())
 
     def receive_report(self) -> Report | None:
         """Server: the inverse of `send_report`."""
@@ -65,10 +69,16 @@ class Link:
         return Grant([step for step in (first, second) if step != _NONE], version, weights)
 
     def _send(self, tensor: torch.Tensor) -> None:
-        dist.send(tensor, dst=self._peer, group=self._group)
+        try:
+            dist.send(tensor, dst=self._peer, group=self._group)
+        except RuntimeError as error:
+            raise Lost(str(error)) from error
 
     def _receive(self, tensor: torch.Tensor) -> torch.Tensor:
-        dist.recv(tensor, src=self._peer, group=self._group)
+        try:
+            dist.recv(tensor, src=self._peer, group=self._group)
+        except RuntimeError as error:
+            raise Lost(str(error)) from error
         return tensor
 
 

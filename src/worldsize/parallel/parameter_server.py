@@ -40,7 +40,7 @@ class Strategy(base.Strategy):
         self._bound = parallel.max_staleness(parts.settings, parts.world.size)
 
     def describe(self) -> str:
-        return f"{self.name}, gradients at most {self._bound} updates old,"
+        return f"{self.name} (gradients at most {self._bound} updates old)"
 
 
 @dataclass(frozen=True)
