@@ -19,7 +19,7 @@ check: $(VENV)/ready  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/ready  ## measure again what benchmarks/README.md reports; takes half an hour on a quiet machine
+bench: $(VENV)/ready  ## measure again what benchmarks/README.md reports; takes three quarters of an hour on a quiet machine
 	$(BIN)/python benchmarks/measure.py all
 
 horovod: $(VENV)/ready  ## build Horovod for .venv's torch and install it there: two minutes, seconds the next time

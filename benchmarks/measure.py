@@ -1,6 +1,6 @@
 """Measures what benchmarks/README.md reports, and writes the tables to benchmarks/results.
 
-    python benchmarks/measure.py overhead|scaling|startup|strategies|all
+    python benchmarks/measure.py overhead|scaling|startup|libraries|all
 
 Every figure is a ratio or a difference of two commands that take turns in one run, on a machine that should have nothing
 else to do.
@@ -29,7 +29,7 @@ TRAIN = (
 
 
 def main() -> None:
-    parts = {"overhead": overhead, "scaling": scaling, "startup": startup, "strategies": strategies}
+    parts = {"overhead": overhead, "scaling": scaling, "startup": startup, "libraries": libraries}
     chosen = sys.argv[1] if len(sys.argv) > 1 else ""
     if chosen not in (*parts, "all"):
         sys.exit(__doc__)
@@ -82,8 +82,8 @@ def startup(rounds: int = 4) -> str:
     return f"{text}\nMedian difference {difference:+.2f} s. `worldsize --help`: median {statistics.median(helps):.2f} s."
 
 
-def strategies(rounds: int = 5, steps: int = 10, batch: int = 8) -> str:
-    """images/s of two worldsize processes over those of a bare loop with the same library: ResNet-50, 224 px, fp32."""
+def libraries(rounds: int = 3, steps: int = 16, batch: int = 8, size: int = 128) -> str:
+    """images/s of two worldsize processes over those of a bare loop with the same library: ResNet-50, 128 px, fp32."""
     average, adasum = ("--parallel.strategy", "horovod"), ("--parallel.strategy", "horovod", "--parallel.op", "adasum")
     pairs = [("DDP", (), ()), ("Horovod, MPI", average, ("--horovod", "average"))]
     pairs.append(("Horovod's Adasum, MPI", adasum, ("--horovod", "adasum")))
@@ -94,8 +94,8 @@ def strategies(rounds: int = 5, steps: int = 10, batch: int = 8) -> str:
     for turn in range(rounds):
         for name, settings, options in pairs:
             mpirun = bool(options)
-            ours = 2 * batch / mean_step(run_worldsize(2, steps, batch, "fp32", 1, more=settings, mpirun=mpirun))
-            bare = 2 * batch / mean_step(run_bare(2, steps, batch, "fp32", 1, more=options))
+            ours = 2 * batch / mean_step(run_worldsize(2, steps, batch, "fp32", 1, size, more=settings, mpirun=mpirun))
+            bare = 2 * batch / mean_step(run_bare(2, steps, batch, "fp32", 1, size, more=options))
             rows.append((name, turn + 1, f"{ours:.2f}", f"{bare:.2f}", f"{ours / bare:.3f}"))
     return table(("library", "round", "worldsize images/s", "bare images/s", "ratio"), rows) + medians(rows)
 

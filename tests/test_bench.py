@@ -43,7 +43,7 @@ def test_the_ratio_is_that_of_each_round():
     """A machine that slows down by half between the rounds changes no ratio."""
     results = [Measured("ddp", 1, 100.0, 1.0, 2.0, 3.0), Measured("adasum", 1, 80.0, 1.0, 2.0, 3.0)]
     results += [Measured("ddp", 2, 50.0, 1.0, 2.0, 3.0), Measured("adasum", 2, 40.0, 1.0, 2.0, 3.0)]
-    assert "| adasum | 60.00 | 0.800 | 3.0 | 2 |" in table(results)
+    assert table(results).splitlines()[-1].replace("|", "").split() == ["adasum", "60.00", "0.800", "3.0", "2"]
 
 
 @pytest.mark.slow

@@ -257,6 +257,7 @@ OPERATIONAL = [
     ("checkpoint.every_steps", 9),
     ("track.trackers", ["wandb"]),
     ("parallel.bucket_mb", 3),
+    ("parallel.predivide", 2),
     ("parallel.strategy", "single"),
     ("model.channels_last", False),
     ("model.compile", True),

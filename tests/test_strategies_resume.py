@@ -127,6 +127,10 @@ def strategy(name: str, *more: str) -> list[str]:
             "use --parallel.strategy localsgd, or leave it at 8",
         ),
         (strategy("adasum", "--procs", "2", "--parallel.op", "adasum"), "use --parallel.strategy horovod, or leave it at"),
+        (
+            strategy("adasum", "--procs", "2", "--parallel.predivide", "2"),
+            "use --parallel.strategy ddp or horovod, or leave it at None",
+        ),
         (strategy("horovod", "--procs", "2", "--parallel.compression", "powersgd"), "use --parallel.compression fp16"),
         (strategy("rings"), "--parallel.strategy"),
         (["--parallel.compression", "zip"], "--parallel.compression"),

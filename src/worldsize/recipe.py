@@ -27,9 +27,9 @@ def _operational(default: Any, **kwargs: Any) -> Any:
     return Field(default, json_schema_extra={"operational": True}, **kwargs)
 
 
-def _of(strategies: str, default: Any, **kwargs: Any) -> Any:
+def _of(strategies: str, default: Any, operational: bool = False, **kwargs: Any) -> Any:
     """A setting that only these ``strategies`` (names with spaces between) read."""
-    return Field(default, json_schema_extra={"of": strategies}, **kwargs)
+    return Field(default, json_schema_extra={"of": strategies, "operational": operational}, **kwargs)
 
 
 class Settings(BaseModel):
@@ -148,11 +148,17 @@ class Parallel(Settings):
     strategy: StrategyName = _operational(
         "auto", description="`worldsize strategies` explains them; auto: single for one process, ddp for more"
     )
-    bucket_mb: float = _operational(25.0, gt=0, description="ddp: size of a gradient bucket, MiB")
-    gradient_as_bucket_view: bool = _operational(True, description="ddp: gradients live in the buckets, saving one copy")
-    static_graph: bool = _operational(False, description="ddp: promise that the graph never changes")
-    predivide: float | None = _operational(
-        None, gt=0, description="ddp, horovod: divide gradients by this before they are summed, and by the rest after"
+    bucket_mb: float = _of("ddp", 25.0, operational=True, gt=0, description="ddp: size of a gradient bucket, MiB")
+    gradient_as_bucket_view: bool = _of(
+        "ddp", True, operational=True, description="ddp: gradients live in the buckets, saving one copy"
+    )
+    static_graph: bool = _of("ddp", False, operational=True, description="ddp: promise that the graph never changes")
+    predivide: float | None = _of(
+        "ddp horovod",
+        None,
+        operational=True,
+        gt=0,
+        description="ddp, horovod: divide gradients by this before they are summed, and by the rest after",
     )
     compression: Literal["none", "fp16", "bf16", "powersgd"] = _of(
         "ddp horovod", "none", description="ddp, horovod: how gradients travel (horovod: none or fp16)"
@@ -183,18 +189,20 @@ class Parallel(Settings):
         if self.exact:
             return {}
         name = "ddp" if self.strategy == "auto" else self.strategy
-        return {"strategy": name} | {field: getattr(self, field) for field, of in self._readers() if name in of}
+        read = (field for field, of, operational in self._readers() if name in of and not operational)
+        return {"strategy": name} | {field: getattr(self, field) for field in read}
 
     @classmethod
-    def _readers(cls) -> list[tuple[str, list[str]]]:
-        """(setting, the strategies that read it) for those that not all do."""
+    def _readers(cls) -> list[tuple[str, list[str], bool]]:
+        """(setting, the strategies that read it, whether it is operational) for those that not all read."""
         extras = ((name, field.json_schema_extra) for name, field in cls.model_fields.items())
-        return [(name, str(extra["of"]).split()) for name, extra in extras if isinstance(extra, dict) and "of" in extra]
+        own = [(name, extra) for name, extra in extras if isinstance(extra, dict) and "of" in extra]
+        return [(name, str(extra["of"]).split(), bool(extra["operational"])) for name, extra in own]
 
     def check(self) -> None:
         """Raise a ValueError where a setting means nothing to the strategy."""
         strategy = "ddp" if self.strategy == "auto" else self.strategy
-        for name, of in self._readers():
+        for name, of, _ in self._readers():
             value, default = getattr(self, name), type(self).model_fields[name].default
             if value != default and strategy not in of:
                 raise ValueError(

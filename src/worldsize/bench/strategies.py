@@ -141,15 +141,15 @@ def _read(name: str, turn: int, metrics: Path, batch: int) -> Measured:
 def table(results: list[Measured]) -> str:
     """Medians over the rounds, as Markdown; the ratio is the median of each round's own ratio to `ddp`."""
     reference = {r.round: r.images_per_s for r in results if r.variant == REFERENCE}
-    lines = [
-        "| strategy | images/s | relative to ddp | sent per step, MB | waiting for others, ms |",
-        "|---|---|---|---|---|",
-    ]
+    rows = [("strategy", "images/s", "relative to ddp", "sent per step, MB", "waiting for others, ms")]
     for name in dict.fromkeys(r.variant for r in results):
         own = [r for r in results if r.variant == name]
         images, sent, wait = (
             statistics.median(getattr(r, k) for r in own) for k in ("images_per_s", "sent_mb", "communication_ms")
         )
         ratio = statistics.median(r.images_per_s / reference[r.round] for r in own)
-        lines.append(f"| {name} | {images:.2f} | {ratio:.3f} | {sent:.1f} | {wait:.0f} |")
-    return "\n".join(lines)
+        rows.append((name, f"{images:.2f}", f"{ratio:.3f}", f"{sent:.1f}", f"{wait:.0f}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [" | ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    rule = " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
+    return "\n".join(f"| {line} |" for line in (lines[0], rule, *lines[1:]))

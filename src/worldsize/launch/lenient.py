@@ -29,8 +29,10 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
     """As `local.launch`, but the outcome is that of rank 0."""
     with tempfile.TemporaryDirectory(prefix="worldsize-") as logs:
         port = _free_port()
-        running = [_start(argv, rank, processes, port, Path(logs)) for rank in range(processes)]
+        running: list[subprocess.Popen[bytes]] = []
         with _passing_on_signals(running):
+            for rank in range(processes):
+                running.append(_start(argv, rank, processes, port, Path(logs)))
             codes = _wait(running)
         if codes[0] == 0:
             return Outcome(0)

@@ -26,7 +26,7 @@ class Kind:
 
     Attributes:
         about: one line for people.
-        processes: the world sizes it works at: ``one``, ``several``, ``powers of two`` or ``any``.
+        processes: the world sizes it works at: ``one``, ``several``, ``2, 4, 8, ...`` or ``any``.
         module: the file of this package, where it is not the strategy's name.
         rate: what its learning rate is scaled to: the ``global batch``, or the samples of one ``process``.
     """
@@ -38,17 +38,13 @@ class Kind:
 
 
 STRATEGIES = {
-    "single": Kind("one process, one device: the reference", "one"),
-    "dataparallel": Kind("nn.DataParallel: one process drives all its GPUs; the slow way", "one"),
-    "ddp": Kind("averages gradients in buckets while the backward pass runs", "several"),
-    "adasum": Kind("combines the optimisers' steps by their angle; keeps the learning rate", "powers of two", "process"),
-    "horovod": Kind("the real Horovod: ring averaging or Adasum, over MPI, Gloo or NCCL", "any"),
-    "localsgd": Kind("steps alone for a while, then averages weights", "several"),
-    "async": Kind(
-        "a parameter server; nobody waits, gradients may be some updates old",
-        "any",
-        module="parameter_server",
-    ),
+    "single": Kind("one device: the reference", "one"),
+    "dataparallel": Kind("nn.DataParallel: several GPUs, slow", "one"),
+    "ddp": Kind("averages gradients during backward", "several"),
+    "adasum": Kind("combines the steps by their angle", "2, 4, 8, ...", "process"),
+    "horovod": Kind("the real Horovod: average or Adasum", "any"),
+    "localsgd": Kind("steps alone, then averages weights", "several"),
+    "async": Kind("a parameter server: nobody waits", "any", module="parameter_server"),
 }
 
 
@@ -75,7 +71,7 @@ def resolve(settings: Parallel, world_size: int) -> str:
         raise UserError(
             f"strategy {name} needs more than one process: add --procs 2 (or more), or use --parallel.strategy auto"
         )
-    if processes == "powers of two" and world_size & (world_size - 1):
+    if processes == "2, 4, 8, ..." and world_size & (world_size - 1):
         below = 1 << (world_size.bit_length() - 1)
         raise UserError(
             f"strategy {name} combines processes in pairs, then pairs of pairs: {world_size} is not a power of two. "

@@ -83,13 +83,11 @@ def available(launcher: str) -> bool:
 def show() -> None:
     """Print what there is, and what of it works here; reasons below, each once."""
     console = Console()
-    kinds = _table("strategy", "what it does", "processes", "learning rate is for")
+    kinds = _table("strategy", "what it does", "processes", "rate is for")
     for name, kind in STRATEGIES.items():
-        kinds.add_row(
-            name, kind.about, kind.processes, "the global batch" if kind.rate == "global batch" else "one process's share"
-        )
+        kinds.add_row(name, kind.about, kind.processes, kind.rate)
     console.print(kinds, "")
-    ways = _table("strategy", "device", "backend", "launchers", "works here")
+    ways = _table("strategy", "device", "backend", "launchers", "here")
     notes: list[str] = []
     named = ""
     for row in rows():
@@ -102,9 +100,8 @@ def show() -> None:
     console.print(ways, "")
     for number, note in enumerate(notes, 1):
         console.print(f"({number}) {note}", markup=False, highlight=False)
-    console.print(
-        "Launchers in brackets are not installed here. worldsize train RECIPE --parallel.strategy NAME", highlight=False
-    )
+    console.print("Launchers in brackets are not installed here.")
+    console.print("To use one: worldsize train RECIPE --parallel.strategy NAME", highlight=False)
 
 
 def _table(*headings: str) -> Table:
