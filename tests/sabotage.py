@@ -119,7 +119,7 @@ def stopping() -> None:
     def stopped(self, worker, report, age):
         apply(self, worker, report, age)
         if self.progress.step in (2, self.steps_per_epoch):
-            self.stop._handle(signal.SIGTERM, None)
+            self.stop._handle(signal.SIGTERM)
 
     asynchronous.AsyncTrainer._apply = stopped
 

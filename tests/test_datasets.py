@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from trees import Trap, opened, picture_bytes, put, refusal, relative_names, settle, tree, two_classes
-from worldsize.data import index
+from worldsize.data import digits, index
+from worldsize.recipe import Data
 
 
 @pytest.fixture
@@ -344,3 +346,14 @@ def test_an_index_costs_at_most_150_bytes_a_sample(tmp_path, monkeypatch):
         assert kept / len(samples) <= 150
         assert peak / len(samples) <= 300
         assert samples.name(12_345) == str(tmp_path / "n00000012" / "n00000012_10345.JPEG")
+
+
+def test_digits_are_those_of_scikit_learn():
+    found = digits.open_dataset(Data(name="digits", train_crop_size=8, val_resize_size=8, val_crop_size=8), Path())
+    pixels = np.concatenate([part.pixels[..., 0] for part in (found.train, found.val)])
+    labels = np.concatenate([part.labels for part in (found.train, found.val)])
+    expected, names = load_digits(return_X_y=True)
+    expected = np.rint(expected * (255 / 16)).astype(np.uint8)
+    assert sorted(zip(labels.tolist(), pixels.reshape(-1, 64).tolist(), strict=True)) == sorted(
+        zip(names.tolist(), expected.tolist(), strict=True)
+    )

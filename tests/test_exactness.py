@@ -25,7 +25,14 @@ def runs(ranks):
     return run
 
 
-@pytest.mark.parametrize(("model", "size"), [("resnet18", 2), ("resnet18", 4), ("mobilenet_v3_small", 2)])
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ("resnet18", 2),
+        pytest.param("resnet18", 4, marks=pytest.mark.slow),
+        pytest.param("mobilenet_v3_small", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_world_size_changes_nothing_in_float64(runs, model, size):
     alone, together = runs(1, model=model), runs(size, model=model)
     assert losses(together) == pytest.approx(losses(alone), rel=1e-6)  # metrics.jsonl keeps seven digits
@@ -48,7 +55,7 @@ def test_world_size_changes_only_rounding_in_float32(runs, size):
     "rule",
     [
         "no_synchronisation",
-        "plain_momentum",
+        pytest.param("plain_momentum", marks=pytest.mark.slow),
         pytest.param("own_statistics", marks=pytest.mark.slow),
         pytest.param("order_by_rank", marks=pytest.mark.slow),
     ],

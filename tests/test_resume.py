@@ -11,24 +11,35 @@ from pathlib import Path
 
 import pytest
 
-from processes import distance, identical, losses, momentum, newest, records, start, weights, worldsize
+from processes import distance, identical, losses, momentum, newest, records, start, weights
 
 SETTINGS = (
-    *("--model.name", "shufflenet_v2_x0_5", "--epochs", "3", "--global-batch", "144", "--micro-batch", "18"),
+    *("--data.name", "synthetic", "--data.samples", "432", "--data.classes", "10"),
+    *("--model.name", "shufflenet_v2_x0_5", "--epochs", "3", "--global-batch", "48", "--micro-batch", "6"),
     *("--precision", "fp32", "--deterministic", "--track.every-seconds", "0", "--optimizer.lr", "0.01"),
 )
 STEPS = 27
 
 
-def train(cwd: Path, name: str, procs: int, *more: str) -> Path:
-    done = worldsize("train", "digits", *SETTINGS, "--procs", str(procs), "--name", name, *more, cwd=cwd)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return cwd / "runs" / name
+@pytest.fixture(scope="module")
+def train(ranks):
+    """train(name, procs, ...): a run from its beginning to its end; gives its folder."""
+
+    def run(name: str, procs: int, *more: str) -> Path:
+        ranks(procs).run("train", "digits", *SETTINGS, "--name", name, *more)
+        return ranks.cwd / "runs" / name
+
+    return run
 
 
-def go_on(run: Path, procs: int, *more: str) -> None:
-    done = worldsize("train", "--resume", str(run), "--procs", str(procs), *more, cwd=run.parent.parent)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def go_on(ranks):
+    """go_on(run, procs, ...): resumes it, to its end; gives what was printed."""
+
+    def resume(run: Path, procs: int, *more: str, code: int = 0) -> str:
+        return ranks(procs).run("train", "--resume", run, *more, code=code)
+
+    return resume
 
 
 def start_until(cwd: Path, name: str, procs: int, step: int, *more: str):
@@ -50,13 +61,12 @@ def workers(launcher: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory):
+def unbroken(ranks, train):
     """unbroken(procs): a run without any interruption."""
-    cwd = tmp_path_factory.mktemp("unbroken")
 
     def run(procs: int) -> Path:
-        path = cwd / "runs" / f"whole{procs}"
-        return path if path.exists() else train(cwd, path.name, procs)
+        path = ranks.cwd / "runs" / f"whole{procs}"
+        return path if path.exists() else train(path.name, procs)
 
     return run
 
@@ -70,7 +80,7 @@ def same_run(a: Path, b: Path) -> None:
 
 
 @pytest.mark.parametrize("procs", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_sigterm_loses_no_step_and_no_bit(tmp_path, unbroken, procs):
+def test_sigterm_loses_no_step_and_no_bit(tmp_path, go_on, unbroken, procs):
     process = start_until(tmp_path, "a", procs, step=random.Random(procs).randint(2, STEPS - 4))
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
@@ -83,7 +93,7 @@ def test_sigterm_loses_no_step_and_no_bit(tmp_path, unbroken, procs):
 
 
 @pytest.mark.parametrize("procs", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_path, unbroken, procs):
+def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_path, go_on, unbroken, procs):
     process = start_until(tmp_path, "a", procs, 13, "--checkpoint.every-steps", "5")
     victim = random.Random(procs).choice(workers(process.pid))
     os.kill(victim, signal.SIGKILL)
@@ -98,7 +108,7 @@ def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_kill_9_at_random_steps(tmp_path, unbroken, seed):
+def test_kill_9_at_random_steps(tmp_path, go_on, unbroken, seed):
     dice = random.Random(seed)
     process = start_until(tmp_path, "a", 2, dice.randint(1, STEPS - 3), "--checkpoint.every-steps", str(dice.randint(1, 7)))
     os.kill(dice.choice(workers(process.pid)), signal.SIGKILL)
@@ -119,13 +129,14 @@ def test_killing_the_launcher_leaves_no_orphans(tmp_path):
     assert newest(tmp_path / "runs" / "a")  # they saved before they left
 
 
-def test_another_world_size_goes_on_within_rounding(tmp_path):
+@pytest.mark.slow
+def test_another_world_size_goes_on_within_rounding(train, go_on):
     # Not the network of the other tests: some of its channels are constant, and rounding decides the sign that ReLU sees.
-    smooth = ("--model.name", "resnet18", "--global-batch", "72", "--precision", "fp64", "--optimizer.lr", "0.002")
-    run = train(tmp_path, "a", 2, *smooth, "--max-steps", "4")
+    smooth = ("--model.name", "resnet18", "--global-batch", "24", "--precision", "fp64", "--optimizer.lr", "0.002")
+    run = train("moving", 2, *smooth, "--max-steps", "4")
     go_on(run, 1, "--max-steps", "8")
     go_on(run, 4, "--max-steps", "12")
-    whole = train(tmp_path, "whole", 2, *smooth, "--max-steps", "12")
+    whole = train("staying", 2, *smooth, "--max-steps", "12")
     assert losses(run) == pytest.approx(losses(whole), rel=1e-6)
     assert distance(weights(run), weights(whole)) < 1e-9
 
@@ -151,28 +162,24 @@ def test_a_second_signal_leaves_at_once(tmp_path):
     assert time.monotonic() - begun < 5
 
 
-def test_a_finished_run_has_nothing_left_to_do(unbroken):
+def test_a_finished_run_has_nothing_left_to_do(go_on, unbroken):
     run = unbroken(1)
     before = newest(run)
-    done = worldsize("train", "--resume", str(run), cwd=run.parent.parent)
-    assert done.returncode == 0
-    assert "nothing to do" in done.stdout
+    assert "nothing to do" in go_on(run, 1)
     assert newest(run) == before
 
 
 @pytest.mark.slow
-def test_a_finished_run_can_be_made_longer(tmp_path, unbroken):
-    run = train(tmp_path, "a", 1, "--max-steps", "5")
+def test_a_finished_run_can_be_made_longer(train, go_on, unbroken):
+    run = train("longer", 1, "--max-steps", "5")
     go_on(run, 1, "--max-steps", str(STEPS))
     assert identical(weights(run), weights(unbroken(1)))
     assert losses(run) == losses(unbroken(1))
 
 
-def test_a_batch_that_grows_with_the_world_cannot_go_on_at_another_size(tmp_path):
-    run = train(tmp_path, "a", 2, "--per-process-batch", "72", "--max-steps", "2")
-    refused = worldsize("train", "--resume", str(run), "--max-steps", "4", cwd=tmp_path)
-    assert refused.returncode == 64
-    assert "has a global batch of 144 and cannot go on with 72" in refused.stderr
+def test_a_batch_that_grows_with_the_world_cannot_go_on_at_another_size(train, go_on):
+    run = train("growing", 2, "--per-process-batch", "24", "--max-steps", "2")
+    assert "has a global batch of 48 and cannot go on with 24" in go_on(run, 1, "--max-steps", "4", code=64)
     go_on(run, 2, "--max-steps", "4")
 
 
@@ -197,39 +204,36 @@ def test_a_reader_that_leaves_does_not_end_training(tmp_path):
     assert newest(tmp_path / "runs" / "a").name == "step-00000004"
 
 
-def test_a_changed_recipe_is_refused_by_name_unless_allowed(tmp_path):
-    run = train(tmp_path, "a", 1, "--max-steps", "3")
+def test_a_changed_recipe_is_refused_by_name_unless_allowed(train, go_on):
+    run = train("changed", 1, "--max-steps", "3")
     more = ("--max-steps", "5", "--optimizer.lr", "0.02")
-    refused = worldsize("train", "--resume", str(run), *more, cwd=tmp_path)
-    assert refused.returncode == 64
-    assert "optimizer.lr: was 0.01, is 0.02" in refused.stderr
+    assert "optimizer.lr: was 0.01, is 0.02" in go_on(run, 1, *more, code=64)
     assert len(losses(run)) == 3
     go_on(run, 1, *more, "--allow-changes")
     assert len(losses(run)) == 5
 
 
-def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path, unbroken):
+def test_the_newest_damaged_checkpoint_is_passed_over(train, go_on, unbroken):
     often = ("--checkpoint.every-steps", "4", "--checkpoint.keep", "3", "--checkpoint.no-best")
-    run = train(tmp_path, "a", 1, *often, "--max-steps", "10")
+    run = train("damaged", 1, *often, "--max-steps", "10")
     with open(newest(run) / "optimizer.safetensors", "r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"\x55")
-    done = worldsize("train", "--resume", str(run), "--max-steps", str(STEPS), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "optimizer.safetensors is damaged" in done.stderr
-    assert "going on after step 8" in done.stdout
+    printed = go_on(run, 1, "--max-steps", str(STEPS))
+    assert "optimizer.safetensors is damaged" in printed
+    assert "going on after step 8" in printed
     assert identical(weights(run), weights(unbroken(1)))
     assert losses(run) == losses(unbroken(1))
 
 
 @pytest.mark.slow
-def test_the_loss_scale_of_fp16_goes_on(tmp_path):
+def test_the_loss_scale_of_fp16_goes_on(train, go_on):
     settings = ("--precision", "fp16", "--no-deterministic")
-    run = train(tmp_path, "a", 1, *settings, "--max-steps", "3")
+    run = train("scaled", 1, *settings, "--max-steps", "3")
     before = json.loads((newest(run) / "state.json").read_text())["scaler"]
     assert before["_growth_tracker"] + (before["scale"] < 2**16) > 0
     go_on(run, 1, "--max-steps", "5")
-    whole = train(tmp_path, "whole", 1, *settings, "--max-steps", "5")
+    whole = train("scaled-whole", 1, *settings, "--max-steps", "5")
     assert (
         json.loads((newest(run) / "state.json").read_text())["scaler"]
         == json.loads((newest(whole) / "state.json").read_text())["scaler"]
@@ -238,8 +242,8 @@ def test_the_loss_scale_of_fp16_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_and_its_checkpoint_has_plain_names(tmp_path):
+def test_a_compiled_model_trains_and_its_checkpoint_has_plain_names(train):
     small = ("--model.compile", "--max-steps", "2", "--global-batch", "36")
-    run = train(tmp_path, "a", 1, *small, "--no-deterministic")
+    run = train("compiled", 1, *small, "--no-deterministic")
     assert "conv1.0.weight" in weights(run)
     assert not [name for name in weights(run) if "_orig_mod" in name]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from processes import Ranks, identical, losses, momentum, newest, ranks_own, weights
-from test_resume import SETTINGS, STEPS, go_on, same_run, start_until
+from test_resume import SETTINGS, STEPS, same_run, start_until
 
 SMALL = (*SETTINGS, "--global-batch", "48", "--micro-batch", "12")
 ADASUM = ("--parallel.strategy", "adasum")
@@ -93,14 +93,14 @@ def test_an_exact_run_goes_on_with_an_exact_strategy_only(runs, ranks):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), STRATEGIES)
-def test_sigterm_loses_no_step_and_no_bit(runs, tmp_path, name, arguments):
+def test_sigterm_loses_no_step_and_no_bit(runs, ranks, tmp_path, name, arguments):
     process = start_until(tmp_path, "a", 2, random.Random(name).randint(4, STEPS - 4), *arguments)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 75, output
     run = tmp_path / "runs" / "a"
     assert newest(run).name == f"step-{len(losses(run)):08d}"
-    go_on(run, 2)
+    ranks(2).run("train", "--resume", run)
     same_run(run, runs(f"{name}-to-the-end", *SETTINGS, *arguments))
 
 

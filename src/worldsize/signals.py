@@ -6,9 +6,9 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
-from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
@@ -35,8 +35,19 @@ class StopFlag:
 
     def install(self) -> None:
         """Take over the signals of this process, but for those that it was started to ignore (``nohup``)."""
+        # Python calls handlers between two of its instructions, and a backward pass is one that may take minutes. What
+        # a signal writes to a pipe is seen at once.
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
+        threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
         for number in handled():
-            signal.signal(number, self._handle)
+            signal.signal(number, lambda *_: None)
+
+    def _watch(self, reader: int) -> None:
+        while numbers := os.read(reader, 64):
+            for number in numbers:
+                self._handle(number)
 
     def arm(self) -> None:
         """From here on the first signal does not end the process."""
@@ -47,7 +58,7 @@ class StopFlag:
         for number in handled():
             signal.signal(number, signal.SIG_IGN)
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int) -> None:
         now = time.monotonic()
         if not self._armed or (self._since is not None and not (self._launched and now - self._since < _ECHO_S)):
             # No clean-up: nothing is half done that matters, and the checkpoints on disk are whole.
