@@ -40,7 +40,8 @@ def test_world_size_changes_nothing_in_float64(runs, model, size):
     assert distance(momentum(together), momentum(alone)) < 1e-9
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_world_size_changes_only_rounding_in_float32(runs, size):
     """Rounding of 1e-7 grows tenfold every few steps in this network, whoever computes it."""
     alone, together = runs(1, "fp32"), runs(size, "fp32")

@@ -198,7 +198,7 @@ def test_local_sgd_that_averages_every_step_is_ddp(runs):
     ("model", "size", "steps", "every", "synchronous", "with_momentum"),
     [
         (SMALL, 2, 6, 4, 0, True),  # ends in the middle of a round
-        (SMALL, 2, 8, 4, 3, False),
+        pytest.param(SMALL, 2, 8, 4, 3, False, marks=pytest.mark.slow),
         pytest.param("resnet18", 2, 13, 4, 7, False, marks=pytest.mark.slow),
         pytest.param("resnet18", 4, 8, 3, 0, True, marks=pytest.mark.slow),
     ],
