@@ -188,8 +188,9 @@ def test_fp16_gradients_are_near(runs):
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", [(), ADAMW])
 def test_its_adasum_is_ours(runs, size, optimizer):
-    theirs = runs("mpirun", size, *HOROVOD, "--parallel.op", "adasum", *optimizer)
-    ours = runs("procs", size, "--parallel.strategy", "adasum", *optimizer)
+    steps = ("--max-steps", "20" if size == 2 else "5")  # four ranks on two cores take their time
+    theirs = runs("mpirun", size, *HOROVOD, "--parallel.op", "adasum", *optimizer, *steps)
+    ours = runs("procs", size, "--parallel.strategy", "adasum", *optimizer, *steps)
     assert distance(weights(theirs), weights(ours)) < 1e-9
     assert distance(momentum(theirs), momentum(ours)) < 1e-9
 
