@@ -166,7 +166,7 @@ def _digits() -> Dataset:
 
 
 def _micro_batch(step: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
-    train, crop = _digits().train, PadCrop(32, flip=True, padding=4)
+    train, crop = _digits().train, PadCrop(32, flip=True, padding=2)
     epoch, first = step // STEPS_PER_EPOCH, step % STEPS_PER_EPOCH * MICROS * MICRO + micro * MICRO
     chosen = permute(0, epoch, np.arange(first, first + MICRO), len(train))
     pixels = crop.batch(train.pixels[chosen], uniforms(0, Use.AUGMENT, epoch, chosen, crop.draws))
