@@ -19,8 +19,8 @@ from processes import distance, environment, identical, losses, momentum, overal
 from worldsize.errors import UserError
 from worldsize.parallel import horovod_build
 from worldsize.parallel.horovod_build import Build
+from worldsize.place import Place, here
 from worldsize.recipe import Optimizer, Parallel, Recipe
-from worldsize.world import Place, here
 
 RECIPE = """
 base: digits

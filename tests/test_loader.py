@@ -18,7 +18,8 @@ from worldsize.data.loader import Batch, Loader
 from worldsize.data.order import permute
 from worldsize.data.rng import Use, uniforms
 from worldsize.data.samples import ArraySamples, FileSamples
-from worldsize.world import Place, World
+from worldsize.place import Place
+from worldsize.world import World
 
 SIDE, SEED, CLASSES = 12, 7, 3
 CROPS = {

@@ -13,8 +13,9 @@ from torch import nn
 from worldsize import model, optim
 from worldsize.errors import UserError
 from worldsize.model import RunningStatistics, micro_momentum
+from worldsize.place import Place
 from worldsize.recipe import Model, Optimizer, Recipe
-from worldsize.world import Place, World
+from worldsize.world import World
 
 CPU = torch.device("cpu")
 ALONE = World(Place("none", 0, 1, 0, 1), CPU, None, 1)

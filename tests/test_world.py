@@ -13,9 +13,9 @@ import pytest
 
 from processes import environment, free_port, losses, start, world, worldsize
 from test_errors import folder_recipe, pictures
-from worldsize import world as worlds
+from worldsize import place as places
 from worldsize.errors import UserError
-from worldsize.world import Place, discover, first_host, threads_per_process
+from worldsize.place import Place, discover, first_host, threads_per_process
 
 TORCHRUN = {
     **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
@@ -109,7 +109,7 @@ def test_contradictions_are_named(change, message):
 
 
 def test_threads_are_a_fair_share_and_the_users_word_counts(monkeypatch):
-    monkeypatch.setattr(worlds, "cores", lambda: 16)
+    monkeypatch.setattr(places, "cores", lambda: 16)
     place = discover(TORCHRUN)
     assert threads_per_process(place, {}) == 4
     assert threads_per_process(place, {"OMP_NUM_THREADS": "3"}) == 3
@@ -118,11 +118,23 @@ def test_threads_are_a_fair_share_and_the_users_word_counts(monkeypatch):
     assert threads_per_process(Place("none", 0, 1, 0, 1), {}) == 16
 
 
-def test_the_cgroups_quota_limits_the_cores(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "250000 100000\n"}, 2),
+        ({"cpu.max": "max 100000\n"}, 16),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 16),
+        ({"cpu/cpu.cfs_quota_us": "60000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({}, 16),
+    ],
+)
+def test_the_cgroups_quota_limits_the_cores(monkeypatch, tmp_path, files, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    (tmp_path / "cpu.max").write_text("250000 100000\n")
-    monkeypatch.setattr(worlds, "Path", lambda _: tmp_path / "cpu.max")
-    assert worlds.cores() == 2
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert places.cores(tmp_path) == expected
 
 
 def test_procs_that_contradict_the_launcher_are_refused(tmp_path):
@@ -136,7 +148,7 @@ def test_a_missing_process_ends_in_words_after_the_timeout(tmp_path):
     env = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     env["MASTER_PORT"] = str(free_port())
     done = worldsize("train", "digits", "--global-batch", "256", "--parallel.timeout-s", "3", cwd=tmp_path, **env)
-    assert done.returncode == 64
+    assert done.returncode == 69
     assert "did not find all 8 processes" in done.stderr
 
 

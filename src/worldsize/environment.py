@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import worldsize
-from worldsize.world import World, cores, discover, threads_per_process
+from worldsize.place import cores, discover, threads_per_process
+from worldsize.world import World
 
 if TYPE_CHECKING:
     from worldsize.parallel.base import Strategy

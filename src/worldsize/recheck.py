@@ -14,9 +14,10 @@ from worldsize.data.samples import Dataset
 from worldsize.errors import CheckpointError, UserError
 from worldsize.evaluate import Result, evaluate
 from worldsize.job import loader_for
+from worldsize.place import Place
 from worldsize.precision import Precision
 from worldsize.recipe import Recipe
-from worldsize.world import Place, World, join
+from worldsize.world import World, join
 
 
 def evaluate_checkpoint(path: Path, recipe: Recipe, cache: Path, place: Place) -> Result:

@@ -17,8 +17,8 @@ from pathlib import Path
 from worldsize.arguments import BenchStrategies
 from worldsize.errors import UserError
 from worldsize.parallel.usable import rows
+from worldsize.place import cores
 from worldsize.run import RunFolder, create
-from worldsize.world import cores
 
 REFERENCE = "ddp"
 _WARMUP = 3  # steps that are not counted

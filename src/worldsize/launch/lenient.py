@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 
 from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause, reports
+from worldsize.place import LOCAL_LAUNCH
 from worldsize.signals import handled
-from worldsize.world import LOCAL_LAUNCH
 
 _LAST_WORDS_S = 30  # for the others, once rank 0 has ended
 _DEFECT = 70

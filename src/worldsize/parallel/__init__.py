@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from worldsize import batch
 from worldsize.batch import BatchPlan
 from worldsize.errors import UserError
+from worldsize.place import Place
 from worldsize.recipe import Parallel, Recipe
-from worldsize.world import Place
 
 if TYPE_CHECKING:  # what the front door asks of this package must not cost an import of torch
     from worldsize.parallel.base import Parts, Strategy

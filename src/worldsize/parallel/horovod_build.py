@@ -8,8 +8,8 @@ import socket
 from dataclasses import dataclass
 
 from worldsize.errors import UserError
+from worldsize.place import Place
 from worldsize.recipe import Recipe
-from worldsize.world import Place
 
 _BUILD = "`make horovod` in worldsize's folder builds it against the installed torch, in about two minutes"
 

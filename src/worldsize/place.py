@@ -1,0 +1,208 @@
+"""Who am I: rank and world size, from torchrun, Open MPI, Slurm, or nothing; known before torch is imported."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from worldsize.errors import UserError
+
+# Set for the processes that `worldsize --procs N` starts itself.
+LOCAL_LAUNCH = "WORLDSIZE_LOCAL_LAUNCH"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the launcher says about this process; known before torch is imported.
+
+    ``master`` is where rank 0 listens, (address, port); None for a process on its own.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    master: tuple[str, int] | None = None
+
+
+def discover(env: Mapping[str, str] = os.environ) -> Place:
+    """This process's place, from the environment that its launcher set.
+
+    Looks for torchrun's variables, then horovodrun's, then Open MPI's (4 and 5), then those of a Slurm job step.
+
+    Raises:
+        UserError: the variables contradict each other or are incomplete.
+    """
+    if "RANK" in env and "WORLD_SIZE" in env:
+        place = _torchrun(env)
+    elif "HOROVOD_RANK" in env and "HOROVOD_SIZE" in env:
+        place = _horovodrun(env)
+    elif "OMPI_COMM_WORLD_SIZE" in env:
+        place = _open_mpi(env)
+    elif "SLURM_STEP_ID" in env and "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
+        place = _slurm(env)
+    else:
+        place = Place("none", 0, 1, 0, 1)
+    return _as_asked(place, env)
+
+
+def _as_asked(place: Place, env: Mapping[str, str]) -> Place:
+    """Refuse a world that is not what the job asked for: some launchers fall back to one machine in silence."""
+    if "WORLDSIZE_NODES" in env and "WORLDSIZE_PROCS" in env:
+        nodes, procs = _number(env, "WORLDSIZE_NODES"), _number(env, "WORLDSIZE_PROCS")
+        if (place.size, place.local_size) != (nodes * procs, procs):
+            raise UserError(
+                f"the job asked for {nodes} nodes of {procs} processes, but {place.launcher} started {place.size}, "
+                f"{place.local_size} of them here: look at its host list"
+            )
+    return place
+
+
+def here(processes: int) -> Place:
+    """The place of rank 0 in a world of ``processes`` that `worldsize --procs` is about to start."""
+    return Place("worldsize --procs" if processes > 1 else "none", 0, processes, 0, processes)
+
+
+def _torchrun(env: Mapping[str, str]) -> Place:
+    size = _number(env, "WORLD_SIZE")
+    local_size = _number(env, "LOCAL_WORLD_SIZE", size)
+    rank = _number(env, "RANK")
+    place = Place(
+        "worldsize --procs" if LOCAL_LAUNCH in env else "torchrun",
+        rank,
+        size,
+        _number(env, "LOCAL_RANK", rank % local_size),
+        local_size,
+        _master(env, None, None) if size > 1 else None,
+    )
+    return _checked(place)
+
+
+def _horovodrun(env: Mapping[str, str]) -> Place:
+    """Its Gloo form; with MPI it starts mpirun, whose variables are found."""
+    size = _number(env, "HOROVOD_SIZE")
+    local_size = _number(env, "HOROVOD_LOCAL_SIZE", size)
+    place = Place(
+        "horovodrun",
+        _number(env, "HOROVOD_RANK"),
+        size,
+        _number(env, "HOROVOD_LOCAL_RANK", 0),
+        local_size,
+        _master(env, "127.0.0.1" if local_size == size else None, env.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
+        if size > 1
+        else None,
+    )
+    return _checked(place)
+
+
+def _open_mpi(env: Mapping[str, str]) -> Place:
+    size = _number(env, "OMPI_COMM_WORLD_SIZE")
+    local_size = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", size)
+    # Open MPI 5 names the job in PMIX_NAMESPACE, 4 in the other two.
+    job = next((env[k] for k in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid") if k in env), "")
+    place = Place(
+        "Open MPI",
+        _number(env, "OMPI_COMM_WORLD_RANK"),
+        size,
+        _number(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+        local_size,
+        _master(env, "127.0.0.1" if local_size == size else None, job) if size > 1 else None,
+    )
+    return _checked(place)
+
+
+def _slurm(env: Mapping[str, str]) -> Place:
+    size = _number(env, "SLURM_STEP_NUM_TASKS")
+    nodes = _number(env, "SLURM_STEP_NUM_NODES", 1)
+    # "4(x2)" means four tasks on each of two nodes; uneven nodes ("4,2") give every node its own number.
+    per_node = [
+        int(count.split("(")[0])
+        for count in env.get("SLURM_STEP_TASKS_PER_NODE", str(size // nodes)).split(",")
+        for _ in range(int(count.split("(x")[1].rstrip(")")) if "(x" in count else 1)
+    ]
+    node = _number(env, "SLURM_NODEID", 0)
+    local_size = per_node[node] if node < len(per_node) else size // nodes
+    first = first_host(env.get("SLURM_STEP_NODELIST", "localhost"))
+    job = f"{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}"
+    place = Place(
+        "Slurm",
+        _number(env, "SLURM_PROCID"),
+        size,
+        _number(env, "SLURM_LOCALID", 0),
+        local_size,
+        _master(env, "127.0.0.1" if nodes == 1 else first, job) if size > 1 else None,
+    )
+    return _checked(place)
+
+
+def _master(env: Mapping[str, str], address: str | None, job: str | None) -> tuple[str, int]:
+    """Where rank 0 listens. Without MASTER_PORT, a port derived from the job's id, so that two jobs differ."""
+    address = env.get("MASTER_ADDR") or address
+    if address is None:
+        raise UserError(
+            "this process is one of several but cannot tell where rank 0 listens: "
+            "set MASTER_ADDR to rank 0's host (mpirun -x MASTER_ADDR=HOST) and MASTER_PORT to a free port there"
+        )
+    if "MASTER_PORT" in env:
+        return address, _number(env, "MASTER_PORT")
+    if job is None:
+        raise UserError("MASTER_PORT is not set: set it to a free port on rank 0's host")
+    return address, 20000 + zlib.crc32(job.encode()) % 12000
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    value = env.get(name)
+    if value is None:
+        if default is None:
+            raise UserError(f"the launcher did not set {name}")
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise UserError(f"environment variable {name} is {value!r}, not a number") from None
+
+
+def _checked(place: Place) -> Place:
+    if not (0 <= place.rank < place.size and 0 <= place.local_rank < place.local_size <= place.size):
+        raise UserError(
+            f"{place.launcher} says rank {place.rank} of {place.size}, local rank {place.local_rank} of "
+            f"{place.local_size}: these cannot be right; look at the variables it set"
+        )
+    return place
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list: ``gpu[03-05,9],login`` gives ``gpu03``."""
+    head, bracket, rest = nodelist.partition("[")
+    if not bracket or "," in head:
+        return head.split(",")[0]
+    inside, _, after = rest.partition("]")
+    return head + inside.split(",")[0].split("-")[0] + after.split(",")[0]
+
+
+def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many CPU cores this process may use: its affinity, and the cgroup's quota (v2 or v1) if that is smaller."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):
+            quota, period = (int(word) for name in files for word in (cgroup / name).read_text().split())
+            if quota > 0:
+                available = min(available, max(1, quota // period))
+    return available
+
+
+def threads_per_process(place: Place, env: Mapping[str, str] = os.environ) -> int:
+    """This process's fair share of the cores, unless the user set OMP_NUM_THREADS.
+
+    torchrun sets OMP_NUM_THREADS=1 where it was unset; that is not the user's word.
+    """
+    chosen = env.get("OMP_NUM_THREADS", "")
+    torchruns_own = chosen == "1" and "TORCHELASTIC_RUN_ID" in env and LOCAL_LAUNCH not in env
+    if chosen.isdigit() and int(chosen) > 0 and not torchruns_own:
+        return int(chosen)
+    return max(1, cores() // place.local_size)
