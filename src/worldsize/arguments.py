@@ -15,6 +15,8 @@ from worldsize.recipe import Recipe
 
 T = TypeVar("T")
 
+# Its fields are flags of their own.
+Flat = Annotated[T, tyro.conf.OmitArgPrefixes]
 # Its settings are flags of their own: --data.root, not --settings.data.root.
 _Settings = Annotated[Recipe, tyro.conf.arg(name="")]
 
@@ -37,6 +39,10 @@ class Train:
     """Go on with this run, exactly where it stopped; at another --procs too."""
     allow_changes: bool = False
     """With --resume: go on although the recipe or the data changed."""
+    autoresume: bool = False
+    """If OUT/NAME exists, go on with it: what a scheduler that starts jobs again should say. Needs --name."""
+    retries: int = 3
+    """With --autoresume: give up after this many starts in a row that ended before the next checkpoint."""
 
 
 @dataclass
@@ -78,15 +84,16 @@ class BenchStrategies:
     """Where the folder goes."""
 
 
-def parse(kind: type[T], argv: list[str], default: T, title: str) -> T:
-    """The command line as a ``kind``.
+def parse(kind: type[T], argv: list[str], default: T | None, title: str) -> T:
+    """The command line as a ``kind``; without a ``default`` its fields' own.
 
     Raises:
         UserError: values that do not fit together.
         SystemExit: 0 after ``--help``, 64 where tyro has printed what is wrong.
     """
     try:
-        return tyro.cli(kind, prog=f"worldsize {title}", args=argv, default=default)
+        values = tyro.MISSING_NONPROP if default is None else default
+        return tyro.cli(kind, prog=f"worldsize {title}", args=argv, default=values)
     except ValidationError as error:
         raise UserError(f"these settings do not fit:\n{explain(error)}") from None
     except SystemExit as stop:

@@ -7,7 +7,9 @@ code   meaning
 64     the user can mend it: recipe, command line, folders, names (do not retry)
 65     the data: more broken pictures than the recipe allows
 66     the checkpoints: none of them can be trusted, or they belong to another run
+69     the processes of the run did not find each other (retry)
 70     a defect in worldsize or a library under it (the traceback is in the log)
+71     started again and again without getting any further (``--autoresume``)
 74     the last state could not be saved (a full disk); older checkpoints are as they were
 75     stopped by SIGTERM or Ctrl-C after saving; ``--resume`` goes on (retry)
 76     the loss is no longer finite
@@ -45,6 +47,18 @@ class CheckpointError(WorldsizeError):
     exit_code = 66
 
 
+class Unmet(WorldsizeError):
+    """The other processes were not there, or left while all were meeting."""
+
+    exit_code = 69
+
+
+class NoProgress(WorldsizeError):
+    """Started again several times, and every time ended before the next checkpoint."""
+
+    exit_code = 71
+
+
 class NotSaved(WorldsizeError):
     """The last state could not be written; older checkpoints are as they were."""
 
@@ -61,3 +75,7 @@ class Diverged(WorldsizeError):
     """The loss is NaN or infinite."""
 
     exit_code = 76
+
+
+# The same again would end the same way.
+PERMANENT = frozenset(kind.exit_code for kind in (UserError, DataError, CheckpointError, NoProgress, NotSaved, Diverged))

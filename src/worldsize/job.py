@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from worldsize.errors import Stopped, UserError, WorldsizeError
 from worldsize.evaluate import Result
 from worldsize.loop import Loop
 from worldsize.parallel.base import Parts
+from worldsize.place import Place, cores
 from worldsize.precision import Precision
 from worldsize.progress import Progress
 from worldsize.recipe import Recipe
@@ -35,7 +36,7 @@ from worldsize.signals import StopFlag
 from worldsize.state import State
 from worldsize.track.base import Facts, Summary
 from worldsize.train import Trainer
-from worldsize.world import Place, World, cores, join
+from worldsize.world import World, join
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ def train(job: TrainJob, place: Place, stop: StopFlag) -> Summary | None:
     preflight(job, place)
     _set_determinism(job.recipe.deterministic)
     world = join(place, job.recipe)
+    job = _found_again(job, world)
     dataset = world.together(lambda: open_dataset(job.recipe.data, job.cache), local_first=True)
     plan = parallel.batch_plan(job.recipe, world.size)
     facts = _fixed_facts(job.recipe, plan, dataset, precision.resolve(job.recipe.precision, world.device), world)
@@ -61,11 +63,22 @@ def train(job: TrainJob, place: Place, stop: StopFlag) -> Summary | None:
     network = world.together(lambda: _network(job.recipe, plan, world, dataset))
     stop.arm()
     folder = _folder(job, world)
+    if job.autoresume:
+        step = snapshot.state["step"] if snapshot is not None else 0
+        world.together(lambda: run.count_start(folder, step, job.retries) if world.is_main else None)
     trainer = _assemble(job, plan, world, dataset, network, folder, snapshot, facts, stop)
     summary = _run(trainer, job, folder, dataset, begun)
     # Only after success: a group with ranks that failed would be waited for.
     world.close()
     return summary
+
+
+def _found_again(job: TrainJob, world: World) -> TrainJob:
+    """With --autoresume, the same job as one that goes on, if rank 0 finds its run."""
+    if not job.autoresume or job.name is None:
+        return job
+    folder = RunFolder(job.out / job.name)
+    return replace(job, resume=folder) if world.gather(folder.path.exists())[0] else job
 
 
 def _set_determinism(deterministic: bool) -> None:

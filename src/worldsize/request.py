@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worldsize import parallel, run, track
+from worldsize.errors import UserError
+from worldsize.place import Place
 from worldsize.recipe import Recipe
 from worldsize.run import RunFolder
-from worldsize.world import Place
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class TrainJob:
     """What to train and where it goes.
 
     ``stem`` begins the run's name if ``name`` is None; ``resume`` is the run to go on with, None for a new one;
-    ``allow_changes`` goes on although the recipe or the data changed.
+    ``allow_changes`` goes on although the recipe or the data changed. ``autoresume`` goes on with the run ``name`` if
+    there is one, ``retries`` times in a row without a new checkpoint.
     """
 
     recipe: Recipe
@@ -25,6 +27,8 @@ class TrainJob:
     name: str | None
     resume: RunFolder | None
     allow_changes: bool
+    autoresume: bool = False
+    retries: int = 3
 
     @property
     def cache(self) -> Path:
@@ -40,5 +44,7 @@ def preflight(job: TrainJob, place: Place) -> None:
     """
     parallel.check(job.recipe, place)
     track.check(job.recipe.track)
+    if job.autoresume and (job.name is None or job.resume is not None):
+        raise UserError("--autoresume needs --name NAME, and no --resume")
     if job.resume is None:
-        run.check_name(job.out, job.name)
+        run.check_name(job.out, job.name, may_exist=job.autoresume)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from worldsize.errors import UserError
+from worldsize.errors import NoProgress, UserError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -29,6 +29,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.result = path / "result.json"
+        self.starts = path / "starts.json"
 
     @property
     def name(self) -> str:
@@ -76,11 +77,11 @@ def create(out: Path, name: str | None, stem: str) -> RunFolder:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
 
 
-def check_name(out: Path, name: str | None) -> None:
+def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:
     """Refuse, before any work, a name that is taken or no file name, or an ``out`` that cannot be written."""
     if name is not None and not _NAME.fullmatch(name):
         raise UserError(f"--name {name!r} is not a folder name: use letters, digits, '.', '_' and '-'")
-    if name is not None and (out / name).exists():
+    if name is not None and not may_exist and (out / name).exists():
         raise UserError(
             f"a run called {name!r} exists already in {out}: choose another --name, or go on with --resume {out / name}"
         )
@@ -103,6 +104,25 @@ def open_existing(path: Path) -> RunFolder:
     if not folder.recipe.is_file():
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml")
     return folder
+
+
+def count_start(folder: RunFolder, step: int, retries: int) -> None:
+    """Remember that the run is started from this step; refuse where that happened ``retries`` times before.
+
+    Raises:
+        NoProgress: the same step once more.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        told = json.loads(folder.starts.read_text())
+        if told["step"] == step:
+            write_json(folder.starts, {"step": step, "starts": told["starts"] + 1})
+            if told["starts"] > retries:
+                raise NoProgress(
+                    f"{folder.path} was started {told['starts']} times from step {step:,} and never reached its next "
+                    f"checkpoint; {folder.log_file(0)} may say why. Mend that, and allow more starts with --retries"
+                )
+            return
+    write_json(folder.starts, {"step": step, "starts": 1})
 
 
 def write_json(path: Path, value: Any) -> None:

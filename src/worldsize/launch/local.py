@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worldsize.place import LOCAL_LAUNCH
 from worldsize.signals import handled
-from worldsize.world import LOCAL_LAUNCH
 
 ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _AGENTS_PATIENCE_S = 20
@@ -39,39 +39,56 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
     Returns:
         The first failure's own exit code and message.
     """
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    _quieten("torch.distributed.elastic")
-    os.environ[LOCAL_LAUNCH] = str(processes)
     with tempfile.TemporaryDirectory(prefix="worldsize-") as logs:
         settings: dict[str, Any] = {
             "min_nodes": 1,
             "max_nodes": 1,
-            "nproc_per_node": processes,
             "run_id": uuid.uuid4().hex,
-            "rdzv_backend": "c10d",
             "rdzv_endpoint": "127.0.0.1:0",
             "local_addr": "127.0.0.1",
             "max_restarts": 0,
-            "monitor_interval": 0.1,
-            "logs_specs": DefaultLogsSpecs(log_dir=logs),
-            "shutdown_timeout": _GRACE_S,
-            "signals_to_handle": ",".join(number.name for number in handled()),
         }
-        # The last two are younger than the oldest torch we allow.
-        config = LaunchConfig(**{k: v for k, v in settings.items() if k in LaunchConfig.__dataclass_fields__})
         try:
-            elastic_launch(config, sys.executable)("-m", "worldsize", *argv)
+            elastic(argv, processes, Path(logs), settings)
             return Outcome(0)
         except ChildFailedError as error:
             return cause({rank: f.exitcode for rank, f in error.failures.items()}, reports(Path(logs)), time.time())
         except SignalException as interrupt:
             told = reports(Path(logs))
             return told[0][1] if told else Outcome(128 + interrupt.sigval)
-        finally:
-            del os.environ[LOCAL_LAUNCH]
+
+
+def elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mapping[str, Any], tee: bool = False) -> None:
+    """Run this machine's ``processes`` of a job under torch's elastic agent; it raises what went wrong.
+
+    Args:
+        logs: where workers leave their reports.
+        settings: further fields of torch's `LaunchConfig`.
+        tee: begin each line that a worker prints with its rank, as in ``[3] ...``.
+    """
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    _quieten("torch.distributed.elastic")
+    fixed: dict[str, Any] = {
+        "nproc_per_node": processes,
+        "rdzv_backend": "c10d",
+        "monitor_interval": 0.1,
+        "logs_specs": DefaultLogsSpecs(log_dir=str(logs), tee=Std.ALL if tee else Std.NONE),
+        "log_line_prefix_template": "[${rank}] ",
+        "shutdown_timeout": _GRACE_S,
+        "signals_to_handle": ",".join(number.name for number in handled()),
+    }
+    # The last two are younger than the oldest torch we allow.
+    known = {k: v for k, v in (fixed | dict(settings)).items() if k in LaunchConfig.__dataclass_fields__}
+    os.environ[LOCAL_LAUNCH] = str(processes)
+    try:
+        elastic_launch(LaunchConfig(**known), sys.executable)("-m", "worldsize", *argv)
+    finally:
+        del os.environ[LOCAL_LAUNCH]
 
 
 def report(message: str, code: int) -> None:

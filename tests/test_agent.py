@@ -1,0 +1,157 @@
+"""Nodes of a job, each with an agent as a pod has: lost, moved and stopped, they come together again and lose nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from processes import free_port, identical, losses, start, weights, worldsize
+from worldsize import run
+from worldsize.errors import NoProgress, UserError
+from worldsize.launch import agent
+
+SETTINGS = (
+    *("--data.name", "synthetic", "--data.samples", "432", "--data.classes", "10"),
+    *("--model.name", "shufflenet_v2_x0_5", "--epochs", "3", "--global-batch", "48", "--micro-batch", "6"),
+    *("--precision", "fp32", "--deterministic", "--track.every-seconds", "0", "--optimizer.lr", "0.01"),
+)
+
+
+class Job:
+    """Two nodes of one process each, on this machine."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+        self.port = str(free_port())
+        self.nodes: list[subprocess.Popen[str]] = [self.start(0), self.start(1)]
+
+    def start(self, rank: int, *more: str) -> subprocess.Popen[str]:
+        place = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank)}
+        place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": self.port, "POD_IP": "127.0.0.1"}
+        train = ("train", "digits", *SETTINGS, "--name", "a", "--autoresume", *more)
+        return start("agent", "--id", "job", "--", *train, cwd=self.cwd, PYTHONUNBUFFERED="1", **place)
+
+    @property
+    def folder(self) -> Path:
+        return self.cwd / "runs" / "a"
+
+    def until(self, step: int) -> None:
+        """Wait until the run has done ``step``."""
+        deadline = time.monotonic() + 120
+        metrics = self.folder / "metrics.jsonl"
+        while not metrics.exists() or metrics.read_text().count('"step", ') < step:
+            assert time.monotonic() < deadline and all(node.poll() is None for node in self.nodes), "never came to that step"
+            time.sleep(0.02)
+
+    def end(self) -> tuple[list[int], str]:
+        """The exit codes, and all that was printed."""
+        outputs = [node.communicate(timeout=180)[0] for node in self.nodes]
+        return [node.returncode for node in self.nodes], "\n".join(outputs)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.kill()
+            node.communicate()
+
+
+@pytest.fixture
+def job(tmp_path):
+    running = Job(tmp_path)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def unbroken(ranks) -> Path:
+    ranks(2).run("train", "digits", *SETTINGS, "--name", "whole")
+    return ranks.cwd / "runs" / "whole"
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leaves", [1, 0])
+def test_a_node_that_must_leave_and_comes_back_costs_no_step(job, unbroken, leaves):
+    job.until(7)
+    job.nodes[leaves].send_signal(signal.SIGTERM)
+    output = job.nodes[leaves].communicate(timeout=60)[0]
+    assert job.nodes[leaves].returncode == agent.TRY_AGAIN, output
+    job.nodes[leaves] = job.start(leaves)
+    codes, output = job.end()
+    assert codes == [0, 0], output
+    assert identical(weights(job.folder), weights(unbroken))
+    assert losses(job.folder) == losses(unbroken)
+    assert re.search(r"^\[0\] .*going on after step \d+", output, re.MULTILINE), output
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_started_again(job, unbroken):
+    job.until(5)
+    os.kill(children(job.nodes[1].pid)[0], signal.SIGKILL)
+    codes, output = job.end()
+    assert codes == [0, 0], output
+    assert identical(weights(job.folder), weights(unbroken))
+
+
+def test_what_must_not_be_retried_ends_all_nodes_once(tmp_path):
+    ranks = Job(tmp_path)
+    try:
+        codes, output = ranks.end()
+        assert codes == [0, 0], output
+        ranks.port = str(free_port())
+        ranks.nodes = [ranks.start(rank, "--optimizer.lr", "0.02", "--max-steps", "50") for rank in (0, 1)]
+        codes, output = ranks.end()
+        assert codes == [64, 64], output
+        assert output.count("optimizer.lr: was 0.01, is 0.02") == 2, output
+    finally:
+        ranks.close()
+
+
+def test_a_run_that_gets_no_further_is_given_up(tmp_path):
+    train = ("train", "digits", *SETTINGS, "--name", "a", "--autoresume", "--retries", "1")
+    for _ in range(2):
+        process = start(*train, cwd=tmp_path)
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "runs/a/environment.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (tmp_path / "runs/a/environment.json").unlink()
+        process.kill()
+        process.communicate()
+    ended = worldsize(*train, cwd=tmp_path)
+    assert ended.returncode == 71, ended.stderr
+    assert "was started 2 times from step 0" in ended.stderr
+    (tmp_path / "runs/a/starts.json").unlink()
+    assert worldsize(*train, "--max-steps", "2", cwd=tmp_path).returncode == 0
+
+
+def test_starts_are_counted_anew_after_progress(tmp_path):
+    folder = run.RunFolder(tmp_path)
+    for step in (0, 0, 9, 9, 18):
+        run.count_start(folder, step, retries=1)
+    run.count_start(folder, 18, retries=1)
+    with pytest.raises(NoProgress, match="2 times from step 18"):
+        run.count_start(folder, 18, retries=1)
+    folder.starts.write_text("{")
+    run.count_start(folder, 18, retries=1)
+
+
+def test_places_are_read_as_torchrun_reads_them(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "j-worker-0")
+    elastic = {"PET_NNODES": "1:3", "PET_NPROC_PER_NODE": "8", "PET_RDZV_ENDPOINT": "j-worker-0:23456", "POD_IP": "10.0.0.7"}
+    node = agent.discover("j", elastic)
+    assert node == agent.Node("j", (1, 3), 8, "j-worker-0", 23456, True, "10.0.0.7")
+    fixed = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1"}
+    fixed |= {"PET_MASTER_ADDR": "j-node-0-0.j", "PET_MASTER_PORT": "29500"}
+    assert agent.discover("j", fixed) == agent.Node("j", (2, 2), 4, "j-node-0-0.j", 29500, False, "j-worker-0")
+    with pytest.raises(UserError, match="PET_NPROC_PER_NODE is not set"):
+        agent.discover("j", {"PET_NNODES": "1", "PET_RDZV_ENDPOINT": "a:1"})
+    with pytest.raises(UserError, match="not what torchrun would read"):
+        agent.discover("j", fixed | {"PET_NPROC_PER_NODE": "auto"})
