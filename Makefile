@@ -9,7 +9,7 @@ demo: $(VENV)/ready  ## train ResNet-50 on handwritten digits with 2 processes
 	$(BIN)/worldsize train digits --procs 2
 
 test: $(VENV)/ready  ## the tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not cluster"
 
 test-all: $(VENV)/ready  ## all tests
 	$(BIN)/python -m pytest
@@ -28,7 +28,7 @@ horovod: $(VENV)/ready  ## build Horovod for .venv's torch and install it there:
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "worldsize needs Python 3.10 to 3.13: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,tensorboard,wandb]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,k8s,tensorboard,wandb]"
 	touch $@
 
 clean:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import settings
 
 from processes import Ranks
 from worldsize import cli
+from worldsize.launch.cluster import Cluster
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("ci")
@@ -55,3 +59,27 @@ def fails(tmp_path, monkeypatch, capfd):
         return out.err
 
     return run
+
+
+@pytest.fixture
+def cluster():
+    """A namespace of the test's own on the cluster that KUBECONFIG names; removed afterwards."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("no cluster: KUBECONFIG is not set (CONTRIBUTING says how to get one)")
+    namespace = f"worldsize-test-{uuid.uuid4().hex[:8]}"
+    one = Cluster(namespace=namespace)
+    one.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    deadline = time.monotonic() + 30
+    while one.get("ServiceAccount", "default") is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    yield one
+    one.delete("Namespace", namespace)
+
+
+@pytest.fixture(scope="session")
+def image() -> str:
+    """An image of this checkout that the cluster's nodes can pull, with Open MPI and Horovod."""
+    name = os.environ.get("WORLDSIZE_TEST_IMAGE")
+    if not name:
+        pytest.skip("no image: WORLDSIZE_TEST_IMAGE is not set (CONTRIBUTING says how to build one)")
+    return name

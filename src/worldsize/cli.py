@@ -17,7 +17,7 @@ from worldsize.errors import UserError, WorldsizeError
 from worldsize.signals import StopFlag, end_with_parent
 
 if TYPE_CHECKING:
-    from worldsize.world import Place
+    from worldsize.place import Place
 
 _HELP = f"""worldsize {__version__}: train image classifiers at any world size
 
@@ -27,15 +27,25 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
   worldsize recipes [NAME]                                    the named recipes; NAME prints its YAML
   worldsize strategies                                        how processes can agree, and which ways work here
   worldsize bench strategies [--procs N]                      how fast each of them is here
+  worldsize data fetch DATASET --to FOLDER                    download, verify and lay out a data set
   worldsize env                                               what this machine is and what will be used
+
+On a Kubernetes cluster with Kubeflow (docs/kubernetes.md):
+  worldsize cluster check|volume|secret|data|files ...        what it offers; volumes, secrets, data sets, files on it
+  worldsize image build --push REPOSITORY                     the image that its pods run
+  worldsize train RECIPE --on pytorchjob|mpijob|trainjob ...  train there, and follow the job to its end
+  worldsize render RECIPE --on ...                            print what that would send
+  worldsize jobs, status|logs|wait|stop|delete NAME           the jobs that are there
 
 Every command explains itself: worldsize train --help
 Under torchrun, mpirun or srun the world is found: torchrun --nproc-per-node 8 -m worldsize train RECIPE
 
-Exit codes: 0 done, 64 your input, 65 broken pictures, 66 damaged checkpoints, 70 a defect, 74 not saved, 75 stopped
-and saved (--resume goes on), 76 the loss is not finite, 130 and 143 left at once.
+Exit codes: 0 done, 64 your input, 65 broken pictures, 66 damaged checkpoints, 69 a process is missing, 70 a defect,
+71 no progress, 74 not saved, 75 stopped and saved (--resume goes on), 76 the loss is not finite, 130 and 143 left at once.
+Following a job on a cluster: 0 succeeded, 1 failed, 2 refused by preflight, 3 timed out, 130 detached.
 """
 
+_ON_CLUSTERS = ("render", "jobs", "status", "logs", "wait", "stop", "delete", "cluster", "image")
 _LOCAL_RANKS = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
@@ -44,10 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
+        "agent": _agent,
         "eval": _eval,
         "recipes": _recipes,
         "strategies": _strategies,
         "bench": _bench,
+        "data": _data,
         "env": _env,
     }
     if not words or words[0] in ("-h", "--help", "help"):
@@ -57,8 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     try:
+        if words[0] in _ON_CLUSTERS:
+            from worldsize import cli_cluster
+
+            return cli_cluster.COMMANDS[words[0]](words[1:])
         if words[0] not in commands:
-            raise UserError(f"there is no command {words[0]!r}; there are: {', '.join(commands)}")
+            raise UserError(f"there is no command {words[0]!r}; there are: {', '.join([*commands, *_ON_CLUSTERS])}")
         return commands[words[0]](words[1:])
     except WorldsizeError as error:
         return _fail(str(error), error.exit_code)
@@ -75,9 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(argv: list[str]) -> int:
     """``worldsize train``."""
     from worldsize import arguments, catalog, run
+
+    if arguments.value_of("--on", argv) is not None:
+        from worldsize import cli_cluster
+
+        return cli_cluster.train_on(argv)
+    from worldsize.place import discover, here
     from worldsize.recipe import Recipe
     from worldsize.request import TrainJob, preflight
-    from worldsize.world import discover, here
 
     resume = arguments.value_of("--resume", argv)
     folder = run.open_existing(Path(resume)) if resume else None
@@ -98,6 +119,8 @@ def _train(argv: list[str]) -> int:
         name=parsed.name,
         resume=folder,
         allow_changes=parsed.allow_changes,
+        autoresume=parsed.autoresume,
+        retries=parsed.retries,
     )
     place = discover()
     preflight(job, place if place.size > 1 else here(_positive(parsed.procs)))
@@ -106,17 +129,34 @@ def _train(argv: list[str]) -> int:
         from worldsize.job import train
 
         if train(job, place, stop) is None and place.rank == 0:
-            print(f"{folder.path if folder else job.out} has reached its last step already; nothing to do")
+            print(f"{folder.path if folder else job.out / str(job.name)} has reached its last step already; nothing to do")
         return 0
 
     return _distribute(["train", *argv], parsed.procs, place, work, lenient=job.recipe.parallel.strategy == "async")
 
 
+def _agent(argv: list[str]) -> int:
+    """``worldsize agent``."""
+    if argv[:1] != ["--id"] or argv[2:3] != ["--"] or len(argv) < 4:
+        print(
+            "usage: worldsize agent --id RUN -- train RECIPE ...\n\n"
+            "What a pod of a PyTorchJob or TrainJob runs: starts this node's processes, together with those of the other\n"
+            "nodes, by the PET_* variables that the operator sets; starts them again when a node was lost. Ends with 143\n"
+            "where it was asked to leave (try again), with the run's own exit code where trying again is useless."
+        )
+        return 0 if _asks_help(argv) else 64
+    from worldsize.launch import agent
+
+    outcome = agent.run(argv[3:], agent.discover(argv[1]))
+    agent.leave_last_words(outcome.message)
+    return _fail(outcome.message, outcome.code) if outcome.code else 0
+
+
 def _eval(argv: list[str]) -> int:
     """``worldsize eval``."""
     from worldsize import arguments, catalog
+    from worldsize.place import discover
     from worldsize.recipe import Recipe
-    from worldsize.world import discover
 
     if (not argv or argv[0].startswith("-")) and not _asks_help(argv):
         raise UserError("what to evaluate? worldsize eval RUN|CHECKPOINT")
@@ -193,6 +233,18 @@ def _bench(argv: list[str]) -> int:
     return 0
 
 
+def _data(argv: list[str]) -> int:
+    """``worldsize data``."""
+    from worldsize import arguments
+
+    if argv[:1] != ["fetch"]:
+        print("usage: worldsize data fetch DATASET --to FOLDER ...\n\nGets a data set; --help says which, and from where.")
+        return 0 if _asks_help(argv) else 64
+    from worldsize.data import fetch
+
+    return fetch.run(arguments.parse(fetch.Fetch, argv[1:], None, "data fetch"))
+
+
 def _env(argv: list[str]) -> int:
     """``worldsize env``."""
     if argv:
@@ -230,7 +282,7 @@ def _distribute(argv: list[str], procs: int, place: Place, work: Callable[[StopF
 
 def _set_threads(place: Place) -> None:
     """OpenMP reads its number of threads when torch is imported, so it must be there before."""
-    from worldsize.world import threads_per_process
+    from worldsize.place import threads_per_process
 
     os.environ["OMP_NUM_THREADS"] = str(threads_per_process(place))
 
@@ -261,7 +313,7 @@ def _positive(procs: int) -> int:
 
 
 def _is_worker() -> bool:
-    from worldsize.world import LOCAL_LAUNCH
+    from worldsize.place import LOCAL_LAUNCH
 
     return LOCAL_LAUNCH in os.environ
 
@@ -281,23 +333,25 @@ def _log_to_terminal(place: Place) -> None:
 
 def _fail(message: str, code: int) -> int:
     """Tell the user what all processes agree on, once, and return the code."""
+    from worldsize.launch.agent import retried, worker_exit_code
     from worldsize.launch.local import report
 
     report(message, code)
     local_rank = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0")
-    if message and not _is_worker() and local_rank == "0":
+    if message and local_rank == "0" and (not _is_worker() or retried(code)):
         print(f"worldsize: {message}", file=sys.stderr)
-    return code
+    return worker_exit_code(code)
 
 
 def _defect(trace: str) -> int:
     """An unexpected exception: this process alone knows of it, so it tells, whatever its rank."""
+    from worldsize.launch.agent import retried
     from worldsize.launch.local import report
 
     message = f"a defect in worldsize or below it; please report this:\n{trace}"
     report(message, 70)
     logging.getLogger("worldsize").info("%s", message)
-    if not _is_worker():
+    if not _is_worker() or retried(70):
         print(f"worldsize: {message}", file=sys.stderr)
     launched = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID")
     if os.environ.get("WORLD_SIZE", "1") != "1" or any(name in os.environ for name in launched):

@@ -1,0 +1,203 @@
+"""Following a job to its end: its state, why it waits, and what all its ranks print, as one stream."""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from worldsize.launch import reasons
+from worldsize.launch.cluster import Cluster
+from worldsize.launch.target import Object, State, Target
+
+# Lines of worldsize's agent, and of mpirun --tag-output.
+_RANKED = re.compile(r"\[(?:1,)?(\d+)\](?:<std(?:out|err)>:)? ?(.*)", re.DOTALL)
+_DRAIN_S = 15.0  # for the last lines, once the job has ended
+_BUFFERED = 20_000  # lines between the threads that read and the one that shows
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a log: of which pod (short name), and of which rank where that is known."""
+
+    pod: str
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something about the job itself."""
+
+    text: str
+
+
+@dataclass
+class _Seen:
+    """What is known of the job."""
+
+    job: Object | None = None
+    pods: list[Object] = field(default_factory=list)
+    events: list[Object] = field(default_factory=list)
+    there: bool = False
+    listed: bool = False
+    told: set[str] = field(default_factory=set)
+    headline: str = ""
+
+
+class Follower:
+    """Reads one job of a cluster; several threads wait for the server, one at a time tells.
+
+    Args:
+        logs: whether to read the pods' logs.
+    """
+
+    def __init__(self, cluster: Cluster, target: Target, name: str, logs: bool = True) -> None:
+        self._cluster = cluster
+        self._target = target
+        self._name = name
+        self._logs = logs
+        self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(_BUFFERED)
+        self._seen = _Seen()
+        self._reading: dict[tuple[str, int], threading.Thread] = {}
+        self._stopped = threading.Event()
+        self.state = State("Created")
+
+    def failures(self) -> list[str]:
+        """How pods ended that did not end well."""
+        return reasons.failures(self._target, self._seen.pods)
+
+    def events(self) -> Iterator[Line | Note | None]:
+        """All that happens, until the job has ended; then `state` says how. None, twice a second, where nothing does."""
+        watch, name = self._cluster.watch, self._name
+        self._feed("job", lambda: watch(self._target.kind, fields=f"metadata.name={name}", stop=self._stopped.is_set))
+        self._feed("pods", lambda: watch("Pod", self._target.selector(name), stop=self._stopped.is_set))
+        self._feed("events", lambda: watch("Event", stop=self._stopped.is_set))
+        ended: float | None = None
+        try:
+            while True:
+                try:
+                    what, value = self._queue.get(timeout=0.5)
+                except queue.Empty:
+                    yield None
+                else:
+                    yield from self._take(what, value)
+                if self.state.ended:
+                    ended = ended or time.monotonic()
+                    if self._drained() or time.monotonic() - ended > _DRAIN_S:
+                        return
+        finally:
+            self._stopped.set()
+
+    def _feed(self, what: str, source: Callable[[], Iterator[Any]]) -> threading.Thread:
+        """Hand on, from a thread, all that ``source`` gives; a failure too."""
+
+        def work() -> None:
+            try:
+                for value in source():
+                    self._put(what, value)
+                    if self._stopped.is_set():
+                        return
+            except Exception as error:
+                # The job goes on, whatever becomes of one pod's log.
+                self._put(*(("lost", error) if what == "line" else ("error", error)))
+
+        thread = threading.Thread(target=work, name=f"follow {what}", daemon=True)
+        thread.start()
+        return thread
+
+    def _put(self, what: str, value: Any) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put((what, value), timeout=1.0)
+                return
+            except queue.Full:
+                continue
+
+    def _take(self, what: str, value: Any) -> Iterator[Line | Note]:
+        if what == "line":
+            yield value
+        elif what == "lost":
+            yield Note(f"a log cannot be read: {value}")
+        elif what == "error":
+            raise value
+        elif what == "job":
+            self._seen.job = value[0] if value else None
+            self._seen.there = self._seen.there or bool(value)
+            yield from self._tell()
+        elif what == "pods":
+            self._seen.pods, self._seen.listed = value, True
+            for pod in value:
+                self._read(pod)
+            yield from self._tell()
+        else:
+            self._seen.events = value
+            yield from self._tell()
+
+    def _tell(self) -> Iterator[Note]:
+        """What is new about the job's state."""
+        seen, target = self._seen, self._target
+        if seen.job is None:
+            if seen.there:
+                self.state = State("Failed", "the job was deleted")
+                yield Note("the job was deleted")
+            return
+        self.state = target.state(seen.job, seen.pods)
+        for reason, message, key in reasons.warnings(seen.events, self._name, seen.job["metadata"]["creationTimestamp"]):
+            if reason in target.dead_ends and self.state.phase in ("Created", "Pending") and not self._begun():
+                self.state = State("Failed", f"{reason}: {message}")
+            if key not in seen.told:
+                seen.told.add(key)
+                yield Note(f"{reason}: {message}")
+        headline = self._headline()
+        if headline != seen.headline:
+            seen.headline = headline
+            yield Note(headline)
+        if not self.state.ended:
+            for text in reasons.waiting(target, seen.pods):
+                if text not in seen.told:
+                    seen.told.add(text)
+                    yield Note(text)
+
+    def _headline(self) -> str:
+        pods, state = self._seen.pods, self.state
+        begun = self._begun()
+        waiting = state.phase != "Created" and not state.ended and begun < len(pods)
+        count = f", {begun} of {len(pods)} pods have begun" if waiting else ""
+        return f"{self._target.kind} {self._name}: {state.phase}{count}"
+
+    def _begun(self) -> int:
+        return sum(pod["status"].get("phase") != "Pending" for pod in self._seen.pods)
+
+    def _read(self, pod: Object) -> None:
+        """Begin to read the pod's log once it has one, and again where its container was restarted in place."""
+        if not self._logs:
+            return
+        name, uid, place = pod["metadata"]["name"], pod["metadata"]["uid"], self._target.place(pod)[1]
+        for status in pod["status"].get("containerStatuses", []):
+            state = status.get("state", {})
+            begun = "running" in state or "terminated" in state
+            key = (uid, status.get("restartCount", 0))
+            if status["name"] != self._target.container or not begun or key in self._reading:
+                continue
+            missed = key[1] > 0 and (uid, key[1] - 1) not in self._reading
+            self._reading[key] = self._feed("line", lambda missed=missed: self._lines(name, place, missed))  # type: ignore[misc]
+
+    def _lines(self, pod: str, place: str, missed: bool) -> Iterator[Line]:
+        if missed:
+            for text in self._cluster.previous_log(pod, self._target.container, tail=20):
+                yield _line(place, text)
+        for text in self._cluster.logs(pod, self._target.container, stop=self._stopped.is_set):
+            yield _line(place, text)
+
+    def _drained(self) -> bool:
+        return self._seen.listed and self._queue.empty() and not any(thread.is_alive() for thread in self._reading.values())
+
+
+def _line(pod: str, text: str) -> Line:
+    match = _RANKED.fullmatch(text)
+    return Line(pod, int(match[1]), match[2]) if match else Line(pod, None, text)

@@ -1,0 +1,178 @@
+"""A pretended cluster: an API server of a few lines, for clusters that no test machine is.
+
+It has what a test puts there, and no operators: what is created in it stays as it was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from worldsize.launch.kinds import KINDS
+
+
+def node(name="n0", labels=(), taints=(), **allocatable):
+    amounts = {"cpu": "8", "memory": "32Gi", "pods": "110"} | allocatable
+    return {
+        "metadata": {"name": name, "labels": dict(labels)},
+        "spec": {"taints": list(taints)},
+        "status": {"allocatable": {key.replace("__", "/"): amount for key, amount in amounts.items()}},
+    }
+
+
+def gpu_node(name, gpus, **more):
+    amounts = node(name, **more)
+    amounts["status"]["allocatable"]["nvidia.com/gpu"] = str(gpus)
+    return amounts
+
+
+def running(where, phase="Running", name="other", run="", **amounts):
+    names = {"gpu": "nvidia.com/gpu"}
+    requests = {names.get(key, key): str(amount) for key, amount in amounts.items()}
+    return {
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/instance": run}},
+        "spec": {"nodeName": where, "containers": [{"resources": {"requests": requests}}]},
+        "status": {"phase": phase},
+    }
+
+
+def quota(hard, used=None, **spec):
+    return {
+        "metadata": {"name": "team"},
+        "spec": {"hard": hard, **spec},
+        "status": {"hard": hard, "used": used or {}},
+    }
+
+
+CRDS = {
+    "kubeflow.org/v1": ["pytorchjobs"],
+    "kubeflow.org/v2beta1": ["mpijobs"],
+    "trainer.kubeflow.org/v1alpha1": ["trainjobs", "trainingruntimes", "clustertrainingruntimes"],
+    "jobset.x-k8s.io/v1alpha2": ["jobsets"],
+}
+PLURALS = {kind.plural: kind for kind in KINDS.values()}
+
+
+class World:
+    """The state of a pretended cluster: objects by URL, what the user may not do, what admission says to new objects."""
+
+    def __init__(self):
+        self.objects = {}
+        self.served = {version: list(plurals) for version, plurals in CRDS.items()}
+        self.trainjob_fields = ["runtimeRef", "trainer", "runtimePatches"]
+        self.version = "v1.34.10"
+        self.denied = set()  # (verb, resource)
+        self.dead = set()  # paths at which the connection breaks
+        self.refusals = {}
+        self.latency = 0.0  # s, of every answer
+        self.requests = 0
+        self.add("Namespace", "team")
+        self.add("Node", **gpu_node("n0", 8))
+        self.add("Node", **gpu_node("n1", 8))
+        self.volume("data", "ReadWriteMany")
+
+    def add(self, kind, name=None, /, **body):
+        metadata = {"name": name, "namespace": "team"} | body.pop("metadata", {})
+        self.objects[KINDS[kind].path(metadata["namespace"], metadata["name"])] = {"metadata": metadata, **body}
+
+    def refuse(self, kind, status, message):
+        """Have this said to whatever of the kind is created."""
+        self.refusals[kind] = (status, message)
+
+    def volume(self, name, *modes, phase="Bound", **spec):
+        self.add("PersistentVolumeClaim", name, spec={"accessModes": list(modes), **spec}, status={"phase": phase})
+
+    def answer(self, method, path, query, body):
+        self.requests += 1
+        time.sleep(self.latency)
+        if path == "/version":
+            return 200, {"gitVersion": self.version}
+        if body and body["kind"] == "SelfSubjectAccessReview":
+            asked = body["spec"]["resourceAttributes"]
+            resource = "/".join(filter(None, (asked["resource"], asked["subresource"])))
+            return 201, {"status": {"allowed": (asked["verb"], resource) not in self.denied}}
+        if path.startswith("/openapi/v3"):
+            spec = {"properties": {name: {} for name in self.trainjob_fields}}
+            schemas = {"org.kubeflow.trainer.v1alpha1.TrainJob": {"properties": {"spec": spec}}}
+            return 200, {"components": {"schemas": schemas}}
+        if path.startswith("/apis/") and path.removeprefix("/apis/") in self.served:
+            return 200, {"resources": [{"name": name} for name in self.served[path.removeprefix("/apis/")]]}
+        if method == "POST":
+            return self.create(path, query, body)
+        return self.read(path, query)
+
+    def create(self, path, query, body):
+        assert query["dryRun"] == ["All"], "preflight must change nothing"
+        group = path.split("/namespaces/")[0].removeprefix("/apis/")
+        if group in CRDS and path.rpartition("/")[2] not in self.served.get(group, []):
+            return 404, {"message": "the server could not find the requested resource"}
+        if ("create", path.rpartition("/")[2]) in self.denied:
+            return forbidden("create", path.rpartition("/")[2])
+        if body["kind"] in self.refusals:
+            status, message = self.refusals[body["kind"]]
+            return status, {"message": message}
+        if f"{path}/{body['metadata']['name']}" in self.objects:
+            return 409, {"message": "already exists", "reason": "AlreadyExists"}
+        return 201, body
+
+    def read(self, path, query):
+        *_, before, last = path.split("/")
+        verb, plural = ("list", last) if last in PLURALS else ("get", before)
+        if (verb, plural) in self.denied:
+            return forbidden(verb, plural)
+        if verb == "get":
+            return (200, self.objects[path]) if path in self.objects else (404, {"message": "not found"})
+        wanted = dict(re.findall(r"metadata\.(name)=([^,]+)", query.get("fieldSelector", [""])[0]))
+        labels = dict(re.findall(r"([^=,]+)=([^,]+)", query.get("labelSelector", [""])[0]))
+        pattern = re.escape(path.removesuffix(last)) + rf"(namespaces/[^/]+/)?{last}/[^/]+"
+        items = [one for url, one in self.objects.items() if re.fullmatch(pattern, url)]
+        items = [one for one in items if wanted.items() <= one["metadata"].items()]
+        items = [one for one in items if labels.items() <= one["metadata"].get("labels", {}).items()]
+        return 200, {"items": items, "metadata": {"resourceVersion": "1"}}
+
+
+def forbidden(verb, resource):
+    where = 'in API group "" in the namespace "team"'
+    message = f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}" {where}'
+    return 403, {"message": message, "reason": "Forbidden"}
+
+
+@contextmanager
+def serve(world: World) -> Iterator[str]:
+    """The world's address, while it answers there."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_one(self):
+            url = urlsplit(self.path)
+            if url.path in world.dead:
+                self.close_connection = True
+                return
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            status, answer = world.answer(self.command, url.path, parse_qs(url.query), body)
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_GET = do_POST = handle_one
+
+        def log_message(self, *_):
+            pass
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

@@ -1,0 +1,185 @@
+"""Following on a real cluster: logs that arrive whole, connections that are lost, and traps that get one clear message."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from processes import environment, worldsize
+from specs import PLAIN
+from worldsize.launch import jobs
+from worldsize.launch.cluster import ClusterError
+from worldsize.launch.follow import Follower, Line, Note
+from worldsize.launch.spec import Placement, Resources, SecretKey
+from worldsize.launch.target import TARGETS, load
+
+pytestmark = pytest.mark.cluster
+
+LINES = 100_000
+
+
+def spec_of(cluster, image: str, **changes):
+    """A small job without a volume of its own; its command is replaced by `shell`."""
+    small = Resources(cpu="100m", memory="128Mi", shm="16Mi")
+    return replace(PLAIN, name="j", namespace=cluster.namespace, image=image, procs=1, resources=small, grace_s=2, **changes)
+
+
+def shell(manifests: list[dict], script: str) -> list[dict]:
+    """The same job, whose pods run a shell script and mount no volume."""
+
+    def visit(value):
+        if isinstance(value, dict):
+            if "containers" in value:
+                value["volumes"] = [v for v in value["volumes"] if not v["name"].startswith("volume-")]
+                for container in value["containers"]:
+                    container["command"] = ["sh", "-c", script]
+                    container["volumeMounts"] = [m for m in container["volumeMounts"] if not m["name"].startswith("volume-")]
+            for inner in value.values():
+                visit(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                visit(inner)
+
+    visit(manifests)
+    return manifests
+
+
+def submit(cluster, kind: str, spec, script: str) -> Follower:
+    target = load(kind)
+    jobs.submit(cluster, spec, shell(target.render(spec), script))
+    return Follower(cluster, target, spec.name)
+
+
+def test_all_lines_of_all_pods_arrive_in_order(cluster, image):
+    # containerd loses what is written in a process's last moment, so this one stays a little.
+    follower = submit(cluster, "pytorchjob", spec_of(cluster, image), f"seq 1 {LINES}; sleep 3")
+    got: dict[str, list[str]] = {}
+    for event in follower.events():
+        if isinstance(event, Line):
+            got.setdefault(event.pod, []).append(event.text)
+    assert follower.state.phase == "Succeeded"
+    expected = [str(number) for number in range(1, LINES + 1)]
+    assert got == {"worker-0": expected, "worker-1": expected}
+
+
+def test_detached_by_ctrl_c_and_followed_again(cluster, image):
+    submit(cluster, "pytorchjob", spec_of(cluster, image, nodes=1), "for i in 1 2 3 4 5 6; do echo line $i; sleep 1; done")
+    command = [sys.executable, "-m", "worldsize", "logs", "j", "--namespace", cluster.namespace]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "line" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 130 and "worldsize logs j follows it" in told
+    again = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert again.returncode == 0
+    assert [line.split("| ")[1] for line in again.stdout.splitlines()] == [f"line {i}" for i in range(1, 7)]
+
+
+def test_a_container_that_fails_is_told_with_its_code_and_last_words(cluster, image, tmp_path):
+    submit(cluster, "pytorchjob", spec_of(cluster, image), "echo these are the last words; exit 64")
+    waited = worldsize("wait", "j", "--namespace", cluster.namespace, cwd=tmp_path, timeout=60)
+    assert waited.returncode == 1, waited.stderr
+    assert "ended with exit code 64" in waited.stderr and "these are the last words" in waited.stderr
+
+
+def test_a_timeout_has_its_own_code(cluster, image, tmp_path):
+    submit(cluster, "pytorchjob", spec_of(cluster, image, nodes=1), "sleep 60")
+    waited = worldsize("wait", "j", "--timeout", "3", "--namespace", cluster.namespace, cwd=tmp_path, timeout=60)
+    assert waited.returncode == 3 and "goes on" in waited.stderr
+    assert worldsize("delete", "--all", "--namespace", cluster.namespace, cwd=tmp_path).returncode == 0
+    assert jobs.every(cluster) == [] and cluster.list("Pod") == []
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_stopped_jobs_leave_no_pods_and_make_way(cluster, image, kind):
+    spec = spec_of(cluster, image)
+    submit(cluster, kind, spec, "sleep 600")
+    deadline = time.monotonic() + 60
+    while not cluster.list("Pod", load(kind).selector("j")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    jobs.stop(cluster, jobs.find(cluster, "j"))
+    stopped = jobs.find(cluster, "j")
+    assert stopped.state.phase == "Suspended" and stopped.pods == []
+    submit(cluster, kind, spec, "sleep 600")
+    assert jobs.find(cluster, "j").state.phase != "Suspended"
+    jobs.delete(cluster, jobs.find(cluster, "j"))
+    for left in ("ConfigMap", "NetworkPolicy", "TrainingRuntime"):
+        assert [item for item in cluster.list(left) if item["metadata"]["name"] == "j"] == []
+
+
+TRAPS = [
+    ("pytorchjob", {"secrets": (SecretKey("absent", "KEY", "KEY"),)}, 'secret "absent" not found'),
+    ("pytorchjob", {"image": "localhost:5000/no-such-image:1"}, "ErrImagePull"),
+    ("pytorchjob", {"resources": Resources(gpus=1, cpu="100m", memory="128Mi", shm="16Mi")}, "Insufficient nvidia.com/gpu"),
+    ("pytorchjob", {"placement": Placement(node_selector=(("disk", "moon"),))}, "didn't match Pod's node affinity/selector"),
+    ("mpijob", {"image": "localhost:5000/no-such-image:1"}, "ErrImagePull"),
+    ("trainjob", {"secrets": (SecretKey("absent", "KEY", "KEY"),)}, 'secret "absent" not found'),
+]
+
+
+@pytest.mark.parametrize(("kind", "change", "message"), TRAPS)
+def test_a_trap_is_told_while_the_job_waits(cluster, image, kind, change, message):
+    follower = submit(cluster, kind, replace(spec_of(cluster, image), **change), "sleep 60")
+    assert message in told_within(follower, message)[-1]
+
+
+def told_within(follower: Follower, message: str, seconds: float = 60) -> list[str]:
+    """The notes up to the one with this message, or all of them."""
+    begun, notes = time.monotonic(), []
+    for event in follower.events():
+        notes += [event.text] if isinstance(event, Note) else []
+        if (notes and message in notes[-1]) or time.monotonic() - begun > seconds:
+            break
+    return notes
+
+
+def test_an_mpijob_that_its_operator_finds_invalid_has_failed(cluster, image):
+    target, spec = load("mpijob"), spec_of(cluster, image)
+    manifests = shell(target.render(spec), "true")
+    manifests[-1]["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 0
+    jobs.submit(cluster, spec, manifests)
+    follower = Follower(cluster, target, "j")
+    for _ in follower.events():
+        pass
+    assert follower.state.phase == "Failed" and follower.state.reason.startswith("ValidationError")
+
+
+@pytest.mark.parametrize(("kind", "length"), [("pytorchjob", 60), ("trainjob", 49)])
+def test_a_name_that_is_too_long_has_failed(cluster, image, kind, length):
+    """What the offline rules refuse, sent all the same: the operators set no condition."""
+    target, name = load(kind), "j" * length
+    short = spec_of(cluster, image)
+    manifests = shell(target.render(short), "true")
+    for manifest in manifests:
+        manifest["metadata"]["name"] = name
+    if kind == "trainjob":
+        manifests[-1]["spec"]["runtimeRef"]["name"] = name
+    jobs.submit(cluster, replace(short, name=name), manifests)
+    follower = Follower(cluster, target, name, logs=False)
+    for _ in follower.events():
+        pass
+    assert follower.state.phase == "Failed", follower.state
+
+
+def test_a_missing_runtime_is_refused_and_leaves_nothing(cluster, image):
+    spec = spec_of(cluster, image, runtime="no-such-runtime")
+    with pytest.raises(ClusterError, match="no-such-runtime"):
+        submit(cluster, "trainjob", spec, "true")
+    assert [item for item in cluster.list("ConfigMap") if item["metadata"]["name"] == "j"] == []
+
+
+def test_a_quota_is_told(cluster, image):
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "q"},
+        "spec": {"hard": {"requests.cpu": "50m"}},
+    }
+    cluster.create(quota)
+    follower = submit(cluster, "pytorchjob", spec_of(cluster, image), "true")
+    assert "exceeded quota: q" in told_within(follower, "exceeded quota")[-1]

@@ -1,0 +1,220 @@
+"""Whole jobs on a real cluster: what a user types, what comes out, and pods that are lost in between."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from processes import distance, environment, losses, weights, worldsize
+from worldsize.launch.cluster import Cluster
+from worldsize.launch.target import TARGETS, load
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+SMALL = (
+    *(
+        "--model.name",
+        "resnet18",
+        "--precision",
+        "fp64",
+        "--deterministic",
+        "--epochs",
+        "2",
+        "--schedule.warmup-epochs",
+        "1",
+    ),
+    *("--data.train-crop-size", "16", "--data.val-resize-size", "16", "--data.val-crop-size", "16"),
+)
+POD = ("--nodes", "2", "--procs", "1", "--gpus", "0", "--cpu", "850m", "--memory", "3Gi", "--shm", "256Mi", "--grace", "60")
+
+
+class Runs:
+    """Jobs in a namespace with a volume called ``data``."""
+
+    def __init__(self, cluster: Cluster, image: str, cwd: Path) -> None:
+        self.cluster, self.image, self.cwd = cluster, image, cwd
+        self.command("cluster", "volume", "create", "data", "--size", "1Gi")
+
+    def command(self, *arguments: str, timeout: float = 900, code: int = 0) -> str:
+        done = worldsize(*arguments, "--namespace", self.cluster.namespace, cwd=self.cwd, timeout=timeout)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def train(self, kind: str, name: str, *more: str, code: int = 0) -> str:
+        return self.command(*self.arguments(kind, name, *more), code=code)
+
+    def arguments(self, kind: str, name: str, *more: str) -> tuple[str, ...]:
+        where = ("--image", self.image, "--volume", "data", "--name", name)
+        return ("train", "digits", "--on", kind, *SMALL, *POD, *where, *more)
+
+    def start(self, kind: str, name: str, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "worldsize", *self.arguments(kind, name, *more)]
+        command += ["--namespace", self.cluster.namespace]
+        return subprocess.Popen(
+            command, cwd=self.cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def fetched(self, name: str) -> Path:
+        """The run's folder, brought home."""
+        target = self.cwd / "home" / name
+        if not target.exists():
+            target.parent.mkdir(exist_ok=True)
+            self.command("cluster", "files", "get", f"data:/runs/{name}", str(target), "--image", self.image)
+        return target
+
+    def pods(self, kind: str, name: str) -> list[dict]:
+        target = load(kind)
+        return sorted(self.cluster.list("Pod", target.selector(name)), key=target.place)
+
+
+@pytest.fixture
+def runs(cluster, image, tmp_path) -> Runs:
+    return Runs(cluster, image, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory) -> Path:
+    """The same run on this machine."""
+    cwd = tmp_path_factory.mktemp("local")
+    done = worldsize("train", "digits", *SMALL, "--procs", "2", "--name", "whole", cwd=cwd, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return cwd / "runs" / "whole"
+
+
+def until(process: subprocess.Popen[str], pattern: str) -> str:
+    """Read the process's output up to a line that matches."""
+    read = ""
+    for line in process.stdout:
+        read += line
+        if re.search(pattern, line):
+            return read
+    raise AssertionError(f"{pattern!r} never came:\n{read}")
+
+
+def evict(cluster: Cluster, pod: str) -> None:
+    """What `kubectl drain` does with each pod."""
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": cluster.namespace}}
+    cluster.request("POST", f"/api/v1/namespaces/{cluster.namespace}/pods/{pod}/eviction", None, eviction)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_each_kind_trains_as_two_processes_here_do(runs, local, kind):
+    output = runs.train(kind, "r")
+    assert re.search(r"^ +0 \| .*top-1", output, re.MULTILINE), output
+    assert "succeeded" in output
+    run = runs.fetched("r")
+    # Other numbers of threads round otherwise, and training amplifies that.
+    assert distance(weights(run), weights(local)) < 1e-6
+    assert (run / "result.json").exists()
+    runs.command("delete", "--all")
+    left = [
+        item["metadata"]["name"]
+        for kind in ("Pod", "ConfigMap", "NetworkPolicy", "Service", "Job", "TrainingRuntime", "Secret")
+        for item in runs.cluster.list(kind)
+        if item["metadata"]["name"].startswith("r") and not item["metadata"].get("deletionTimestamp")
+    ]
+    assert [name for name in left if name == "r" or name.startswith("r-")] == []
+
+
+@pytest.mark.parametrize("op", ["average", "adasum"])
+def test_horovod_under_an_mpijob(runs, local, op):
+    runs.train("mpijob", "h", "--parallel.strategy", "horovod", "--parallel.op", op)
+    run = runs.fetched("h")
+    assert json.loads((run / "environment.json").read_text())["strategy"].startswith("horovod")
+    if op == "average":
+        assert distance(weights(run), weights(local)) < 1e-6
+
+
+@pytest.mark.parametrize(("kind", "lost"), [("pytorchjob", 0), ("pytorchjob", 1), ("trainjob", 1), ("mpijob", 1)])
+def test_an_evicted_pod_costs_nothing(runs, local, kind, lost):
+    process = runs.start(kind, "e", "--track.every-seconds", "0")
+    until(process, r" 0 \| +1 ")
+    time.sleep(random.Random(lost).uniform(0, 3))
+    evict(runs.cluster, runs.pods(kind, "e")[lost]["metadata"]["name"])
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    run = runs.fetched("e")
+    assert len(losses(run)) == len(losses(local))
+    assert distance(weights(run), weights(local)) < 1e-6
+
+
+def test_a_wrong_recipe_fails_once(runs):
+    runs.train("pytorchjob", "w", "--epochs", "1")
+    runs.command("delete", "w")
+    output = runs.train("pytorchjob", "w", "--epochs", "2", code=1)
+    assert "epochs: was 1, is 2" in output
+    assert "exit code 64" in output
+    assert all(pod["status"]["containerStatuses"][0]["restartCount"] == 0 for pod in runs.pods("pytorchjob", "w"))
+
+
+def test_the_same_command_refuses_and_resumes(runs, local):
+    process = runs.start("pytorchjob", "s")
+    until(process, r" 0 \| +1 ")
+    assert "is Running already" in runs.train("pytorchjob", "s", code=64)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=30)[0]
+    assert process.returncode == 130 and "worldsize logs s follows it" in output
+    runs.command("stop", "s")
+    assert "Suspended" in runs.command("status", "s")
+    output = runs.train("pytorchjob", "s")
+    assert "going on after step" in output
+    assert distance(weights(runs.fetched("s")), weights(local)) < 1e-6
+    assert "has succeeded already" in runs.train("pytorchjob", "s", code=64)
+
+
+def test_elastic_two_one_two(runs, local):
+    process = runs.start("pytorchjob", "x", "--elastic", "1:2", "--epochs", "4")
+    for epoch, replicas in ((1, 1), (2, 2)):
+        until(process, rf"\| +{epoch} ")
+        change = {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": replicas}}}}
+        runs.cluster.patch("PyTorchJob", "x", change)
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    steps = [
+        record["step"]
+        for record in map(json.loads, (runs.fetched("x") / "metrics.jsonl").read_text().splitlines())
+        if record.get("kind") == "step"
+    ]
+    assert steps == sorted(set(steps))
+
+
+def test_a_secret_is_seen_nowhere(runs, tmp_path):
+    canary = f"canary{random.Random().getrandbits(64):x}"
+    done = worldsize(
+        "cluster",
+        "secret",
+        "create",
+        "token",
+        "--from-env",
+        "TOKEN",
+        "--namespace",
+        runs.cluster.namespace,
+        cwd=tmp_path,
+        TOKEN=canary,
+    )
+    assert done.returncode == 0, done.stderr
+    assert canary not in done.stdout + done.stderr
+    process = runs.start("mpijob", "c", "--secret", "token/TOKEN", "--epochs", "1")
+    seen = []
+    while process.poll() is None:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    seen.append(canary.encode() in (entry / "cmdline").read_bytes())
+                except OSError:
+                    continue
+        time.sleep(0.5)
+    assert process.returncode == 0, process.stdout.read()
+    assert seen and not any(seen)
+    for kind in ("Pod", "ConfigMap", "MPIJob", "Job", "Event", "Service"):
+        assert canary not in json.dumps(runs.cluster.list(kind))
+    for file in runs.fetched("c").rglob("*"):
+        assert not file.is_file() or canary.encode() not in file.read_bytes()
