@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -169,10 +170,22 @@ def serve(world: World) -> Iterator[str]:
         def log_message(self, *_):
             pass
 
+    connected: list[socket.socket] = []
+
     class Server(ThreadingHTTPServer):
         request_queue_size = 128
+
+        def get_request(self):
+            request = super().get_request()
+            connected.append(request[0])
+            return request
 
     with Server(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+    # Connections that clients keep would be left for the tests that follow.
+    for one in connected:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()

@@ -110,7 +110,9 @@ class Ranks:
         return output
 
     def _answer(self, process: subprocess.Popen[str]) -> int | None:
-        ready, _, _ = select.select([process.stdout], [], [], 240)
+        answered = select.poll()
+        answered.register(process.stdout, select.POLLIN)
+        ready = answered.poll(240_000)
         line = process.stdout.readline() if ready else ""
         return int(line) if line else process.poll()
 

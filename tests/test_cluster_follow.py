@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
 
 from processes import environment, worldsize
 from specs import PLAIN
 from worldsize.launch import jobs
-from worldsize.launch.cluster import ClusterError
+from worldsize.launch.answers import ClusterError
+from worldsize.launch.cluster import Cluster
 from worldsize.launch.follow import Follower, Line, Note
 from worldsize.launch.spec import Placement, Resources, SecretKey
 from worldsize.launch.target import TARGETS, load
@@ -65,6 +70,78 @@ def test_all_lines_of_all_pods_arrive_in_order(cluster, image):
     assert follower.state.phase == "Succeeded"
     expected = [str(number) for number in range(1, LINES + 1)]
     assert got == {"worker-0": expected, "worker-1": expected}
+
+
+class Gate:
+    """A port that leads to the API server, and can be shut."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._to, self._open, self._sockets = (host, port), True, []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def shut(self, seconds: float) -> None:
+        """Break every connection, and refuse new ones for a while."""
+        self._open = False
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._sockets.clear()
+        time.sleep(seconds)
+        self._open = True
+
+    def _accept(self) -> None:
+        while True:
+            near = self._listening.accept()[0]
+            if not self._open:
+                near.close()
+                continue
+            far = socket.create_connection(self._to)
+            self._sockets += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._relay, args=(source, sink), daemon=True).start()
+
+    def _relay(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while chunk := source.recv(1 << 16):
+                sink.sendall(chunk)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_server_that_goes_away_for_a_while_costs_no_line(cluster, image):
+    submit(cluster, "pytorchjob", spec_of(cluster, image, nodes=1), "for i in $(seq 1 40); do echo $i; sleep 0.2; done")
+    server = urlsplit(cluster.server)
+    gate = Gate(server.hostname, server.port or 443)
+    through = Cluster(namespace=cluster.namespace)
+    through._settings.host = f"https://{server.hostname}:{gate.port}"
+    if server.hostname != "127.0.0.1":
+        pytest.skip("the gate is on this machine, and the server's certificate is for another")
+    got = []
+    for event in Follower(through, load("pytorchjob"), "j").events():
+        if isinstance(event, Line):
+            got.append(int(event.text))
+            if event.text in ("5", "20"):
+                gate.shut(2.0)
+    assert got == [*range(1, 41)]
+
+
+def test_a_watch_that_has_expired_begins_anew(cluster, monkeypatch):
+    real, stale = cluster._list, iter(["1"])
+
+    def listed(*arguments):
+        items, version = real(*arguments)
+        return items, next(stale, version)
+
+    monkeypatch.setattr(cluster, "_list", listed)
+    begun = time.monotonic()
+    named = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "late"}}
+    threading.Timer(2.0, lambda: cluster.create(named)).start()
+    for found in cluster.watch("ConfigMap", stop=lambda: time.monotonic() - begun > 30):
+        if "late" in [item["metadata"]["name"] for item in found]:
+            return
+    raise AssertionError("the watch never told of the new object")
 
 
 def test_detached_by_ctrl_c_and_followed_again(cluster, image):

@@ -17,7 +17,7 @@ from processes import distance, environment, losses, weights, worldsize
 from worldsize.launch.cluster import Cluster
 from worldsize.launch.target import TARGETS, load
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 SMALL = (
     *(
@@ -124,7 +124,7 @@ def test_each_kind_trains_as_two_processes_here_do(runs, local, kind):
     assert [name for name in left if name == "r" or name.startswith("r-")] == []
 
 
-@pytest.mark.parametrize("op", ["average", "adasum"])
+@pytest.mark.parametrize("op", ["average", pytest.param("adasum", marks=pytest.mark.slow)])
 def test_horovod_under_an_mpijob(runs, local, op):
     runs.train("mpijob", "h", "--parallel.strategy", "horovod", "--parallel.op", op)
     run = runs.fetched("h")
@@ -133,7 +133,15 @@ def test_horovod_under_an_mpijob(runs, local, op):
         assert distance(weights(run), weights(local)) < 1e-6
 
 
-@pytest.mark.parametrize(("kind", "lost"), [("pytorchjob", 0), ("pytorchjob", 1), ("trainjob", 1), ("mpijob", 1)])
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [
+        ("pytorchjob", 1),
+        pytest.param("pytorchjob", 0, marks=pytest.mark.slow),
+        pytest.param("trainjob", 1, marks=pytest.mark.slow),
+        pytest.param("mpijob", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_an_evicted_pod_costs_nothing(runs, local, kind, lost):
     process = runs.start(kind, "e", "--track.every-seconds", "0")
     until(process, r" 0 \| +1 ")
@@ -147,10 +155,10 @@ def test_an_evicted_pod_costs_nothing(runs, local, kind, lost):
 
 
 def test_a_wrong_recipe_fails_once(runs):
-    runs.train("pytorchjob", "w", "--epochs", "1")
+    runs.train("pytorchjob", "w", "--max-steps", "4")
     runs.command("delete", "w")
-    output = runs.train("pytorchjob", "w", "--epochs", "2", code=1)
-    assert "epochs: was 1, is 2" in output
+    output = runs.train("pytorchjob", "w", "--optimizer.lr", "0.02", code=1)
+    assert "optimizer.lr: was 0.03, is 0.02" in output
     assert "exit code 64" in output
     assert all(pod["status"]["containerStatuses"][0]["restartCount"] == 0 for pod in runs.pods("pytorchjob", "w"))
 
@@ -158,7 +166,7 @@ def test_a_wrong_recipe_fails_once(runs):
 def test_the_same_command_refuses_and_resumes(runs, local):
     process = runs.start("pytorchjob", "s")
     until(process, r" 0 \| +1 ")
-    assert "is Running already" in runs.train("pytorchjob", "s", code=64)
+    assert "is Running already" in runs.train("pytorchjob", "s", code=2)
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=30)[0]
     assert process.returncode == 130 and "worldsize logs s follows it" in output
@@ -167,9 +175,10 @@ def test_the_same_command_refuses_and_resumes(runs, local):
     output = runs.train("pytorchjob", "s")
     assert "going on after step" in output
     assert distance(weights(runs.fetched("s")), weights(local)) < 1e-6
-    assert "has succeeded already" in runs.train("pytorchjob", "s", code=64)
+    assert "is Succeeded already" in runs.train("pytorchjob", "s", code=2)
 
 
+@pytest.mark.slow
 def test_elastic_two_one_two(runs, local):
     process = runs.start("pytorchjob", "x", "--elastic", "1:2", "--epochs", "4")
     for epoch, replicas in ((1, 1), (2, 2)):
@@ -202,7 +211,7 @@ def test_a_secret_is_seen_nowhere(runs, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert canary not in done.stdout + done.stderr
-    process = runs.start("mpijob", "c", "--secret", "token/TOKEN", "--epochs", "1")
+    process = runs.start("mpijob", "c", "--secret", "token/TOKEN", "--max-steps", "4")
     seen = []
     while process.poll() is None:
         for entry in Path("/proc").iterdir():

@@ -56,6 +56,7 @@ spec:
         - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
         - {name: PYTHONUNBUFFERED, value: "1"}
         - {name: TORCHINDUCTOR_CACHE_DIR, value: /tmp/inductor}
+        - {name: TTY_COMPATIBLE, value: "0"}
         - {name: USER, value: worldsize}
         - {name: WORLDSIZE_NODES, value: "1"}
         - {name: WORLDSIZE_PROCS, value: "1"}

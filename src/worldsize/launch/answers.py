@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -34,9 +35,10 @@ class as_unreachable:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from urllib3.exceptions import HTTPError, SSLError
+        from urllib3.exceptions import HTTPError
 
-        if isinstance(error, SSLError):
+        # Other errors of TLS are connections that broke off.
+        if any(isinstance(one, ssl.SSLCertVerificationError) for one in (error, *getattr(error, "args", ()))):
             raise UserError(f"the certificate of {self._server} cannot be trusted: {first_line(error)}") from None
         if isinstance(error, (HTTPError, OSError)):
             raise Unreachable(f"the API server {self._server} does not answer: {first_line(error)}") from None
