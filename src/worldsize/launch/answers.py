@@ -38,8 +38,10 @@ class as_unreachable:
         from urllib3.exceptions import HTTPError
 
         # Other errors of TLS are connections that broke off.
-        if any(isinstance(one, ssl.SSLCertVerificationError) for one in (error, *getattr(error, "args", ()))):
-            raise UserError(f"the certificate of {self._server} cannot be trusted: {first_line(error)}") from None
+        inside = (error, *getattr(error, "args", ()))
+        refused = next((one for one in inside if isinstance(one, ssl.SSLCertVerificationError)), None)
+        if refused is not None:
+            raise UserError(f"the certificate of {self._server} cannot be trusted: {first_line(refused)}") from None
         if isinstance(error, (HTTPError, OSError)):
             raise Unreachable(f"the API server {self._server} does not answer: {first_line(error)}") from None
 
