@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from worldsize.launch import pod
 from worldsize.launch.spec import JobSpec
-from worldsize.launch.target import Object, State, from_conditions, too_long
+from worldsize.launch.target import KUBEFLOW_CONDITIONS, Object, State, from_conditions, too_long
 from worldsize.launch.target import Target as Base
 
 _PORT = 2222  # of sshd, which is not root
@@ -55,17 +55,7 @@ class Target(Base):
         ]
 
     def state(self, job: Object, pods: list[Object]) -> State:
-        return from_conditions(
-            job,
-            (
-                ("Failed", "Failed"),
-                ("Succeeded", "Succeeded"),
-                ("Suspended", "Suspended"),
-                ("Running", "Running"),
-                ("Created", "Pending"),
-            ),
-            "Created",
-        )
+        return from_conditions(job, KUBEFLOW_CONDITIONS, "Created")
 
     def place(self, one: Object) -> tuple[int, str]:
         labels = one["metadata"]["labels"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from worldsize.launch import pod
 from worldsize.launch.spec import JobSpec
-from worldsize.launch.target import Object, State, agent_command, from_conditions, too_long
+from worldsize.launch.target import KUBEFLOW_CONDITIONS, Object, State, agent_command, from_conditions, too_long
 from worldsize.launch.target import Target as Base
 
 _ROLE = "training.kubeflow.org/replica-type"
@@ -63,18 +63,7 @@ class Target(Base):
         ]
 
     def state(self, job: Object, pods: list[Object]) -> State:
-        return from_conditions(
-            job,
-            (
-                ("Failed", "Failed"),
-                ("Succeeded", "Succeeded"),
-                ("Suspended", "Suspended"),
-                ("Restarting", "Restarting"),
-                ("Running", "Running"),
-                ("Created", "Pending"),
-            ),
-            "Created",
-        )
+        return from_conditions(job, KUBEFLOW_CONDITIONS, "Created")
 
     def place(self, one: Object) -> tuple[int, str]:
         labels = one["metadata"]["labels"]

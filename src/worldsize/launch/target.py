@@ -17,6 +17,16 @@ Phase = Literal["Created", "Pending", "Running", "Restarting", "Suspended", "Suc
 # A target is a module of this package with a class `Target`.
 TARGETS = ("pytorchjob", "mpijob", "trainjob")
 
+# Of a PyTorchJob and an MPIJob: what counts first where several are true.
+KUBEFLOW_CONDITIONS: tuple[tuple[str, Phase], ...] = (
+    ("Failed", "Failed"),
+    ("Succeeded", "Succeeded"),
+    ("Suspended", "Suspended"),
+    ("Restarting", "Restarting"),
+    ("Running", "Running"),
+    ("Created", "Pending"),
+)
+
 
 @dataclass(frozen=True)
 class State:
