@@ -191,7 +191,7 @@ def test_its_adasum_is_ours(runs, size, optimizer):
     steps = ("--max-steps", "20" if size == 2 else "5")  # four ranks on two cores take their time
     theirs = runs("mpirun", size, *HOROVOD, "--parallel.op", "adasum", *optimizer, *steps)
     ours = runs("procs", size, "--parallel.strategy", "adasum", *optimizer, *steps)
-    # AdamW divides by sqrt(v) + 1e-8: where a gradient is next to nothing its rounding, other on each processor, grows that much.
+    # AdamW divides by sqrt(v) + 1e-8: a vanishing gradient's rounding, other on each processor, grows that much.
     near = 1e-7 if optimizer else 1e-9
     assert distance(weights(theirs), weights(ours)) < near
     assert distance(momentum(theirs), momentum(ours)) < near

@@ -25,7 +25,8 @@ _Settings = Annotated[Recipe, tyro.conf.arg(name="")]
 class Train:
     """Train RECIPE (a name from `worldsize recipes`, or a YAML file), or go on with a run.
 
-    Any setting can be changed by its dotted name. The defaults shown are those of the recipe.
+    Any setting can be changed by its dotted name. The defaults shown are those of the recipe. `--on pytorchjob`, `mpijob`
+    or `trainjob` trains on a cluster: `worldsize train RECIPE --on pytorchjob --help`.
     """
 
     settings: _Settings
@@ -110,3 +111,12 @@ def value_of(flag: str, argv: list[str]) -> str | None:
                 raise UserError(f"{flag} needs a value")
             return argv[i + 1]
     return None
+
+
+def without(flag: str, argv: list[str]) -> list[str]:
+    """The command line without ``flag`` and its value."""
+    kept = [argument for argument in argv if not argument.startswith(flag + "=")]
+    if flag in kept:
+        at = kept.index(flag)
+        del kept[at : at + 2]
+    return kept

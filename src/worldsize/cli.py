@@ -34,7 +34,7 @@ On a Kubernetes cluster with Kubeflow (docs/kubernetes.md):
   worldsize cluster check|volume|secret|data|files ...        what it offers; volumes, secrets, data sets, files on it
   worldsize image build --push REPOSITORY                     the image that its pods run
   worldsize train RECIPE --on pytorchjob|mpijob|trainjob ...  train there, and follow the job to its end
-  worldsize render RECIPE --on ...                            print what that would send
+  worldsize render RECIPE --on ...                            print what that would send; --on local: a shell script
   worldsize jobs, status|logs|wait|stop|delete NAME           the jobs that are there
 
 Every command explains itself: worldsize train --help
@@ -92,7 +92,10 @@ def _train(argv: list[str]) -> int:
     """``worldsize train``."""
     from worldsize import arguments, catalog, run
 
-    if arguments.value_of("--on", argv) is not None:
+    on = arguments.value_of("--on", argv)
+    if on == "local":
+        argv = arguments.without("--on", argv)
+    elif on is not None:
         from worldsize import cli_cluster
 
         return cli_cluster.train_on(argv)

@@ -54,9 +54,22 @@ def train_on(argv: list[str]) -> int:
 def render(argv: list[str]) -> int:
     """``worldsize render``."""
     stem, recipe, rest = _recipe(argv, "render")
+    if arguments.value_of("--on", rest) == "local":
+        return _render_here(stem, recipe, arguments.without("--on", rest))
     asked = arguments.parse(options.Render, rest, options.Render(settings=recipe), f"render {stem} --on KIND")
     spec = options.to_spec(asked.settings, stem, asked.on, asked.namespace, asked.job)
     print(to_yaml(target.load(asked.on).render(spec)), end="")
+    return 0
+
+
+def _render_here(stem: str, recipe: Recipe, argv: list[str]) -> int:
+    from worldsize.launch import script
+
+    asked = arguments.parse(arguments.Train, argv, arguments.Train(recipe), f"render {stem} --on local")
+    if asked.resume or asked.allow_changes:
+        raise UserError("render --on local makes a new job: leave out --resume and --allow-changes")
+    name = asked.name or options.run_name(stem, asked.settings, "local", options.Job(procs=asked.procs))
+    print(script.render(catalog.to_yaml(asked.settings), name, asked.procs, asked.out, asked.retries), end="")
     return 0
 
 

@@ -92,6 +92,7 @@ class Job:
 class Render:
     """Print the objects of a job, exactly as `worldsize train --on` sends them. Talks to no cluster.
 
+    With `--on local` a shell script that trains the same on one machine; its options are those of `worldsize train`.
     Any setting of the recipe can be changed by its dotted name; the defaults shown are the recipe's.
     """
 
@@ -135,7 +136,7 @@ def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: Job) -> Job
     gpus = job.gpus if job.gpus is not None else 0 if recipe.device == "cpu" else job.procs
     home = VOLUMES / job.volume[0] if job.volume else VOLUMES
     recipe = _placed(recipe, home)
-    name = job.name or _name(stem, recipe, on, job)
+    name = job.name or run_name(stem, recipe, on, job)
     return JobSpec(
         name=name,
         namespace=namespace,
@@ -187,7 +188,7 @@ def _placed(recipe: Recipe, home: PurePosixPath) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": root})})
 
 
-def _name(stem: str, recipe: Recipe, on: str, job: Job) -> str:
+def run_name(stem: str, recipe: Recipe, on: str, job: Job) -> str:
     """STEM-HASH: a run is a function of its recipe, so the same command means the same run."""
     what = [recipe.model_dump(mode="json"), on, job.nodes, job.procs, list(job.volume)]
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,25 @@
+"""The same job on this machine: a shell script that holds its recipe, for ``worldsize render --on local`` (pure)."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+_END = "END_OF_RECIPE"
+
+
+def render(recipe: str, name: str, procs: int, out: Path, retries: int) -> str:
+    """A POSIX shell script that trains ``recipe`` (YAML) with ``procs`` processes.
+
+    Started again it goes on with the run OUT/NAME, as a job on a cluster does.
+    """
+    options = ["--name", name, "--procs", str(procs), "--out", str(out), "--autoresume", "--retries", str(retries)]
+    return f"""\
+#!/bin/sh
+set -eu
+folder=$(mktemp -d)
+trap 'rm -r "$folder"' EXIT
+cat > "$folder/recipe.yaml" <<'{_END}'
+{recipe}{_END}
+worldsize train "$folder/recipe.yaml" {shlex.join(options)}
+"""

@@ -1,0 +1,30 @@
+"""``render --on local``: a job as a shell script for this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from processes import environment, worldsize
+
+
+def test_here_the_same_job_is_a_shell_script(tmp_path):
+    """It holds its recipe, takes any quoting, and started again it goes on with its run."""
+    folder = tmp_path / "it's here"
+    options = ("--max-steps", "3", "--procs", "2", "--out", folder, "--name", "r")
+    script = worldsize("render", "digits", "--on", "local", *options, cwd=tmp_path)
+    assert script.returncode == 0, script.stderr
+    bin_folder = Path(sys.executable).parent
+    shell = environment(PATH=f"{bin_folder}:{os.environ['PATH']}", TMPDIR=str(tmp_path))
+    first, second = (
+        subprocess.run(["sh"], input=script.stdout, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=240)
+        for _ in range(2)
+    )
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert json.loads((folder / "r" / "result.json").read_text())["steps"] == 3
+    assert json.loads((folder / "r" / "environment.json").read_text())["world_size"] == 2
+    assert "nothing to do" in second.stdout
+    assert not [*tmp_path.glob("tmp.*")]
