@@ -86,7 +86,7 @@ spec:
       terminationGracePeriodSeconds: 30
       volumes:
       - {name: home, emptyDir: {}}
-      - {name: shm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}
+      - {name: shm, emptyDir: {medium: Memory, sizeLimit: 64Mi}}
       - {name: tmp, emptyDir: {}}
       - {name: volume-0, persistentVolumeClaim: {claimName: pictures}}
       - {name: kaggle, secret: {secretName: kaggle, defaultMode: 288}}  # 0440
@@ -153,7 +153,7 @@ def test_where_the_job_is(conditions, pods, phase):
     assert datajob.Target().state({"status": {"conditions": conditions}}, pods).phase == phase
 
 
-SMALL = ("--volume", "pictures", "--cpu", "200m", "--memory", "1500Mi")
+SMALL = ("--volume", "pictures", "--cpu", "200m", "--memory", "1Gi")
 
 
 def a_volume(cluster) -> None:

@@ -88,6 +88,7 @@ def to_spec(asked: Fetch, namespace: str) -> JobSpec:
         volume=(asked.volume,),
         cpu=asked.cpu,
         memory=asked.memory,
+        shm="64Mi",  # one process shares nothing
         env=(*asked.env, *token),
         secret=asked.secret,
         pull_secret=asked.pull_secret,
