@@ -154,13 +154,44 @@ def test_an_evicted_pod_costs_nothing(runs, local, kind, lost):
     assert distance(weights(run), weights(local)) < 1e-6
 
 
-def test_a_wrong_recipe_fails_once(runs):
-    runs.train("pytorchjob", "w", "--max-steps", "4")
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_killed_pod_costs_the_steps_since_the_last_checkpoint(runs, local, kind):
+    process = runs.start(kind, "k", "--track.every-seconds", "0", "--checkpoint.every-steps", "5")
+    until(process, r" 0 \| +1 ")
+    # What the loss of its node does to a pod: no signal, no time.
+    name = runs.pods(kind, "k")[1]["metadata"]["name"]
+    path = f"/api/v1/namespaces/{runs.cluster.namespace}/pods/{name}"
+    runs.cluster.request("DELETE", path, None, {"gracePeriodSeconds": 0, "kind": "DeleteOptions", "apiVersion": "v1"})
+    output = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, output
+    assert distance(weights(runs.fetched("k")), weights(local)) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", pytest.param("trainjob", marks=pytest.mark.slow)])
+def test_a_wrong_recipe_fails_once(runs, kind):
+    runs.train(kind, "w", "--max-steps", "4")
     runs.command("delete", "w")
-    output = runs.train("pytorchjob", "w", "--optimizer.lr", "0.02", code=1)
+    output = runs.train(kind, "w", "--optimizer.lr", "0.02", code=1)
     assert "optimizer.lr: was 0.03, is 0.02" in output
     assert "exit code 64" in output
-    assert all(pod["status"]["containerStatuses"][0]["restartCount"] == 0 for pod in runs.pods("pytorchjob", "w"))
+    pods = runs.pods(kind, "w")
+    assert len(pods) <= 2
+    assert all(pod["status"]["containerStatuses"][0]["restartCount"] == 0 for pod in pods)
+
+
+@pytest.mark.slow
+def test_a_runtime_of_the_clusters_trains_the_same(runs, local):
+    runs.train("trainjob", "t", "--runtime", "torch-distributed")
+    assert distance(weights(runs.fetched("t")), weights(local)) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_deadline_ends_the_job(runs, kind):
+    output = runs.train(kind, "d", "--epochs", "1000", "--deadline", "30", code=1)
+    assert re.search("deadline|active longer", output, re.IGNORECASE), output
+    assert not [pod for pod in runs.pods(kind, "d") if pod["status"]["phase"] == "Running"]
 
 
 def test_the_same_command_refuses_and_resumes(runs, local):

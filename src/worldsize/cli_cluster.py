@@ -48,7 +48,11 @@ def train_on(argv: list[str]) -> int:
     if asked.detach:
         show.note(f"Follow it with: worldsize logs {spec.name}")
         return 0
-    return _follow(cluster, spec.name, asked.timeout, None)
+    code = _follow(cluster, spec.name, asked.timeout, None)
+    if code == 0:
+        what = f"{spec.volumes[0]}:/runs/{spec.name} --image {spec.image}"
+        show.note(f"Bring the run home with: worldsize cluster files get {what}")
+    return code
 
 
 def render(argv: list[str]) -> int:
