@@ -37,11 +37,15 @@ class Target(Base):
 
     def job(self, spec: JobSpec) -> list[Object]:
         fewest, most = spec.elastic or (spec.nodes, spec.nodes)
+        template = pod.template(spec, {"command": agent_command(spec), "name": self.container})
+        if spec.deadline_s is not None:
+            # The operator looks at the job's deadline only when something happens to a pod.
+            template["spec"]["activeDeadlineSeconds"] = spec.deadline_s
         worker = {
             "replicas": spec.nodes,
             # The agent ends with 128 or more where another try is right: after SIGTERM, or killed.
             "restartPolicy": "ExitCode",
-            "template": pod.template(spec, {"command": agent_command(spec), "name": self.container}),
+            "template": template,
         }
         return [
             {
