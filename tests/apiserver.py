@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
@@ -138,6 +139,74 @@ class World:
         return 200, {"items": items, "metadata": {"resourceVersion": "1"}}
 
 
+class BrokenOff(bytes):
+    """The first part of an answer whose connection is lost."""
+
+
+class KeepingWorld(World):
+    """One that keeps what is created, changed and deleted in it; what an object owns goes with it. Its pods have logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.logs = {}  # by pod: lines with timestamps
+        self.logs_before = {}  # the same of the container's run before
+        self.breaks = []  # after how many lines a log breaks off, for one answer after the other
+
+    def add(self, kind, name=None, /, **body):
+        super().add(kind, name, **body)
+        for path, one in self.objects.items():
+            one["metadata"] = {"uid": path, "creationTimestamp": "2026-01-01T00:00:00Z"} | one["metadata"]
+
+    def answer(self, method, path, query, body):
+        if "watch" in query:
+            time.sleep(0.05)
+            return 200, b""
+        if path.endswith("/log"):
+            return self.log(path.split("/")[-2], query)
+        if method == "DELETE":
+            return (200, self.remove(path)) if path in self.objects else (404, {"message": "not found"})
+        if method == "PATCH":
+            self.objects[path] = merged(self.objects[path], body)
+            return 200, self.objects[path]
+        return super().answer(method, path, query, body)
+
+    def create(self, path, query, body):
+        if "dryRun" in query:
+            return super().create(path, query, body)
+        status, answer = super().create(path, query | {"dryRun": ["All"]}, body)
+        if status == 201:
+            about = {"uid": f"{path}-{self.requests}", "creationTimestamp": "2026-01-01T00:00:00Z"} | body["metadata"]
+            answer = self.objects[f"{path}/{body['metadata']['name']}"] = body | {"metadata": about}
+        return status, answer
+
+    def remove(self, path):
+        gone = self.objects.pop(path)
+        for other, one in list(self.objects.items()):
+            if gone["metadata"].get("uid") in [owner["uid"] for owner in one["metadata"].get("ownerReferences", [])]:
+                self.remove(other)
+        return gone
+
+    def log(self, pod, query):
+        since = query.get("sinceTime", [""])[0]
+        lines = (self.logs_before if "previous" in query else self.logs).get(pod, [])
+        left = [line for line in lines if not since or moment(line.partition(" ")[0]) >= moment(since)]
+        broken = bool(self.breaks) and "previous" not in query
+        told = left[: self.breaks.pop(0)] if broken else left
+        text = "".join((line if "timestamps" in query else line.partition(" ")[2]) + "\n" for line in told)
+        return 200, (BrokenOff if broken else bytes)(text.encode())
+
+
+def moment(stamp):
+    """The second of an RFC 3339 time, in whatever zone."""
+    zone = re.search(r"Z|[+-]\d\d:\d\d$", stamp)[0]
+    return datetime.fromisoformat(stamp[:19] + zone.replace("Z", "+00:00"))
+
+
+def merged(one, change):
+    """RFC 7386's merge of two objects."""
+    return one | {key: merged(one.get(key, {}), new) if isinstance(new, dict) else new for key, new in change.items()}
+
+
 def forbidden(verb, resource):
     where = 'in API group "" in the namespace "team"'
     message = f'{resource} is forbidden: User "me" cannot {verb} resource "{resource}" {where}'
@@ -159,13 +228,15 @@ def serve(world: World) -> Iterator[str]:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             status, answer = world.answer(self.command, url.path, parse_qs(url.query), body)
-            data = json.dumps(answer).encode()
+            data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.close_connection = isinstance(answer, BrokenOff)
+            self.send_header("Content-Length", str(len(data) + self.close_connection))
+            with suppress(ConnectionError):  # of a test that has ended
+                self.end_headers()
+                self.wfile.write(data)
 
-        do_GET = do_POST = handle_one
+        do_GET = do_POST = do_PATCH = do_DELETE = handle_one
 
         def log_message(self, *_):
             pass

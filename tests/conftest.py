@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import settings
 
 from processes import Ranks
@@ -74,6 +75,27 @@ def cluster():
         time.sleep(0.1)
     yield one
     one.delete("Namespace", namespace)
+
+
+@pytest.fixture
+def use(tmp_path, monkeypatch):
+    """use(server, namespace, **user): a `Cluster` for that entry and that user of a kubeconfig."""
+    import kubernetes.config.kube_config as module
+
+    def use(server, namespace="team", **user):
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": server}],
+            "users": [{"name": "u", "user": user}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "c",
+        }
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+        monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+        return Cluster(namespace=namespace)
+
+    return use
 
 
 @pytest.fixture(scope="session")

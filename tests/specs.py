@@ -73,7 +73,7 @@ specs = st.builds(
     env=st.lists(
         st.tuples(st.from_regex(r"[A-NQ-V][A-Z_]{0,8}", fullmatch=True), st.text("ab =$()'\"", max_size=8)), max_size=3
     ).map(lambda pairs: tuple(dict(pairs).items())),
-    secrets=st.lists(st.builds(SecretKey, _label, _label, st.just("TOKEN")), max_size=1).map(tuple),
+    secrets=st.lists(st.builds(SecretKey, _label, _label, st.sampled_from(["TOKEN", "NCCL_DEBUG"])), max_size=1).map(tuple),
     pull_secrets=st.lists(_label, max_size=1).map(tuple),
     placement=_placement,
     retries=st.integers(0, 10),

@@ -13,8 +13,10 @@ import pytest
 
 from processes import free_port, identical, losses, start, weights, worldsize
 from worldsize import run
-from worldsize.errors import NoProgress, UserError
+from worldsize.errors import PERMANENT, NoProgress, UserError
 from worldsize.launch import agent
+from worldsize.launch.local import Outcome
+from worldsize.place import LOCAL_LAUNCH
 
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "432", "--data.classes", "10"),
@@ -155,3 +157,23 @@ def test_places_are_read_as_torchrun_reads_them(monkeypatch):
         agent.discover("j", {"PET_NNODES": "1", "PET_RDZV_ENDPOINT": "a:1"})
     with pytest.raises(UserError, match="not what torchrun would read"):
         agent.discover("j", fixed | {"PET_NPROC_PER_NODE": "auto"})
+
+
+# What must not be retried, by the table in `worldsize.errors` that users' scripts rely on; signals and the rest must be.
+@pytest.mark.parametrize("code", [0, 1, 64, 65, 66, 69, 70, 71, 74, 75, 76, 130, 137, 143])
+def test_only_a_process_that_an_agent_started_hides_what_must_not_be_retried(monkeypatch, code):
+    permanent = code in (64, 65, 66, 71, 74, 76)
+    assert permanent == (code in PERMANENT)
+    for agents, launched in ((False, False), (True, False), (False, True), (True, True)):
+        for name, there in ((agent.AGENT, agents), (LOCAL_LAUNCH, launched)):
+            monkeypatch.setenv(name, "1") if there else monkeypatch.delenv(name, raising=False)
+        worker = agents and launched
+        assert agent.worker_exit_code(code) == (0 if worker and permanent else code)
+        assert agent.retried(code) == (worker and not permanent)
+
+
+def test_a_run_that_was_asked_to_stop_is_tried_again_and_nothing_else():
+    """An operator tries 128 and more again, which is what the pod of a node that was drained needs."""
+    assert agent._try_again_if_stopped(Outcome(75, "stopped")) == Outcome(143, "stopped")
+    for code in (0, 64, 70, 71, 137):
+        assert agent._try_again_if_stopped(Outcome(code, "x")) == Outcome(code, "x")

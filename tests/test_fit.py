@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from apiserver import gpu_node, node, quota, running
 from worldsize.launch import fit
+from worldsize.launch.quantities import quantity
 
 
 # Values from the rules of k8s.io/apimachinery/pkg/api/resource (quantity.go).
@@ -42,13 +43,13 @@ from worldsize.launch import fit
     ],
 )
 def test_quantities(text, value):
-    assert fit.quantity(text) == value
+    assert quantity(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "1K", "0x10", "1e", "1.2.3", "--1", "1Kib"])
 def test_what_is_no_quantity(text):
     with pytest.raises(ValueError, match="is not a quantity"):
-        fit.quantity(text)
+        quantity(text)
 
 
 def container(restart=None, **amounts):
@@ -67,16 +68,16 @@ def container(restart=None, **amounts):
     ],
 )
 def test_what_a_pod_takes(first, later, cpu):
-    assert fit.amounts({"initContainers": first, "containers": later}) == {"cpu": fit.quantity(cpu)}
+    assert fit.amounts({"initContainers": first, "containers": later}) == {"cpu": quantity(cpu)}
     whole = {"initContainers": first, "containers": later, "overhead": {"cpu": "100m", "memory": "1Ki"}}
-    assert fit.amounts(whole) == {"cpu": fit.quantity(cpu) + Fraction(1, 10), "memory": 1024}
+    assert fit.amounts(whole) == {"cpu": quantity(cpu) + Fraction(1, 10), "memory": 1024}
     of_the_pod = whole | container(cpu="9")  # KEP-2837: resources of the pod as a whole
     assert fit.amounts(of_the_pod) == {"cpu": 9 + Fraction(1, 10), "memory": 1024}
 
 
 def demand(selector=(), tolerations=(), **amounts):
     names = {"gpu": "nvidia.com/gpu"}
-    asked = {names.get(key, key): fit.quantity(amount) for key, amount in amounts.items() if amount}
+    asked = {names.get(key, key): quantity(amount) for key, amount in amounts.items() if amount}
     return fit.Demand(asked | {"pods": Fraction(1)}, dict(selector), list(tolerations))
 
 
@@ -196,6 +197,7 @@ def test_why_there_is_no_room(hosts, asked, why):
 ONE = {"containers": [{"resources": {side: {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "8"}}} for side in ["requests"]]}
 ONE["containers"][0]["resources"]["limits"] = ONE["containers"][0]["resources"]["requests"]
 NOTHING = {"containers": [{}]}
+LIMITED = {"containers": [{"resources": {"limits": {"cpu": "1"}}}]}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +218,7 @@ NOTHING = {"containers": [{}]}
         (quota({"nvidia.com/gpu": "0", "cpu": "1"}, {"cpu": "4"}), [(1, NOTHING)], []),
         (quota({"cpu": "1"}, scopes=["BestEffort"]), [(2, ONE)], []),
         (quota({"pods": "1"}, scopes=["BestEffort"]), [(2, NOTHING)], ["pods: 2 asked for, 0 of 1 in use"]),
+        (quota({"pods": "1"}, scopes=["BestEffort"]), [(2, LIMITED)], []),
         (quota({"cpu": "1"}, scopes=["Terminating"]), [(2, ONE)], []),
         (quota({"cpu": "1"}, scopes=["NotTerminating", "NotBestEffort"]), [(1, ONE)], ["cpu: 4 asked for, 0 of 1 in use"]),
         (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +37,33 @@ def test_every_line_comes_once_and_in_order_whatever_connections_break(times, br
     sent = [f"{time} {text}" for time, text in written if time[:19] >= seen.since.get("sinceTime", "")[:19]]
     got += [text for line in sent if (text := seen.new(line)) is not None]
     assert got == [text for _, text in written]
+
+
+@pytest.mark.parametrize("zone", ["+08:00", "-05:30", "Z"])
+def test_nodes_whose_clocks_show_another_zone_lose_no_line(zone):
+    """Containers' runtimes write local time with its offset, and the kubelet hands that on."""
+    seen = LastLines()
+    assert seen.new(f"2026-01-01T00:00:01.5{zone} a") == "a"
+    asked = datetime.fromisoformat(seen.since["sinceTime"].replace("Z", "+00:00"))
+    assert asked == datetime.fromisoformat(f"2026-01-01T00:00:01{zone.replace('Z', '+00:00')}")
+    sent = [f"2026-01-01T00:00:01.5{zone} a", f"2026-01-01T00:00:01.51{zone} b"]
+    assert [seen.new(line) for line in sent] == [None, "b"]
+
+
+def test_no_line_is_lost_in_the_hour_that_comes_twice():
+    seen = LastLines()
+    assert [seen.new(f"2026-10-25T02:59:59.9{zone} a") for zone in ("+02:00", "+01:00")] == ["a", "a"]
+    assert seen.new("2026-10-25T02:00:00+01:00 b") is None
+    assert seen.new("2026-10-25T03:00:00+01:00 c") == "c"
+
+
+def test_the_kubelets_own_words_are_told_once_and_change_nothing():
+    words = "unable to retrieve container logs for containerd://0123"
+    seen = LastLines()
+    assert (seen.new(words), seen.since, seen.new(words)) == (words, {}, None)
+    assert seen.new("2026-01-01T00:00:01Z a") == "a"
+    assert seen.new("failed to watch file: no space left on device") == "failed to watch file: no space left on device"
+    assert seen.since == {"sinceTime": "2026-01-01T00:00:01Z"}
 
 
 def test_lines_know_their_rank():
@@ -70,6 +100,75 @@ def test_pods_that_wait_for_one_reason_are_told_together():
     ]
 
 
+def test_pods_are_told_in_the_order_of_their_places():
+    image = {"waiting": {"reason": "ErrImagePull"}}
+    waiting = {"phase": "Pending", "containerStatuses": [{"name": "pytorch", "state": image}]}
+    pods = [pod(i, **waiting) for i in (10, 2)]
+    assert reasons.waiting(TORCH, pods) == ["worker-2, worker-10: ErrImagePull"]
+
+
+def test_init_containers_wait_for_reasons_and_pods_that_leave_or_have_ended_do_not():
+    pull = [{"name": "init", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}]
+    leaving = pod(1, phase="Pending", initContainerStatuses=pull)
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    pods = [pod(0, phase="Pending", initContainerStatuses=pull), leaving, pod(2, phase="Failed", initContainerStatuses=pull)]
+    assert reasons.waiting(TORCH, pods) == ["worker-0: ErrImagePull: no such image"]
+
+
+def test_an_evicted_pod_has_failed_without_a_container():
+    pods = [pod(0, phase="Failed", reason="Evicted", message="low on disk"), pod(1, phase="Failed", reason="NodeLost")]
+    assert reasons.failures(TORCH, pods) == ["worker-0: Evicted: low on disk", "worker-1: NodeLost"]
+
+
+def true(*kinds: str) -> dict:
+    return {"status": {"conditions": [{"type": kind, "status": "True", "message": f"it is {kind}"} for kind in kinds]}}
+
+
+# The conditions are those of Kubeflow's API reference; the operators leave "Created" true for ever.
+@pytest.mark.parametrize("kind", ["pytorchjob", "mpijob"])
+@pytest.mark.parametrize(
+    ("conditions", "phase"),
+    [
+        ((), "Created"),
+        (("Created",), "Pending"),
+        (("Created", "Running"), "Running"),
+        (("Created", "Restarting"), "Restarting"),
+        (("Created", "Running", "Suspended"), "Suspended"),
+        (("Created", "Running", "Succeeded"), "Succeeded"),
+        (("Created", "Restarting", "Failed"), "Failed"),
+    ],
+)
+def test_where_a_job_of_conditions_is(kind, conditions, phase):
+    state = load(kind).state(true(*conditions), [])
+    assert state.phase == phase
+    over = true(*conditions)
+    over["status"]["conditions"] += [{"type": other, "status": "False"} for other in ("Suspended", "Failed")]
+    assert load(kind).state(over, []).phase == phase
+
+
+def phases(*of: str) -> list[dict]:
+    return [{"status": {"phase": phase}} for phase in of]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "pods", "phase"),
+    [
+        ((), (), "Created"),
+        ((), ("Pending", "Pending"), "Pending"),
+        ((), ("Pending", "Running"), "Running"),
+        # One of the two is just being replaced.
+        ((), ("Failed", "Pending"), "Running"),
+        ((), ("Succeeded", "Running"), "Running"),
+        (("Suspended",), (), "Suspended"),
+        (("Suspended", "Failed"), (), "Failed"),
+        (("Suspended", "Complete"), ("Succeeded",), "Succeeded"),
+        (("Failed",), ("Running",), "Failed"),
+    ],
+)
+def test_where_a_trainjob_is(conditions, pods, phase):
+    assert load("trainjob").state(true(*conditions), phases(*pods)).phase == phase
+
+
 def test_failures_come_in_the_order_in_which_they_happened():
     def ended(at: str, code: int, **more) -> dict:
         state = {"terminated": {"exitCode": code, "finishedAt": at} | more}
@@ -103,6 +202,9 @@ def test_warnings_are_of_this_job_and_of_this_time():
         event("j", "2026-01-01T00:00:05Z", "normal", type="Normal"),
         # The scheduler's events have neither first nor last timestamp.
         event("j", "", "scheduler", eventTime="2026-01-01T00:00:06.000000Z"),
+        # One that began before, and comes again and again.
+        event("j", "", "again", eventTime="2026-01-01T00:00:02Z", series={"lastObservedTime": "2026-01-01T00:00:07Z"}),
+        event("j-worker-0", "2026-01-01T00:00:08Z", "which its pod tells better", reason="FailedScheduling"),
     ]
     told = [message for _, message, _ in reasons.warnings(events, "j", "2026-01-01T00:00:03Z")]
-    assert told == ["first", "second", "scheduler"]
+    assert told == ["first", "second", "scheduler", "again"]

@@ -42,27 +42,6 @@ LEAVING = {"deletionTimestamp": "2026-11-20T00:00:00Z"}
 
 
 @pytest.fixture
-def use(tmp_path, monkeypatch):
-    """use(server, namespace, **user): a `Cluster` for that entry and that user of a kubeconfig."""
-    import kubernetes.config.kube_config as module
-
-    def use(server, namespace="team", **user):
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "c", "cluster": server}],
-            "users": [{"name": "u", "user": user}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "c",
-        }
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-        monkeypatch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
-        return Cluster(namespace=namespace)
-
-    return use
-
-
-@pytest.fixture
 def world(use):
     """A healthy `World`; world.cluster talks to it."""
     world = World()
@@ -490,6 +469,34 @@ def test_other_things_worth_saying(world):
     assert "room for 2 pods on empty nodes (your role may not see what runs on them)" in said
 
 
+def test_trainer_asks_for_a_newer_kubernetes_than_the_others(world):
+    world.version = "v1.30.4"
+    assert {one.level for one in look(world.cluster)} == {"ok"}
+    assert "v1.30.4: Kubeflow's operators ask for 1.31" in the_one(look(world.cluster, on="trainjob"), "warning").what
+
+
+def test_data_may_be_on_a_volume_that_can_only_be_read(world):
+    world.volume("pictures", "ReadOnlyMany")
+    assert {one.level for one in look(world.cluster, replace(SPEC, volumes=("data", "pictures")))} == {"ok"}
+    assert "cannot be written" in the_one(look(world.cluster, replace(SPEC, nodes=1, volumes=("pictures", "data")))).what
+
+
+@pytest.mark.parametrize("on", target.TARGETS)
+def test_a_volume_of_one_pod_is_enough_for_one_node(world, on):
+    """An MPIJob's launcher is a second pod, but mounts no volume."""
+    world.volume("data", "ReadWriteOncePod")
+    assert {one.level for one in look(world.cluster, replace(SPEC, nodes=1), on)} == {"ok"}
+    assert "from one node only" in the_one(look(world.cluster, SPEC, on)).what
+
+
+def test_a_quota_that_admission_names_too_is_told_once(world):
+    limited(world)
+    world.refuse("Pod", 403, "exceeded quota: gpus")
+    assert "quota gpus does not allow the whole job" in the_one(look(world.cluster)).what
+    world.objects.pop("/api/v1/namespaces/team/resourcequotas/gpus")
+    assert "would refuse the job's pods: exceeded quota: gpus" in the_one(look(world.cluster)).what
+
+
 # The command ----------------------------------------------------------------------------------------------------------
 
 
@@ -513,6 +520,10 @@ def test_cluster_check_asks_for_nothing_that_was_not_asked_for(world, capsys):
     out = capsys.readouterr().out
     assert "the server would accept ConfigMap, NetworkPolicy, MPIJob" in out
     assert "0 warnings, 0 errors" in out
+    # A launcher is needed where an MPIJob is asked about, and not in general.
+    world.add("Node", **node("small", pods="1"))
+    assert preflight.check(preflight.ClusterCheck(), world.cluster) == 0
+    assert preflight.check(preflight.ClusterCheck(on="mpijob"), world.cluster) == 2
 
 
 def test_before_a_job_only_what_is_wrong_is_said(world, capsys):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from specs import EVERYTHING, PLAIN, specs, targets
 from worldsize.errors import PERMANENT, UserError
 from worldsize.launch.pod import to_yaml
-from worldsize.launch.spec import Resources, as_number
+from worldsize.launch.spec import Placement, Resources, SecretKey
 from worldsize.launch.target import TARGETS, load
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -107,6 +107,51 @@ def test_a_runtime_of_the_clusters_is_patched():
     assert train["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == "8"
 
 
+def test_a_runtime_of_the_clusters_gets_all_that_one_of_our_own_would_have():
+    everything = replace(EVERYTHING, placement=replace(EVERYTHING.placement, priority=None, spread=None))
+    own = pod_templates(rendered("trainjob", everything))[0]["spec"]
+    train = rendered("trainjob", replace(everything, runtime="torch-distributed"))[-1]["spec"]
+    (patch,) = train["runtimePatches"]
+    (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    patched = node["template"]["spec"]["template"]["spec"]
+    # Of a pod, Kubeflow's reference of the TrainJob lets these be patched; and of a container, its mounts and rights.
+    for key in ("imagePullSecrets", "nodeSelector", "securityContext", "terminationGracePeriodSeconds", "tolerations"):
+        assert patched[key] == own[key], key
+    assert patched["volumes"] == own["volumes"]
+    (ours,), (theirs,) = own["containers"], patched["containers"]
+    assert {key: ours[key] for key in ("name", "securityContext", "volumeMounts")} == theirs
+    trainer = {key: train["trainer"][key] for key in ("command", "env", "image", "resourcesPerNode")}
+    assert trainer == {key: ours[key] for key in ("command", "env", "image")} | {"resourcesPerNode": ours["resources"]}
+    unasked = rendered("trainjob", replace(PLAIN, runtime="torch-distributed", resources=Resources()))[-1]["spec"]
+    assert "resourcesPerNode" not in unasked["trainer"]
+
+
+def test_an_elastic_job_may_change_its_number_of_nodes():
+    (job,) = [m for m in rendered("pytorchjob", replace(PLAIN, elastic=(1, 4))) if m["kind"] == "PyTorchJob"]
+    policy, worker = job["spec"]["elasticPolicy"], job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert (policy["minReplicas"], worker["replicas"], policy["maxReplicas"]) == (1, 2, 4)
+    # Its processes would refuse any other number.
+    assert "WORLDSIZE_NODES" not in str(worker)
+
+
+def test_a_job_without_retries_outlives_one_evicted_pod():
+    """The training-operator fails a job whose pods failed more often than backoffLimit says, a single eviction included."""
+    (job,) = [m for m in rendered("pytorchjob", replace(PLAIN, retries=0)) if m["kind"] == "PyTorchJob"]
+    assert job["spec"]["runPolicy"]["backoffLimit"] == 1
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_what_the_user_sets_counts_more_than_what_we_would(kind):
+    spec = replace(PLAIN, env=(("NCCL_DEBUG", "INFO"),), placement=Placement(spread="host"))
+    for template in pod_templates(rendered(kind, spec)):
+        variables = template["spec"]["containers"][0]["env"]
+        assert [v["value"] for v in variables if v["name"] == "NCCL_DEBUG"] == ["INFO"]
+        (constraint,) = template["spec"]["topologySpreadConstraints"]
+        # https://kubernetes.io/docs/reference/labels-annotations-taints/#kubernetesiohostname
+        assert constraint["topologyKey"] == "kubernetes.io/hostname"
+        assert constraint["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
 def test_no_secret_is_on_a_command_line():
     spec = replace(EVERYTHING, env=(("PLAIN", "canary"),))
     for kind in TARGETS:
@@ -124,20 +169,40 @@ def test_no_secret_is_on_a_command_line():
         ("trainjob", {"name": "a" * 49}, "can have 48"),
         ("pytorchjob", {"name": "9lives"}, "beginning with a letter"),
         ("pytorchjob", {"name": "R50"}, "lower-case"),
+        ("pytorchjob", {"name": "r50-"}, "lower-case"),
+        ("pytorchjob", {"name": "r_50"}, "lower-case"),
+        ("pytorchjob", {"name": "r50\n"}, "lower-case"),
         ("pytorchjob", {"image": "worldsize:latest"}, "other than latest"),
         ("pytorchjob", {"image": "registry.example:5000/worldsize"}, "name a tag"),
         ("pytorchjob", {"volumes": ()}, "the run would be lost"),
         ("pytorchjob", {"volumes": ("a", "a")}, "named twice"),
+        ("pytorchjob", {"volumes": ("Data",)}, "cannot be the name of a volume"),
         ("pytorchjob", {"resources": Resources(gpus=4)}, "each process takes one GPU"),
         ("pytorchjob", {"resources": Resources(gpus=8, memory="lots")}, "a quantity"),
         ("pytorchjob", {"resources": Resources(gpus=8, memory="1Gi", shm="2Gi")}, "must be less than --memory"),
+        ("pytorchjob", {"resources": Resources(gpus=8, memory="2Gi", shm="2048Mi")}, "must be less than --memory"),
+        ("pytorchjob", {"resources": Resources(gpus=8, disk="lots")}, "--disk 'lots': a quantity"),
+        ("pytorchjob", {"resources": Resources(gpus=8, cpu="-1")}, "--cpu '-1': a quantity"),
+        ("pytorchjob", {"nodes": 0}, "--nodes 0: at least 1"),
+        ("pytorchjob", {"procs": 0, "resources": Resources()}, "--procs 0: at least 1"),
+        ("pytorchjob", {"retries": -1}, "--retries -1: at least 0"),
+        ("pytorchjob", {"grace_s": 0}, "--grace 0: at least 1"),
+        ("pytorchjob", {"deadline_s": 0}, "--deadline 0: at least 1"),
         ("pytorchjob", {"env": (("PET_NNODES", "3"),)}, "the launcher sets these itself"),
+        ("pytorchjob", {"secrets": (SecretKey("s", "k", "POD_IP"),)}, "POD_IP: the launcher sets these itself"),
+        ("pytorchjob", {"env": (("A", "1"), ("A", "2"))}, "A: named twice"),
+        ("pytorchjob", {"env": (("A", "1"),), "secrets": (SecretKey("s", "k", "A"),)}, "A: named twice"),
         ("pytorchjob", {"horovod": True}, "use --on mpijob"),
         ("trainjob", {"horovod": True}, "use --on mpijob"),
         ("pytorchjob", {"elastic": (3, 4)}, "include --nodes 2"),
+        ("pytorchjob", {"elastic": (0, 4)}, "must be 1 or more nodes"),
+        ("pytorchjob", {"elastic": (1, 11), "name": "a" * 54}, "can have 53"),
         ("mpijob", {"elastic": (1, 2)}, "only --on pytorchjob"),
         ("trainjob", {"elastic": (1, 2)}, "only --on pytorchjob"),
         ("mpijob", {"runtime": "x"}, "for --on trainjob"),
+        ("pytorchjob", {"runtime": "x"}, "for --on trainjob"),
+        ("trainjob", {"runtime": "x", "placement": Placement(priority="high")}, "leave --runtime out"),
+        ("trainjob", {"runtime": "x", "placement": Placement(spread="zone")}, "leave --runtime out"),
     ],
 )
 def test_what_is_refused_offline(kind, change, message):
@@ -145,9 +210,18 @@ def test_what_is_refused_offline(kind, change, message):
         rendered(kind, replace(PLAIN, **change))
 
 
-@pytest.mark.parametrize(("text", "value"), [("500m", 0.5), ("1Ki", 1024), ("2G", 2e9), ("1.5Gi", 1.5 * 2**30), ("7", 7)])
-def test_quantities(text, value):
-    assert as_number(text) == value
+# In a pod the operators set the first line, we the second; and nobody but the image the third.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PET_NNODES", "OMPI_MCA_orte_default_hostfile", "PRTE_MCA_plm_ssh_args", "MASTER_ADDR"),
+        *("WORLDSIZE_NODES", "WORLDSIZE_PROCS", "WORLDSIZE_AGENT", "POD_IP", "HOME", "USER"),
+        "PATH",
+    ],
+)
+def test_variables_that_are_not_the_users(name):
+    with pytest.raises(UserError, match=f"{name}: the launcher sets these itself"):
+        rendered("mpijob", replace(PLAIN, env=((name, "x"),)))
 
 
 @pytest.mark.cluster

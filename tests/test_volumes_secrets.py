@@ -150,6 +150,8 @@ def test_the_claim_is_this_one():
     labels = claim["metadata"].pop("labels")
     assert claim == yaml.safe_load(expected)
     assert labels["app.kubernetes.io/managed-by"] == "worldsize" and labels["app.kubernetes.io/component"] == "volume"
+    # Kubernetes' reference: "" is a volume that has no class, none at all the cluster's default.
+    assert volumes.manifest("imagenet", "ns", "400Gi", "rwo", "")["spec"]["storageClassName"] == ""
     assert "storageClassName" not in volumes.manifest("imagenet", "ns", "400Gi", "rwo", None)["spec"]
 
 
@@ -273,6 +275,12 @@ def test_values_come_from_files_variables_and_stdin(store, tmp_path, monkeypatch
     secrets.create(SecretCreate("token", tmp_path / "t", key="other"), store.cluster)
     assert kept(store) == {"other": CANARY.encode()}
     assert "the newline at its end is left out" in capsys.readouterr().err
+
+    (tmp_path / "t").write_bytes(b"  a phrase\t\n")
+    secrets.create(SecretCreate("phrase", tmp_path / "t", key="k"), store.cluster)
+    assert kept(store, "phrase") == {"k": b"  a phrase\t"}
+    secrets.delete(SecretDelete("phrase"), store.cluster)
+    capsys.readouterr()
 
     pem = b"-----BEGIN KEY-----\nabc\n-----END KEY-----\n"
     typed(pem)

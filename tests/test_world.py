@@ -108,6 +108,31 @@ def test_contradictions_are_named(change, message):
         discover(TORCHRUN | change)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"WORLDSIZE_NODES": "1"}, "asked for 1 nodes of 4 processes, but torchrun started 8, 4 of them here"),
+        ({"WORLDSIZE_PROCS": "2"}, "asked for 2 nodes of 2 processes, but torchrun started 8, 4 of them here"),
+        # As many in all, but on fewer nodes.
+        ({"WORLDSIZE_NODES": "4", "WORLDSIZE_PROCS": "2"}, "asked for 4 nodes of 2 processes"),
+        ({"WORLDSIZE_NODES": "two"}, "WORLDSIZE_NODES is 'two', not a number"),
+    ],
+)
+def test_a_world_that_is_not_what_the_job_asked_for_is_refused(change, message):
+    asked = TORCHRUN | {"WORLDSIZE_NODES": "2", "WORLDSIZE_PROCS": "4"}
+    assert discover(asked) == discover(TORCHRUN)
+    with pytest.raises(UserError, match=message):
+        discover(asked | change)
+
+
+def test_mpirun_that_does_not_find_its_hosts_is_refused():
+    """It then runs one process, or all of them, in the launcher."""
+    asked = {"WORLDSIZE_NODES": "2", "WORLDSIZE_PROCS": "2"}
+    for found in (OPEN_MPI, OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, {}):
+        with pytest.raises(UserError, match="look at its host list"):
+            discover(found | asked)
+
+
 def test_threads_are_a_fair_share_and_the_users_word_counts(monkeypatch):
     monkeypatch.setattr(places, "cores", lambda: 16)
     place = discover(TORCHRUN)
@@ -115,6 +140,8 @@ def test_threads_are_a_fair_share_and_the_users_word_counts(monkeypatch):
     assert threads_per_process(place, {"OMP_NUM_THREADS": "3"}) == 3
     assert threads_per_process(place, {"OMP_NUM_THREADS": "1"}) == 1
     assert threads_per_process(place, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) == 4
+    own = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", places.LOCAL_LAUNCH: "4"}
+    assert threads_per_process(place, own) == 1
     assert threads_per_process(Place("none", 0, 1, 0, 1), {}) == 16
 
 

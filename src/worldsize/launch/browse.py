@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from worldsize.launch import pod
-from worldsize.launch.filepod import CONTAINER_SECURITY, POD_SECURITY
 from worldsize.launch.spec import VOLUMES
 from worldsize.launch.volumes import Name
 
@@ -84,7 +83,7 @@ def _pod(volume: str, image: str, write: bool) -> Object:
                 "ports": [{"containerPort": _PORT, "name": "http"}],
                 "readinessProbe": {"tcpSocket": {"port": "http"}},
                 "resources": {"limits": amounts, "requests": amounts},
-                "securityContext": CONTAINER_SECURITY,
+                "securityContext": pod.CONTAINER_SECURITY,
                 "volumeMounts": [
                     {"mountPath": str(VOLUMES / volume), "name": "volume", "readOnly": not write},
                     {"mountPath": "/tmp", "name": "tmp"},
@@ -92,7 +91,7 @@ def _pod(volume: str, image: str, write: bool) -> Object:
             }
         ],
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
+        "securityContext": pod.POD_SECURITY,
         "volumes": [
             {"name": "volume", "persistentVolumeClaim": {"claimName": volume}},
             {"emptyDir": {}, "name": "tmp"},

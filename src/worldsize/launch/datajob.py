@@ -186,8 +186,8 @@ class Target(Base):
     def place(self, one: Object) -> tuple[int, str]:
         return 0, self.container
 
-    def suspension(self, suspend: bool) -> Object:
-        return {"spec": {"suspend": suspend}}
+    def suspension(self) -> Object:
+        return {"spec": {"suspend": True}}
 
     def selector(self, name: str) -> str:
         return f"{pod.RUN_LABEL}={name},app.kubernetes.io/component={_COMPONENT}"

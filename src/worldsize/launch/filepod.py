@@ -21,21 +21,6 @@ Object = dict[str, Any]
 
 CONTAINER = "files"
 
-# Pod Security's "restricted", as in `pod.template`.
-POD_SECURITY: Object = {
-    "fsGroup": pod.USER,
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "runAsGroup": pod.USER,
-    "runAsNonRoot": True,
-    "runAsUser": pod.USER,
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-CONTAINER_SECURITY: Object = {
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "readOnlyRootFilesystem": True,
-}
-
 _LIFE_S = 12 * 3600  # then the cluster ends it, should nobody else have done so
 _GRACE_S = 5  # to clean up after a transfer that broke off
 _POLL_S = 0.3
@@ -83,13 +68,13 @@ def manifest(of: FilePod) -> Object:
                 "imagePullPolicy": "IfNotPresent",
                 "name": CONTAINER,
                 "resources": {"limits": amounts | {"cpu": "1"}, "requests": amounts},
-                "securityContext": CONTAINER_SECURITY,
+                "securityContext": pod.CONTAINER_SECURITY,
                 "volumeMounts": [{"mountPath": str(VOLUMES / of.volume), "name": "volume", "readOnly": of.read_only}],
             }
         ],
         "enableServiceLinks": False,
         "restartPolicy": "Never",
-        "securityContext": POD_SECURITY,
+        "securityContext": pod.POD_SECURITY,
         "terminationGracePeriodSeconds": _GRACE_S,
         # On many clusters all nodes that have room have GPUs.
         "tolerations": [*map(dict, of.tolerations), {"key": "nvidia.com/gpu", "operator": "Exists"}],

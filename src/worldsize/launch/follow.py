@@ -72,7 +72,7 @@ class Follower:
         return reasons.failures(self._target, self._seen.pods)
 
     def events(self) -> Iterator[Line | Note | None]:
-        """All that happens, until the job has ended; then `state` says how. None, twice a second, where nothing does."""
+        """All that happens, until the job has ended; then `state` says how. None in between, at least twice a second."""
         watch, name = self._cluster.watch, self._name
         self._feed("job", lambda: watch(self._target.kind, fields=f"metadata.name={name}", stop=self._stopped.is_set))
         self._feed("pods", lambda: watch("Pod", self._target.selector(name), stop=self._stopped.is_set))
@@ -86,6 +86,8 @@ class Follower:
                     yield None
                 else:
                     yield from self._take(what, value)
+                    # Changes that say nothing may come without a pause: a busy namespace has events of others.
+                    yield None
                 if self.state.ended:
                     ended = ended or time.monotonic()
                     if self._drained() or time.monotonic() - ended > _DRAIN_S:

@@ -123,7 +123,7 @@ def stop(cluster: Cluster, job: Job) -> None:
     """
     if job.state.ended:
         raise UserError(f"{job.name} has {job.state.phase.lower()} already")
-    cluster.patch(job.target.kind, job.name, job.target.suspension(True))
+    cluster.patch(job.target.kind, job.name, job.target.suspension())
     _wait_until_gone(cluster, job, all_of_them=False)
 
 

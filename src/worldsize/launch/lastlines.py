@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime, timezone
+
+_STAMPED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) (.*)", re.DOTALL | re.ASCII)
+_Moment = tuple[datetime, str]
+
 
 class LastLines:
     """Which log lines were seen, by the server's timestamps: what comes again after a reconnection is told apart.
@@ -10,23 +16,29 @@ class LastLines:
     """
 
     def __init__(self) -> None:
-        self._time = ""
+        self._time: _Moment | None = None
         self._at_that_time = 0
         self._again = 0
+        self._unstamped = ""
 
     @property
     def since(self) -> dict[str, str]:
         """The query that asks for what may be new."""
         self._again = 0
-        return {"sinceTime": self._time[:19] + "Z"} if self._time else {}
+        return {"sinceTime": f"{self._time[0]:%Y-%m-%dT%H:%M:%SZ}"} if self._time else {}
 
     def new(self, line: str) -> str | None:
         """The line without its timestamp; None where it was seen before."""
-        stamp, _, text = line.partition(" ")
-        if _order(stamp) < _order(self._time):
+        match = _STAMPED.fullmatch(line)
+        if match is None:
+            # The kubelet's own words, such as that it cannot read the log; asked again, it says them again.
+            repeated, self._unstamped = line == self._unstamped, line
+            return None if repeated else line
+        time, text = _moment(match), match[4]
+        if self._time is not None and time < self._time:
             return None
-        if stamp != self._time:
-            self._time, self._at_that_time, self._again = stamp, 1, 1
+        if time != self._time:
+            self._time, self._at_that_time, self._again = time, 1, 1
             return text
         self._again += 1
         if self._again <= self._at_that_time:
@@ -35,7 +47,7 @@ class LastLines:
         return text
 
 
-def _order(stamp: str) -> tuple[str, str]:
-    """RFC 3339 with nanoseconds drops trailing zeros: 10:00:00.5Z is before 10:00:00.51Z, and 10:00:00Z before both."""
-    seconds, _, fraction = stamp.removesuffix("Z").partition(".")
-    return seconds, fraction.ljust(9, "0")
+def _moment(match: re.Match[str]) -> _Moment:
+    """Nodes write their local time, which may go back by an hour; and nanoseconds, without trailing zeros."""
+    second = datetime.fromisoformat(match[1] + match[3].replace("Z", "+00:00"))
+    return second.astimezone(timezone.utc), (match[2] or "").rstrip("0")

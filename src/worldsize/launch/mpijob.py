@@ -64,8 +64,8 @@ class Target(Base):
         index = int(labels.get(_INDEX, 0))
         return index, f"worker-{index}"
 
-    def suspension(self, suspend: bool) -> Object:
-        return {"spec": {"runPolicy": {"suspend": suspend}}}
+    def suspension(self) -> Object:
+        return {"spec": {"runPolicy": {"suspend": True}}}
 
 
 def _worker(name: str) -> Object:

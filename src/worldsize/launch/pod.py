@@ -16,6 +16,21 @@ HOME = "/home/worldsize"
 USER = 1000
 RUN_LABEL = "app.kubernetes.io/instance"
 
+# What Pod Security calls restricted.
+POD_SECURITY: Object = {
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "runAsGroup": USER,
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Object = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
 
 def labels(name: str, component: str = "training") -> dict[str, str]:
     """What every object of ours bears; RUN_LABEL tells one run's from another's."""
@@ -48,14 +63,7 @@ def template(spec: JobSpec, container: Object, resources: bool = True) -> Object
         "automountServiceAccountToken": False,
         "containers": [_container(spec, container, resources)],
         "enableServiceLinks": False,
-        "securityContext": {
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "runAsGroup": USER,
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": POD_SECURITY,
         "terminationGracePeriodSeconds": spec.grace_s,
         "volumes": _volumes(spec, resources),
     }
@@ -93,7 +101,8 @@ def environment(spec: JobSpec) -> list[Object]:
     }
     if spec.elastic is None:
         fixed |= {"WORLDSIZE_NODES": str(spec.nodes), "WORLDSIZE_PROCS": str(spec.procs)}
-    plain = [{"name": name, "value": value} for name, value in (fixed | dict(spec.env)).items()]
+    hidden = {secret.variable for secret in spec.secrets}
+    plain = [{"name": name, "value": value} for name, value in (fixed | dict(spec.env)).items() if name not in hidden]
     secret = [{"name": s.variable, "valueFrom": {"secretKeyRef": {"key": s.key, "name": s.secret}}} for s in spec.secrets]
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return sorted([*plain, *secret, address], key=lambda variable: str(variable["name"]))
@@ -146,19 +155,15 @@ def _container(spec: JobSpec, container: Object, resources: bool) -> Object:
         {"mountPath": "/tmp", "name": "tmp"},
         *({"mountPath": str(VOLUMES / name), "name": f"volume-{i}"} for i, name in enumerate(_claims(spec, resources))),
     ]
-    capabilities: Object = {"drop": ["ALL"]}
+    security = CONTAINER_SECURITY
     if spec.resources.devices:
         # RDMA registers memory, which the kernel counts as locked.
-        capabilities["add"] = ["IPC_LOCK"]
+        security = security | {"capabilities": security["capabilities"] | {"add": ["IPC_LOCK"]}}
     whole: Object = {
         "env": environment(spec),
         "image": spec.image,
         "imagePullPolicy": "IfNotPresent",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": capabilities,
-            "readOnlyRootFilesystem": True,
-        },
+        "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }

@@ -74,8 +74,8 @@ class Target(Base):
         index = int(labels.get(_INDEX, 0))
         return index, f"{labels.get(_ROLE, 'worker')}-{index}"
 
-    def suspension(self, suspend: bool) -> Object:
-        return {"spec": {"runPolicy": {"suspend": suspend}}}
+    def suspension(self) -> Object:
+        return {"spec": {"runPolicy": {"suspend": True}}}
 
 
 def _run_policy(spec: JobSpec) -> Object:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import PurePosixPath
 
 from worldsize.errors import UserError
+from worldsize.launch.quantities import quantity
 
 # Where things are inside a pod; the image and the manifests agree on these.
 VOLUMES = PurePosixPath("/mnt")
 RECIPE = PurePosixPath("/run/worldsize/recipe.yaml")
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|[kMGTPE]|[KMGTPE]i)?")
 _RESERVED = re.compile(r"(PET|OMPI|PRTE|WORLDSIZE)_.*|POD_IP|MASTER_ADDR|HOME|PATH|USER")
-_UNITS = {"m": 1e-3, None: 1.0, "k": 1e3} | {
-    unit + i: base**power for i, base in (("", 1000.0), ("i", 1024.0)) for power, unit in enumerate("KMGTPE", start=1)
-}
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def general_problems(spec: JobSpec) -> Iterable[str]:
     yield from _amounts(spec)
     if not spec.volumes:
         yield "without a volume the run would be lost with its pods: name one with --volume (cluster volume create)"
-    if re.fullmatch(r"[^@]*:latest", spec.image) or not re.search(r"(:[^/]+|@sha256:.+)$", spec.image):
+    if re.fullmatch(r"[^@]*:latest", spec.image) or not re.search(r":[^/]+$", spec.image):
         yield f"--image {spec.image}: name a tag other than latest, or a digest, so that every pod gets the same program"
     variables = [name for name, _ in spec.env] + [secret.variable for secret in spec.secrets]
     reserved = {name for name in variables if _RESERVED.fullmatch(name)}
@@ -138,11 +136,13 @@ def _names(spec: JobSpec) -> Iterable[str]:
 
 
 def _amounts(spec: JobSpec) -> Iterable[str]:
-    amounts = {flag: getattr(spec.resources, flag) for flag in ("cpu", "memory", "shm", "disk")}
-    unreadable = {flag: text for flag, text in amounts.items() if text is not None and not _QUANTITY.fullmatch(text)}
-    for flag, text in unreadable.items():
-        yield f"--{flag} {text!r}: a quantity such as 8, 500m, 16Gi"
-    if not unreadable and spec.resources.memory and as_number(spec.resources.shm) >= as_number(spec.resources.memory):
+    asked = {flag: getattr(spec.resources, flag) for flag in ("cpu", "memory", "shm", "disk")}
+    amounts = {flag: _amount(text) for flag, text in asked.items() if text is not None}
+    for flag, amount in amounts.items():
+        if amount is None:
+            yield f"--{flag} {asked[flag]!r}: a quantity such as 8, 500m, 16Gi"
+    memory, shm = amounts.get("memory"), amounts["shm"]
+    if memory is not None and shm is not None and shm >= memory:
         yield f"--shm {spec.resources.shm} must be less than --memory {spec.resources.memory}, of which it is a part"
     if spec.resources.gpus not in (0, spec.procs):
         yield f"--gpus {spec.resources.gpus} and --procs {spec.procs}: each process takes one GPU, so make them equal"
@@ -153,20 +153,17 @@ def _amounts(spec: JobSpec) -> Iterable[str]:
             yield f"--{flag} {number}: at least {limit}"
 
 
+def _amount(text: str) -> Fraction | None:
+    """None where it cannot be read, or is less than nothing."""
+    try:
+        amount = quantity(text)
+    except ValueError:
+        return None
+    return amount if amount >= 0 else None
+
+
 def refuse(problems: Iterable[str]) -> None:
     """Raise all of them as one `UserError`; do nothing where there are none."""
     found = list(problems)
     if found:
         raise UserError("this job cannot run:\n" + "\n".join(f"  {problem}" for problem in found))
-
-
-def as_number(quantity: str) -> float:
-    """``"500m"`` is 0.5, ``"1Ki"`` 1024.
-
-    Raises:
-        ValueError: not a quantity.
-    """
-    match = _QUANTITY.fullmatch(quantity)
-    if match is None:
-        raise ValueError(f"{quantity!r} is not a quantity")
-    return float(match[1]) * _UNITS[match[2]]

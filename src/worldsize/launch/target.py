@@ -66,8 +66,8 @@ class Target(ABC):
         """A pod's place among the job's pods, for sorting, and its short name for people."""
 
     @abstractmethod
-    def suspension(self, suspend: bool) -> Object:
-        """The change that ends all pods, or lets them come again."""
+    def suspension(self) -> Object:
+        """The change of the job that ends all its pods."""
 
     def selector(self, name: str) -> str:
         """The label selector of a job's pods."""

@@ -79,8 +79,8 @@ class Target(Base):
     def selector(self, name: str) -> str:
         return f"jobset.sigs.k8s.io/jobset-name={name}"
 
-    def suspension(self, suspend: bool) -> Object:
-        return {"spec": {"suspend": suspend}}
+    def suspension(self) -> Object:
+        return {"spec": {"suspend": True}}
 
 
 def _runtime(spec: JobSpec, template: Object) -> Object:

@@ -13,8 +13,8 @@ from worldsize.errors import UserError
 from worldsize.launch import pod, reasons
 from worldsize.launch.answers import ClusterError
 from worldsize.launch.cluster import Cluster
-from worldsize.launch.fit import quantity
 from worldsize.launch.options import Where
+from worldsize.launch.quantities import quantity
 from worldsize.launch.show import note
 
 Object = dict[str, Any]

@@ -1,0 +1,263 @@
+"""Jobs on a pretended cluster: what makes way for what, what following one says, and the exit codes.
+
+There are no operators here: a job and its pods are in the state that a test puts them in.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from apiserver import KeepingWorld, serve
+from processes import worldsize
+from specs import PLAIN
+from worldsize import cli
+from worldsize.errors import UserError
+from worldsize.launch import jobs, target
+from worldsize.launch.answers import ClusterError
+from worldsize.launch.follow import Follower, Line, Note
+from worldsize.launch.pod import labels
+
+SPEC = replace(PLAIN, namespace="team")
+TORCH = target.load("pytorchjob")
+
+
+@pytest.fixture
+def world(use):
+    world = KeepingWorld()
+    with serve(world) as address:
+        world.cluster = use({"server": address})
+        yield world
+
+
+def is_in(world, kind, phase=None, name="r50", **metadata):
+    """A job of ours that is in this phase."""
+    conditions = [{"type": phase, "status": "True", "message": f"it is {phase}"}] if phase else []
+    world.add(kind, name, metadata={"labels": labels(name)} | metadata, status={"conditions": conditions})
+
+
+def pod(world, index, *, exit_code=None, restarts=0, logs=(), logs_before=(), **status):
+    """A worker of r50 whose container runs, or ended with this code."""
+    name = f"r50-worker-{index}"
+    ended = {"exitCode": exit_code, "finishedAt": f"2026-01-01T00:00:{30 - index}Z"}
+    state = {"running": {}} if exit_code is None else {"terminated": ended}
+    role = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": str(index)}
+    phase = {None: "Running", 0: "Succeeded"}.get(exit_code, "Failed")
+    container = {"name": "pytorch", "state": state, "restartCount": restarts}
+    about = {"phase": phase, "containerStatuses": [container]} | status
+    world.add("Pod", name, metadata={"labels": labels("r50") | role}, spec={}, status=about)
+    stamped = [[f"2026-01-01T00:00:{i:02}.5Z {line}" for i, line in enumerate(lines)] for lines in (logs, logs_before)]
+    world.logs[name], world.logs_before[name] = stamped
+
+
+def submit(world, spec=SPEC, on=TORCH):
+    jobs.submit(world.cluster, spec, on.render(spec))
+
+
+def there(world):
+    """(kind, name) of what is there beside the world's own."""
+    own = {*KeepingWorld().objects}
+    return sorted((path.split("/")[-2], path.split("/")[-1]) for path in world.objects if path not in own)
+
+
+@pytest.mark.parametrize("on", target.TARGETS)
+def test_what_is_sent_goes_with_its_job_whoever_deletes_it(world, on):
+    kind = target.load(on)
+    submit(world, on=kind)
+    assert len(there(world)) == len(kind.render(SPEC))
+    world.cluster.delete(kind.kind, "r50")
+    assert there(world) == []
+
+
+def test_a_refused_job_leaves_nothing(world):
+    world.refuse("PyTorchJob", 422, "the webhook says no")
+    with pytest.raises(ClusterError, match="the webhook says no"):
+        submit(world)
+    assert there(world) == []
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Suspended"])
+def test_what_failed_or_was_stopped_makes_way(world, phase):
+    is_in(world, "MPIJob", phase)
+    submit(world)
+    assert [kind for kind, _ in there(world)] == ["configmaps", "networkpolicies", "pytorchjobs"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ("Succeeded", "has succeeded already.*worldsize delete r50"),
+        ("Running", "is Running already"),
+        ("Restarting", "is Restarting already"),
+        ("Created", "is Pending already"),
+        (None, "is Created already"),
+    ],
+)
+def test_what_runs_or_has_succeeded_does_not(world, phase, words):
+    is_in(world, "PyTorchJob", phase)
+    before = there(world)
+    with pytest.raises(UserError, match=words):
+        submit(world)
+    assert there(world) == before
+
+
+def test_stopping_suspends_and_what_has_ended_cannot_be_stopped(world):
+    for on in target.TARGETS:
+        kind = target.load(on)
+        submit(world, replace(SPEC, name=f"a-{on}"), kind)
+        jobs.stop(world.cluster, jobs.find(world.cluster, f"a-{on}"))
+        job = world.cluster.get(kind.kind, f"a-{on}")
+        # Kubeflow's reference: in the runPolicy of the training-operator's and the mpi-operator's kinds, else in the spec.
+        assert (job["spec"] if on == "trainjob" else job["spec"]["runPolicy"])["suspend"] is True
+    is_in(world, "PyTorchJob", "Succeeded")
+    with pytest.raises(UserError, match="r50 has succeeded already"):
+        jobs.stop(world.cluster, jobs.find(world.cluster, "r50"))
+
+
+def test_deleting_takes_all_that_was_made_for_the_job_and_nothing_else(world):
+    submit(world, on=target.load("trainjob"))
+    # As a job is whose sender was killed before it could say to whom the others belong.
+    for one in world.objects.values():
+        one["metadata"].pop("ownerReferences", None)
+    is_in(world, "PyTorchJob", "Failed", "other")
+    world.add("ConfigMap", "other", metadata={"labels": labels("other")})
+    assert cli.main(["delete", "r50", "--namespace", "team"]) == 0
+    assert there(world) == [("configmaps", "other"), ("pytorchjobs", "other")]
+
+
+def test_only_what_has_ended_and_is_old_enough_is_swept_out(world, capsys):
+    for name, phase, days in (("a", "Failed", 8), ("b", "Succeeded", 9), ("c", "Running", 9), ("d", "Suspended", 8)):
+        created = datetime.now(timezone.utc) - timedelta(days=days)
+        is_in(world, "PyTorchJob", phase, name, creationTimestamp=f"{created:%Y-%m-%dT%H:%M:%SZ}")
+    left = [["abcd", "10d"], ["ac d", "205h"], ["c", "8640m"]]
+    for names, older in left:
+        assert cli.main(["delete", "--all", "--older", older, "--namespace", "team"]) == 0
+        assert [name for _, name in there(world)] == [*names.replace(" ", "")]
+    assert "nothing to remove" in capsys.readouterr().out
+    for wrong in (["--older", "7d"], ["a", "--all"], [], ["--all", "--older", "7"], ["--all", "--older", "1w"]):
+        assert cli.main(["delete", *wrong, "--namespace", "team"]) == 64
+    assert [name for _, name in there(world)] == ["c"]
+
+
+def test_a_log_whose_connections_break_comes_once_and_in_order(world):
+    is_in(world, "PyTorchJob", "Succeeded")
+    pod(world, 0, exit_code=0, logs=[f"[0] line {i}" for i in range(20)])
+    world.breaks = [3, 0, 5]
+    follower = Follower(world.cluster, TORCH, "r50")
+    assert [event.text for event in follower.events() if isinstance(event, Line)] == [f"line {i}" for i in range(20)]
+    assert follower.state.phase == "Succeeded"
+
+
+def test_following_prints_each_rank_and_ends_with_0(world, capsys):
+    is_in(world, "PyTorchJob", "Succeeded")
+    pod(world, 0, exit_code=0, logs=["[0] one", "[1] two", "worldsize: waiting"])
+    pod(world, 1, exit_code=0, logs=["[2] three"])
+    assert cli.main(["logs", "r50", "--namespace", "team"]) == 0
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == ["  0 | one", "  1 | two", "  2 | three", "worker-0 | worldsize: waiting"]
+    assert [line for line in out.splitlines() if "worker-0" in line or line[2] in "01"] == [
+        "  0 | one",
+        "  1 | two",
+        "worker-0 | worldsize: waiting",
+    ]
+    assert err.splitlines()[-1] == "succeeded"
+    assert cli.main(["logs", "r50", "--rank", "0", "--namespace", "team"]) == 0
+    assert capsys.readouterr().out == "  0 | one\n"
+    assert cli.main(["wait", "r50", "--namespace", "team"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_failed_job_ends_with_1_and_tells_the_first_failure_first(world, capsys):
+    is_in(world, "PyTorchJob", "Failed")
+    pod(world, 0, exit_code=70)
+    pod(world, 1, exit_code=64)
+    assert cli.main(["wait", "r50", "--namespace", "team"]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told[-3:] == ["failed: it is Failed", "  worker-1 ended with exit code 64", "  worker-0 ended with exit code 70"]
+
+
+def test_a_job_that_goes_on_ends_following_with_3(world, tmp_path):
+    """However much happens beside it: the watches of this world end and begin anew all the time."""
+    is_in(world, "PyTorchJob", "Running")
+    pod(world, 0)
+    kubeconfig = {"KUBECONFIG": str(tmp_path / "kubeconfig")}
+    waited = worldsize("wait", "r50", "--timeout", "0.5", "--namespace", "team", cwd=tmp_path, timeout=30, **kubeconfig)
+    assert waited.returncode == 3, waited.stderr
+    assert "it goes on. worldsize logs r50 follows it" in waited.stderr
+
+
+def test_what_preflight_refuses_ends_with_2_and_is_not_sent(world, capsys):
+    # A volume that is not there.
+    job = ("--on", "pytorchjob", "--image", "worldsize:1", "--volume", "absent", "--name", "r50", "--gpus", "0")
+    assert cli.main(["train", "digits", *job, "--namespace", "team"]) == 2
+    assert "there is no volume absent" in capsys.readouterr().err
+    assert there(world) == []
+    assert cli.main(["train", "digits", *job, "--no-preflight", "--detach", "--namespace", "team"]) == 0
+    assert ("pytorchjobs", "r50") in there(world)
+
+
+def test_a_container_that_was_restarted_in_place_is_read_from_where_it_was_not_seen(world):
+    is_in(world, "PyTorchJob", "Succeeded")
+    pod(world, 0, exit_code=0, restarts=1, logs=["[0] again"], logs_before=["[0] before"])
+    lines = [one.text for one in Follower(world.cluster, TORCH, "r50").events() if isinstance(one, Line)]
+    assert lines == ["before", "again"]
+
+
+def test_a_run_before_that_was_read_is_not_read_again(world):
+    is_in(world, "PyTorchJob", "Running")
+    pod(world, 0, logs=["[0] before"])
+    lines = []
+    for event in Follower(world.cluster, TORCH, "r50").events():
+        if isinstance(event, Line):
+            lines.append(event.text)
+            if event.text == "before":
+                pod(world, 0, exit_code=0, restarts=1, logs=["[0] again"], logs_before=["[0] before"])
+                is_in(world, "PyTorchJob", "Succeeded")
+    assert lines == ["before", "again"]
+
+
+def test_a_job_that_is_deleted_meanwhile_has_failed(world):
+    is_in(world, "PyTorchJob", "Running")
+    follower = Follower(world.cluster, TORCH, "r50")
+    told, begun = [], time.monotonic()
+    for event in follower.events():
+        told += [event.text] if isinstance(event, Note) else []
+        world.objects.pop("/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/r50", None)
+        assert time.monotonic() - begun < 20
+    assert follower.state.phase == "Failed" and told[-1] == "the job was deleted"
+
+
+def invalid(world):
+    """The mpi-operator's only word about a job that it will never start."""
+    about = {"kind": "MPIJob", "name": "r50"}
+    event = {"type": "Warning", "reason": "ValidationError", "message": "no workers"}
+    world.add("Event", "e", involvedObject=about, lastTimestamp="2026-01-01T00:00:01Z", **event)
+
+
+def test_a_job_that_its_operator_gave_up_has_failed_and_one_that_has_begun_has_not(world):
+    invalid(world)
+    is_in(world, "MPIJob")
+    follower = Follower(world.cluster, target.load("mpijob"), "r50")
+    for _ in follower.events():
+        pass
+    assert (follower.state.phase, follower.state.reason) == ("Failed", "ValidationError: no workers")
+    is_in(world, "MPIJob", "Running")
+    follower = Follower(world.cluster, target.load("mpijob"), "r50")
+    told = []
+    for event in follower.events():
+        told += [event.text] if isinstance(event, Note) else []
+        if "ValidationError: no workers" in told and event is None:
+            break
+    assert follower.state.phase == "Running"
+
+
+@pytest.mark.parametrize("on", ["pytorchjob", "mpijob"])
+def test_a_jobs_selector_finds_its_pods_and_not_those_that_look_into_a_volume_of_its_name(on):
+    kind = target.load(on)
+    wanted = dict(pair.split("=") for pair in kind.selector("r50").split(",")).items()
+    assert wanted <= labels("r50").items()
+    assert not wanted <= labels("r50", "files").items() and not wanted <= labels("r50", "data").items()
+    assert not wanted <= labels("other").items()

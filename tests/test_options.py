@@ -1,0 +1,124 @@
+"""The command line of a job on a cluster: what each option becomes, and what cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tyro
+import yaml
+
+from worldsize import cli
+from worldsize.errors import UserError
+from worldsize.launch.options import Job, to_spec
+from worldsize.launch.spec import JobSpec, Placement, Resources, SecretKey, Toleration
+from worldsize.recipe import Recipe
+
+GPU, CPU = Recipe(), Recipe(device="cpu")
+PLAIN = Job(image="worldsize:1", volume=("data",), name="r")
+
+
+def spec_of(*words: str, recipe: Recipe = CPU) -> JobSpec:
+    return to_spec(recipe, "digits", "pytorchjob", "ml", tyro.cli(Job, args=list(words), default=PLAIN))
+
+
+def test_every_option_arrives_where_it_belongs():
+    words = (
+        *("--nodes", "3", "--procs", "4", "--image", "r/w:2", "--volume", "out", "--name", "run", "--gpus", "4"),
+        *("--gpu-resource", "amd.com/gpu", "--cpu", "8", "--memory", "64Gi", "--shm", "2Gi", "--disk", "20Gi"),
+        *("--resource", "rdma/ib=1", "--env", "OPTIONS=a=b", "--env", "EMPTY=", "--secret", "store/KEY=TOKEN"),
+        *("--secret", "wandb/API_KEY", "--pull-secret", "registry", "--node-selector", "gpu=a40"),
+        *("--toleration", "a", "--toleration", "b=c", "--toleration", "d=e:NoExecute", "--toleration", "f:NoSchedule"),
+        *("--spread", "zone", "--priority", "high", "--queue", "team", "--volcano-queue", "ml", "--runtime", "torch"),
+        *("--elastic", "2:5", "--retries", "7", "--deadline", "3600", "--grace", "90"),
+    )
+    spec = spec_of(*words)
+    # Two volumes: the run goes to the first.
+    command = "train /run/worldsize/recipe.yaml --out /mnt/data/runs --name run --autoresume --retries 7"
+    assert spec == JobSpec(
+        name="run",
+        namespace="ml",
+        image="r/w:2",
+        recipe=spec.recipe,
+        command=tuple(command.split()),
+        nodes=3,
+        procs=4,
+        resources=Resources(4, "amd.com/gpu", "8", "64Gi", "2Gi", "20Gi", (("rdma/ib", 1),)),
+        volumes=("data", "out"),
+        env=(("OPTIONS", "a=b"), ("EMPTY", "")),
+        secrets=(SecretKey("store", "KEY", "TOKEN"), SecretKey("wandb", "API_KEY", "API_KEY")),
+        pull_secrets=("registry",),
+        placement=Placement(
+            (("gpu", "a40"),),
+            (Toleration("a"), Toleration("b", "c"), Toleration("d", "e", "NoExecute"), Toleration("f", "", "NoSchedule")),
+            "zone",
+            "high",
+            "team",
+            "ml",
+        ),
+        retries=7,
+        deadline_s=3600,
+        grace_s=90,
+        elastic=(2, 5),
+        runtime="torch",
+    )
+
+
+def test_each_process_gets_a_gpu_unless_none_is_wanted():
+    assert spec_of("--procs", "8", recipe=GPU).resources.gpus == 8
+    assert spec_of("--procs", "8", "--gpus", "0", recipe=GPU).resources.gpus == 0
+    assert spec_of("--procs", "8").resources.gpus == 0
+
+
+def test_the_data_are_on_the_first_volume_unless_the_recipe_says_where():
+    def root(**data):
+        recipe = Recipe.model_validate({"data": data})
+        return yaml.safe_load(spec_of(recipe=recipe).recipe)["data"]["root"]
+
+    assert root(name="imagenet") == "/mnt/data/data/imagenet"
+    assert root(name="imagenet", root="/elsewhere") == "/elsewhere"
+    assert root(name="digits") is None
+
+
+def test_the_same_command_is_the_same_run_and_another_is_not():
+    def name(recipe=CPU, stem="My recipe!", on="pytorchjob", **job):
+        return to_spec(recipe, stem, on, "ml", replace(PLAIN, name=None, **job)).name
+
+    same = {name(), name(Recipe(device="cpu")), name(memory="1Gi", retries=9)}
+    assert len(same) == 1 and same.pop().startswith("my-recipe-")
+    others = {name(), name(Recipe(device="cpu", epochs=7)), name(on="mpijob"), name(nodes=2), name(procs=2)}
+    assert len(others | {name(volume=("other",))}) == 6
+    assert name(stem="9").startswith("run-9-") and name(stem="!").startswith("run-")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--image", ""), "--image: which image"),
+        (("--env", "NAME"), "--env 'NAME': write it as NAME=VALUE"),
+        (("--env", "=x"), "write it as NAME=VALUE"),
+        (("--node-selector", "gpu"), "--node-selector 'gpu'"),
+        (("--resource", "rdma/ib=many"), "a whole number"),
+        (("--secret", "KEY"), "write it as SECRET/KEY"),
+        (("--secret", "/KEY"), "write it as SECRET/KEY"),
+        (("--secret", "store/"), "write it as SECRET/KEY"),
+        (("--toleration", "a=b:Never"), "the effect is NoSchedule"),
+        (("--elastic", "2"), "write it as MIN:MAX"),
+        (("--elastic", "2:many"), "write it as MIN:MAX"),
+    ],
+)
+def test_what_cannot_be_read_is_said(words, message):
+    with pytest.raises(UserError, match=message):
+        spec_of(*words)
+
+
+def test_rendering_is_a_command_that_needs_no_cluster(capsys, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    words = ("--on", "mpijob", "--namespace", "ml", "--image", "worldsize:1", "--volume", "data", "--name", "r")
+    assert cli.main(["render", "digits", *words, "--gpus", "0", "--optimizer.lr", "0.5"]) == 0
+    objects = [*yaml.safe_load_all(capsys.readouterr().out)]
+    assert [one["kind"] for one in objects] == ["ConfigMap", "NetworkPolicy", "MPIJob"]
+    assert {(one["metadata"]["name"], one["metadata"]["namespace"]) for one in objects} == {("r", "ml")}
+    assert yaml.safe_load(objects[0]["data"]["recipe.yaml"])["optimizer"]["lr"] == 0.5
+    assert cli.main(["render", "digits", *words, "--retries", "-1"]) == 64
+    assert "--retries -1: at least 0" in capsys.readouterr().err
