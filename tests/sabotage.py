@@ -95,7 +95,7 @@ def noting_steps() -> None:
 
 def one_slow_worker() -> None:
     """A step takes every worker 80 ms more, and rank 2, from update 40 on, 600 ms; an evaluation 300; and `noting_steps`."""
-    work, evaluate = worker.Worker.work, asynchronous.evaluate
+    work, evaluate = worker.Worker.work, asynchronous.AsyncTrainer._evaluate
 
     def slowly(self, grant):
         begun = time.perf_counter()
@@ -104,11 +104,11 @@ def one_slow_worker() -> None:
         self._handed_in = time.perf_counter()
         return replace(report, seconds=self._handed_in - begun)
 
-    def slowly_evaluate(*arguments):
+    def slowly_evaluate(self, at, snapshot):
         time.sleep(0.3)  # in which others move the weights on
-        return evaluate(*arguments)
+        return evaluate(self, at, snapshot)
 
-    worker.Worker.work, asynchronous.evaluate = slowly, slowly_evaluate
+    worker.Worker.work, asynchronous.AsyncTrainer._evaluate = slowly, slowly_evaluate
     noting_steps()
 
 

@@ -132,6 +132,11 @@ def test_a_resumed_run_does_the_missing_steps_and_then_the_rest(data, total, wor
     assert order == [*missing, *range(fresh, total)]
 
 
+def test_a_run_that_was_made_shorter_than_what_is_done_is_finished():
+    assert Ledger.resume(3, max_staleness=1, version=4, fresh=6, missing=[1, 5]).finished
+    assert not Ledger.resume(5, max_staleness=1, version=4, fresh=6, missing=[1, 5]).finished
+
+
 def late(total: int) -> Ledger:
     """Worker 1 fetched steps 0 and 1 at version 0; worker 0 made two updates since."""
     ledger = Ledger(total, max_staleness=1)

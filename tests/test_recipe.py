@@ -302,6 +302,25 @@ def test_every_other_setting_changes_the_identity(dotted, value):
 
 
 @pytest.mark.parametrize(
+    ("strategy", "setting", "value"),
+    [
+        ({}, "compression", "fp16"),
+        ({"compression": "powersgd"}, "powersgd_rank", 4),
+        ({"compression": "powersgd"}, "powersgd_start", 4),
+        ({}, "sync_batchnorm", True),
+        ({"strategy": "horovod"}, "op", "adasum"),
+        ({"strategy": "adasum"}, "hierarchical", True),
+        ({"strategy": "localsgd"}, "local_steps", 4),
+        ({"strategy": "localsgd"}, "local_after", 1.5),
+        ({"strategy": "localsgd"}, "average_momentum", True),
+        ({"strategy": "async"}, "max_staleness", 3),
+    ],
+)
+def test_what_a_strategy_reads_is_part_of_the_identity(strategy, setting, value):
+    assert identity_with("parallel", strategy | {setting: value}) != identity_with("parallel", strategy)
+
+
+@pytest.mark.parametrize(
     ("dotted", "value"), [("epochs", 3), ("model.weights", "/weights.pth"), ("data.crop_area", [0.2, 1.0])]
 )
 def test_an_identity_survives_json(dotted, value):

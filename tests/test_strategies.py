@@ -93,6 +93,13 @@ def test_16_bit_gradients_stay_near(runs, averaged, kind, nearest, farthest):
     assert nearest < overall_distance(momentum(rounded), momentum(averaged)) < farthest
 
 
+def test_what_is_divided_before_the_sum_can_fall_under_fp16s_range(runs):
+    settings = ("--parallel.compression", "fp16", "--parallel.predivide", "1e12")
+    run = runs(2, *settings, model="squeezenet1_1", steps=1)
+    biases = [tensor for name, tensor in momentum(run).items() if name.endswith(".bias")]  # which do not decay
+    assert biases and not any(tensor.any() for tensor in biases)
+
+
 def parameters(run: Path) -> dict[str, torch.Tensor]:
     buffers = ("running_mean", "running_var", "num_batches_tracked")
     return {name: tensor for name, tensor in weights(run).items() if not name.endswith(buffers)}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from processes import Ranks, identical, losses, momentum, newest, ranks_own, weights
+from processes import Ranks, identical, losses, momentum, newest, ranks_own, records, weights
 from test_resume import SETTINGS, STEPS, same_run, start_until
 
 SMALL = (*SETTINGS, "--global-batch", "48", "--micro-batch", "12")
@@ -82,6 +82,16 @@ def test_another_number_of_processes_is_refused_unless_allowed(runs, ranks, tmp_
         assert len(losses(run)) == 13
 
 
+@pytest.mark.slow
+def test_synchronous_steps_do_not_begin_again_in_another_world(runs, ranks, tmp_path):
+    """Four of them, then those of each rank alone: after six, the seventh sends nothing and the eighth is a mean."""
+    later = (*LOCAL, "--parallel.local-after", "0.45")
+    run = shutil.copytree(runs("later", *later, "--max-steps", "6"), tmp_path / "later")
+    ranks(4).run("train", "--resume", run, "--max-steps", "8", "--allow-changes")
+    sent = [record["sent_bytes"] for record in records(run, "step")]
+    assert [count > 0 for count in sent] == [True] * 4 + [False, False, False, True]
+
+
 def test_an_exact_run_goes_on_with_an_exact_strategy_only(runs, ranks):
     run = runs("ddp", "--parallel.strategy", "ddp", "--max-steps", "3")
     for name, arguments in STRATEGIES:
@@ -141,7 +151,8 @@ def strategy(name: str, *more: str) -> list[str]:
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(fails, arguments, expected):
-    message = fails("train", "digits", *arguments).replace("│", " ")  # what frames it
+    # --max-steps: what is not refused should end soon.
+    message = fails("train", "digits", "--max-steps", "1", *arguments).replace("│", " ")  # what frames it
     assert expected in " ".join(message.split())
 
 

@@ -61,6 +61,7 @@ class State:
             optim.load_state_tensors(self.optimizer, self.model, snapshot.optimizer)
         if self.scaler.is_enabled() and snapshot.state["scaler"]:
             self.scaler.load_state_dict(snapshot.state["scaler"])
+        self.strategy.at_step(snapshot.state["step"])
         if snapshot.state["world_size"] != world.size:
             # The averages that the model now holds are what each rank of another world starts from.
             return

@@ -82,6 +82,10 @@ class Strategy(ABC):
         """Before the first step: a chance to run ``rehearse``, a forward and backward pass that leaves no trace."""
         return
 
+    def at_step(self, step: int) -> None:
+        """The run goes on after so many steps of it, possibly as another world or by another strategy than before."""
+        return
+
     def consensus(self) -> AbstractContextManager[None]:
         """Inside, the model holds the weights that stand for all ranks: those to evaluate and to save."""
         return nullcontext()

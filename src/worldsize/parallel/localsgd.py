@@ -48,6 +48,9 @@ class Strategy(base.Strategy):
             if self._parts.settings.average_momentum:
                 self._average([t for t in self._optimizer_state().values() if t.is_floating_point() and t.ndim])
 
+    def at_step(self, step: int) -> None:
+        self._step = step
+
     @property
     def _agreed(self) -> bool:
         """Whether the last step ended with all ranks at the same weights."""
@@ -79,15 +82,11 @@ class Strategy(base.Strategy):
 
     def state(self) -> dict[str, torch.Tensor]:
         own = {f"optimizer/{name}": tensor for name, tensor in self._optimizer_state().items()}
-        own["step"] = torch.tensor(self._step)
         if not self._agreed:
             own |= {f"weight/{name}": p.detach() for name, p in self._parts.model.named_parameters()}
         return own
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        if "step" not in state:
-            return
-        self._step = int(state["step"])
         parameters = dict(self._parts.model.named_parameters())
         kinds = (key.partition("/") for key in state)
         optimizer = {name: state[f"optimizer/{name}"] for kind, _, name in kinds if kind == "optimizer"}
