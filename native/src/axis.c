@@ -16,8 +16,7 @@ static int reserve(ws_axis *axis, int64_t outputs, int64_t stride) {
     memset(axis->start, 0, (size_t)needed);
     axis->span = axis->start + outputs;
     axis->taps = axis->span + outputs;
-    axis->high = (int16_t *)(axis->taps + outputs * stride);
-    axis->low = axis->high + outputs * stride;
+    axis->halves = (int16_t *)(axis->taps + outputs * stride);
     return 0;
 }
 
@@ -50,8 +49,9 @@ static void weigh(ws_axis *axis, int32_t i, double centre, double scale, int32_t
 
 static void split(ws_axis *axis, int64_t outputs) {
     for (int64_t t = 0; t < outputs * axis->stride; t++) {
-        axis->high[t] = (int16_t)(axis->taps[t] >> 8);
-        axis->low[t] = (int16_t)(axis->taps[t] & 255);
+        int16_t *group = axis->halves + t / WS_GROUP * (2 * WS_GROUP) + t % WS_GROUP;
+        group[0] = (int16_t)(axis->taps[t] >> 8);
+        group[WS_GROUP] = (int16_t)(axis->taps[t] & 255);
     }
 }
 
@@ -71,7 +71,7 @@ int ws_axis_build(ws_axis *axis, double from, double to, int32_t length, int32_t
                   int backwards) {
     const double scale = (to - from) / grid;
     const double filter = scale < 1.0 ? 1.0 : scale;
-    const int32_t most = (int32_t)ceil(filter) * 2 + 1;
+    const int32_t most = (int32_t)(2.0 * filter + 1e-6) + 1; /* whole numbers between two that are 2 * filter apart */
     const int64_t outputs = ((int64_t)count + WS_GROUP - 1) / WS_GROUP * WS_GROUP;
     axis->count = count;
     axis->stride = (most + WS_GROUP - 1) / WS_GROUP * WS_GROUP;

@@ -9,12 +9,13 @@
 
 /* Output i is the sum over t < span[i] of taps[i * stride + t] * source[start[i] + t]. Taps from span[i] to stride are 0;
    stride is a multiple of WS_GROUP, and so is the number of outputs present: those from count on have only zeros.
-   high and low are the same taps in two halves of 16 bits: taps = 256 * high + low. */
+   halves has the same taps in two halves of 16 bits, taps = 256 * high + low: for each WS_GROUP of them, first all high
+   ones, then all low ones. */
 typedef struct {
     int32_t count, stride;
     int32_t begin, end; /* the part of the source that is used at all; start counts from begin */
     int32_t *start, *span, *taps;
-    int16_t *high, *low;
+    int16_t *halves;
     int64_t room; /* bytes allocated behind start */
 } ws_axis;
 

@@ -87,6 +87,15 @@ static int ends_well(const struct jpeg_decompress_struct *jpeg) {
     return ws_is_last_scan(source->next_input_byte, source->bytes_in_buffer);
 }
 
+/* Where scans of a progressive picture are missing, libjpeg smooths the blocks, and needs neighbours beyond the box. */
+static int all_scans_there(const struct jpeg_decompress_struct *jpeg) {
+    if (!jpeg->progressive_mode) return 1;
+    for (int component = 0; component < jpeg->num_components; component++)
+        for (int k = 0; k < DCTSIZE2; k++)
+            if (jpeg->coef_bits[component][k] != 0) return 0;
+    return 1;
+}
+
 static void read_rows(ws_workspace *space, j_decompress_ptr jpeg) {
     ws_resizer *resizer = &space->resizer;
     const JDIMENSION offset = crop_columns(jpeg, (JDIMENSION)resizer->left, (JDIMENSION)resizer->width);
@@ -119,6 +128,7 @@ static void decode(ws_workspace *space, decoder *d, const ws_cut *cut, int flip,
     jpeg->scale_denom = (unsigned)scale;
     jpeg->out_color_space = JCS_EXT_RGBX;
     jpeg_start_decompress(jpeg);
+    if (!all_scans_there(jpeg)) give_up((j_common_ptr)jpeg, WS_DAMAGED);
     if (space->resizer.height > 0) read_rows(space, jpeg);
     if (!ends_well(jpeg)) give_up((j_common_ptr)jpeg, WS_DAMAGED);
 }

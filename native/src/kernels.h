@@ -11,7 +11,8 @@ typedef struct {
     const char *name;
     /* Two rows of 4-byte pixels at once, each to axis->count pixels of 3 bytes. */
     void (*across)(const ws_axis *axis, const uint8_t *const source[2], uint8_t *const target[2]);
-    /* Output `row` of axis from rows[0] .. rows[span - 1], each of `bytes` bytes. target has no slack. */
+    /* Output `row` of axis from rows[0] .. rows[span - 1], each of `bytes` bytes; rows[span] must be readable, too.
+       target has no slack. */
     void (*down)(const ws_axis *axis, int32_t row, const uint8_t *const *rows, int64_t bytes, uint8_t *target);
     /* 3-byte pixels to 4-byte pixels; the fourth byte is anything. source has no slack. */
     void (*widen)(const uint8_t *source, int64_t pixels, uint8_t *target);

@@ -95,8 +95,9 @@ static int ready(const ws_resizer *r) {
 }
 
 static void down(ws_resizer *r, int64_t bytes, uint8_t *target) {
-    const int32_t start = r->down.start[r->made];
-    for (int32_t t = 0; t < r->down.span[r->made]; t++) r->rows[t] = ring_row(r, start + t);
+    const int32_t start = r->down.start[r->made], span = r->down.span[r->made];
+    for (int32_t t = 0; t < span; t++) r->rows[t] = ring_row(r, start + t);
+    r->rows[span] = r->rows[0];
     r->kernels->down(&r->down, r->made, r->rows, bytes, target);
     r->made++;
 }
