@@ -23,16 +23,19 @@ __attribute__((constructor)) static void choose(void) {
 
 const char *ws_version(void) { return version; }
 
+/* libjpeg-turbo writes rows that lie at a multiple of 32 bytes around the cache, and reading them back would take longer
+   than all of the resize. So none lies there. */
 int ws_two_rows(ws_workspace *space, int64_t bytes, uint8_t *rows[2]) {
-    const int64_t pitch = bytes + WS_SLACK;
-    if (2 * pitch > space->room) {
+    const int64_t pitch = (bytes + WS_SLACK) / 32 * 32 + 32;
+    const int64_t needed = 2 * pitch + 32;
+    if (needed > space->room) {
         free(space->rows);
-        space->rows = calloc(2, (size_t)pitch);
-        space->room = space->rows ? 2 * pitch : 0;
+        space->rows = calloc(1, (size_t)needed);
+        space->room = space->rows ? needed : 0;
         if (!space->rows) return 0;
     }
-    rows[0] = space->rows;
-    rows[1] = space->rows + pitch;
+    rows[0] = space->rows + ((uintptr_t)space->rows % 32 == 0 ? 16 : 0);
+    rows[1] = rows[0] + pitch;
     return 1;
 }
 
