@@ -1,0 +1,147 @@
+#include "jpeg.h"
+
+#include <setjmp.h>
+#include <stdio.h>
+
+#include <jerror.h>
+#include <jpeglib.h>
+
+#include "sniff.h"
+
+#ifndef JCS_EXTENSIONS
+#error "libjpeg-turbo's jpeglib.h is needed"
+#endif
+
+#define MOST_SCANS 500
+#define MOST_MEMORY (1L << 29) /* bytes; only the coefficients of progressive pictures ever need much */
+
+typedef struct {
+    struct jpeg_error_mgr errors;
+    struct jpeg_progress_mgr progress;
+    jmp_buf leave;
+    int status;
+    struct jpeg_decompress_struct jpeg;
+} decoder;
+
+static void give_up(j_common_ptr jpeg, int status) {
+    decoder *d = jpeg->client_data;
+    d->status = status;
+    longjmp(d->leave, 1);
+}
+
+static void on_error(j_common_ptr jpeg) {
+    const int code = jpeg->err->msg_code;
+    give_up(jpeg, code == JERR_OUT_OF_MEMORY || code == JERR_NO_BACKING_STORE ? WS_LIMIT : WS_DAMAGED);
+}
+
+static void on_message(j_common_ptr jpeg, int level) {
+    if (level < 0) give_up(jpeg, WS_DAMAGED);
+}
+
+static void on_progress(j_common_ptr jpeg) {
+    if (((j_decompress_ptr)jpeg)->input_scan_number > MOST_SCANS) give_up(jpeg, WS_LIMIT);
+}
+
+static void say_nothing(j_common_ptr jpeg) { (void)jpeg; }
+
+static void prepare(decoder *d, const uint8_t *data, size_t size) {
+    d->jpeg.client_data = d;
+    d->jpeg.err = jpeg_std_error(&d->errors);
+    d->errors.error_exit = on_error;
+    d->errors.emit_message = on_message;
+    d->errors.output_message = say_nothing;
+    jpeg_create_decompress(&d->jpeg);
+    d->progress.progress_monitor = on_progress;
+    d->jpeg.progress = &d->progress;
+    d->jpeg.mem->max_memory_to_use = MOST_MEMORY;
+    jpeg_mem_src(&d->jpeg, data, (unsigned long)size);
+}
+
+/* 4, 2 or 1: libjpeg-turbo has fast code for these only. The box must stay at least as large as the grid. */
+static int32_t scale_of(const ws_cut *cut) {
+    for (int32_t scale = 4; scale > 1; scale /= 2)
+        if (cut->height / scale >= cut->rows && cut->width / scale >= cut->columns) return scale;
+    return 1;
+}
+
+/* Tells libjpeg which columns are wanted, and gives where in a decoded row the first of them is. One block more on either
+   side, since the smooth enlargement of the colours looks at neighbours: the pixels equal those of the whole picture. */
+static JDIMENSION crop_columns(j_decompress_ptr jpeg, JDIMENSION left, JDIMENSION width) {
+    const JDIMENSION block = (JDIMENSION)(jpeg->max_h_samp_factor * jpeg->min_DCT_scaled_size);
+    JDIMENSION from = left / block * block;
+    JDIMENSION to = (left + width + block - 1) / block * block + block;
+    from = from > block ? from - block : 0;
+    if (to > jpeg->output_width) to = jpeg->output_width;
+    JDIMENSION columns = to - from;
+    if (columns < jpeg->output_width) jpeg_crop_scanline(jpeg, &from, &columns);
+    return left - from;
+}
+
+/* Whether the rest of the data, which is never decoded, is as it should be: the verdict about a picture must not depend
+   on the box. */
+static int ends_well(const struct jpeg_decompress_struct *jpeg) {
+    const struct jpeg_source_mgr *source = jpeg->src;
+    const int marker = jpeg->unread_marker; /* one that the reader of bits, who reads ahead, has met */
+    if (marker == JPEG_EOI || jpeg_input_complete((j_decompress_ptr)jpeg)) return source->bytes_in_buffer == 0;
+    if (marker != 0 && (marker < JPEG_RST0 || marker > JPEG_RST0 + 7)) return 0;
+    return ws_is_last_scan(source->next_input_byte, source->bytes_in_buffer);
+}
+
+/* Where scans of a progressive picture are missing, libjpeg smooths the blocks, and needs neighbours beyond the box. */
+static int all_scans_there(const struct jpeg_decompress_struct *jpeg) {
+    if (!jpeg->progressive_mode) return 1;
+    for (int component = 0; component < jpeg->num_components; component++)
+        for (int k = 0; k < DCTSIZE2; k++)
+            if (jpeg->coef_bits[component][k] != 0) return 0;
+    return 1;
+}
+
+static void read_rows(ws_workspace *space, j_decompress_ptr jpeg) {
+    ws_resizer *resizer = &space->resizer;
+    const JDIMENSION offset = crop_columns(jpeg, (JDIMENSION)resizer->left, (JDIMENSION)resizer->width);
+    uint8_t *rows[2];
+    if (!ws_two_rows(space, 4 * (int64_t)jpeg->output_width, rows)) give_up((j_common_ptr)jpeg, WS_MEMORY);
+    const JDIMENSION top = (JDIMENSION)resizer->top;
+    if (top > 0 && jpeg_skip_scanlines(jpeg, top) != top) give_up((j_common_ptr)jpeg, WS_DAMAGED);
+    for (int32_t left = resizer->height; left > 0;) {
+        const JDIMENSION wanted = left > 1 ? 2 : 1;
+        JDIMENSION got = 0;
+        while (got < wanted) {
+            const JDIMENSION more = jpeg_read_scanlines(jpeg, rows + got, wanted - got);
+            if (more == 0) give_up((j_common_ptr)jpeg, WS_DAMAGED);
+            got += more;
+        }
+        ws_put(resizer, rows[0] + 4 * (size_t)offset, wanted == 2 ? rows[1] + 4 * (size_t)offset : NULL);
+        left -= (int32_t)wanted;
+    }
+}
+
+static void decode(ws_workspace *space, decoder *d, const ws_cut *cut, int flip, const ws_format *format, uint8_t *out) {
+    j_decompress_ptr jpeg = &d->jpeg;
+    jpeg_read_header(jpeg, TRUE);
+    const int fits = ws_check(cut, (int32_t)jpeg->image_height, (int32_t)jpeg->image_width);
+    if (fits != WS_DONE) give_up((j_common_ptr)jpeg, fits);
+    const int32_t scale = format->options & WS_SCALING ? scale_of(cut) : 1;
+    const int begun = ws_begin(&space->resizer, cut, scale, flip, format, out);
+    if (begun != WS_DONE) give_up((j_common_ptr)jpeg, begun);
+    jpeg->scale_num = 1;
+    jpeg->scale_denom = (unsigned)scale;
+    jpeg->out_color_space = JCS_EXT_RGBX;
+    jpeg_start_decompress(jpeg);
+    if (!all_scans_there(jpeg)) give_up((j_common_ptr)jpeg, WS_DAMAGED);
+    if (space->resizer.height > 0) read_rows(space, jpeg);
+    if (!ends_well(jpeg)) give_up((j_common_ptr)jpeg, WS_DAMAGED);
+}
+
+int ws_jpeg(ws_workspace *space, const uint8_t *data, size_t size, const ws_cut *cut, int flip, const ws_format *format,
+            uint8_t *out) {
+    ws_head head;
+    if (ws_sniff(data, size, &head) != WS_DONE) return WS_FOREIGN;
+    decoder d = {.status = WS_DONE};
+    if (setjmp(d.leave) == 0) {
+        prepare(&d, data, size);
+        decode(space, &d, cut, flip, format, out);
+    }
+    jpeg_destroy_decompress(&d.jpeg);
+    return d.status;
+}

@@ -1,0 +1,253 @@
+"""The native decoder against Pillow, bit for bit."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from jpegs import NATIVE, cut_natively, cut_with_pillow, cuts_of, encode, needs_native, pictures, scene, whole
+from worldsize.data import native
+from worldsize.data.crops import CenterCrop, RandomResizedCrop, random_boxes
+from worldsize.data.decode import decode
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@needs_native
+@given(st.data())
+def test_pixels_equal_pillows(data):
+    encoded, height, width = data.draw(pictures())
+    for _ in range(4):
+        cut, size = data.draw(cuts_of(height, width))
+        flip = data.draw(st.booleans())
+        done, out = cut_natively([encoded], [cut], [flip], size)
+        assert done.all()
+        np.testing.assert_array_equal(out[0], cut_with_pillow(encoded, cut, flip, size))
+
+
+@needs_native
+@given(st.data())
+def test_raw_pixels_equal_pillows(data):
+    height, width = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 300))
+    pixels = scene(height, width, data.draw(st.integers(0, 99)))
+    cut, size = data.draw(cuts_of(height, width))
+    flip = data.draw(st.booleans())
+    out = np.full((1, size, size, 3), 77, np.uint8)
+    assert NATIVE.raw([pixels], np.array([cut], np.int32), np.array([flip]), size, out).all()
+    top, left, h, w, rows, columns, y, x = cut
+    part = Image.fromarray(pixels).crop((left, top, left + w, top + h)).resize((columns, rows), Image.Resampling.BILINEAR)
+    expected = np.asarray(part.crop((x, y, x + size, y + size)))
+    np.testing.assert_array_equal(out[0], expected[:, ::-1] if flip else expected)
+
+
+def has_compiler_and_headers() -> bool:
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    source = "#include <stdio.h>\n#include <jpeglib.h>\n#ifndef JCS_EXTENSIONS\n#error\n#endif\n"
+    arguments = [compiler or "", "-fsyntax-only", "-x", "c", "-"]
+    return compiler is not None and subprocess.run(arguments, input=source.encode(), capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not (REPOSITORY / "setup.py").exists(), reason="not a checkout")
+def test_it_is_built_where_it_can_be():
+    if os.environ.get(native.DECODER) == "pillow":
+        pytest.skip(f"{native.DECODER}=pillow turns it off")
+    if not has_compiler_and_headers() or not ctypes.util.find_library("jpeg"):
+        pytest.skip("no C compiler, or no headers of libjpeg-turbo (libjpeg-dev)")
+    assert NATIVE is not None, native.why_not()
+    assert native.why_not() is None
+
+
+def run_python(program: str, **environment: str) -> str:
+    inherited = {key: value for key, value in os.environ.items() if key not in ("WORLDSIZE_SIMD", native.DECODER)}
+    paths = os.pathsep.join([str(REPOSITORY / "tests"), *(p for p in sys.path if p)])
+    command = [sys.executable, "-c", program]
+    environment = {**inherited, "PYTHONPATH": paths, **environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_environment_turns_it_off():
+    program = "from worldsize.data import native; print(native.load(), native.why_not())"
+    assert run_python(program, WORLDSIZE_DECODER="pillow") == "None WORLDSIZE_DECODER=pillow turns it off"
+
+
+def imagenet(shared: Path, count: int) -> list[bytes]:
+    folder = shared / "imagenet-mini" / "ILSVRC" / "Data" / "CLS-LOC" / "train"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    files = sorted(folder.glob("*/*"))
+    return [file.read_bytes() for file in files[:: len(files) // count][:count]]
+
+
+@needs_native
+def test_real_pictures_get_the_pixels_of_both_crops(shared):
+    data = imagenet(shared, 200)
+    heights, widths, plain = NATIVE.headers(data)
+    assert plain.all()
+    random, centre = RandomResizedCrop(160, True, (0.08, 1.0), (3 / 4, 4 / 3)), CenterCrop(224, False, 256)
+    draws = np.random.default_rng(0).random((len(data), random.draws))
+    cuts = np.zeros((len(data), 8), np.int32)
+    cuts[:, :4] = random_boxes(heights.astype(np.int64), widths.astype(np.int64), draws[:, 1:], (0.08, 1.0), (3 / 4, 4 / 3))
+    cuts[:, 4:6] = 160
+    done, out = cut_natively(data, cuts, draws[:, 0] < 0.5, 160)
+    assert done.all()
+    for i, (one, height, width) in enumerate(zip(data, heights.tolist(), widths.tolist(), strict=True)):
+        picture = decode(one)
+        assert picture.size == (width, height)
+        np.testing.assert_array_equal(out[i], random.one(picture, draws[i]))
+        short = min(height, width)
+        grid = (height, width) if short == 256 else (int(256 * height / short), int(256 * width / short))
+        cut = (0, 0, height, width, *grid, round((grid[0] - 224) / 2), round((grid[1] - 224) / 2))
+        np.testing.assert_array_equal(cut_natively([one], [cut], size=224)[1][0], centre.one(picture, np.zeros(1)))
+
+
+def reference_resize(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """A triangle filter in float64, written from its definition."""
+
+    def weights(source: int, target: int) -> np.ndarray:
+        scale = source / target
+        centres = (np.arange(target)[:, None] + 0.5) * scale
+        distance = np.abs(np.arange(source)[None] + 0.5 - centres) / max(scale, 1.0)
+        weight = np.clip(1.0 - distance, 0.0, None)
+        return weight / weight.sum(axis=1, keepdims=True)
+
+    across = np.tensordot(weights(pixels.shape[1], columns), pixels.astype(float), axes=(1, 1))  # (columns, y, 3)
+    return np.tensordot(weights(pixels.shape[0], rows), across, axes=(1, 1))  # (rows, columns, 3)
+
+
+@needs_native
+@pytest.mark.parametrize(("height", "width"), [(500, 375), (333, 500), (97, 211), (40, 31)])
+@pytest.mark.parametrize("kind", ["gradient", "checkerboard"])
+def test_nothing_is_shifted(height, width, kind):
+    y, x = np.mgrid[0:height, 0:width]
+    grey = (255 * (2 * x + y) / (2 * width + height)) if kind == "gradient" else ((x // 5 + y // 7) % 2 * 255)
+    pixels = np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
+    out = np.empty((1, 224, 224, 3), np.uint8)
+    assert NATIVE.raw([pixels], np.array([whole(height, width, 224)], np.int32), np.zeros(1, bool), 224, out).all()
+    error = out[0].astype(float) - reference_resize(pixels, 224, 224)
+    assert np.abs(error).mean() < 0.5
+    assert np.abs(error).max() <= 1.01
+    assert abs(error.mean()) < 0.05
+
+
+SIMD_PROGRAM = """
+import hashlib
+import numpy as np
+import jpegs as t
+digest = hashlib.sha256()
+for seed in range(40):
+    height, width, size = np.random.default_rng(seed).integers(1, 260, 3)
+    data = t.encode(t.scene(height, width, seed), subsampling=t.SAMPLING[seed % 3])
+    done, out = t.cut_natively([data], [t.whole(height, width, size)], [seed % 2], int(size))
+    assert done.all()
+    digest.update(out)
+print(digest.hexdigest(), t.NATIVE.version)
+"""
+
+
+@needs_native
+def test_plain_c_gives_the_same_bytes_as_simd():
+    fast, simd = run_python(SIMD_PROGRAM).split(maxsplit=1)
+    slow, plain = run_python(SIMD_PROGRAM, WORLDSIZE_SIMD="scalar").split(maxsplit=1)
+    assert fast == slow
+    assert plain.endswith("scalar")
+    assert simd.startswith("libjpeg-turbo ")
+
+
+@needs_native
+def test_eight_threads_get_what_one_gets():
+    data = [encode(scene(120 + 7 * i, 200 - 5 * i, i), progressive=i % 2 == 0) for i in range(16)]
+    data[5] = data[5][:500] + b"\xff\xd9"
+    heights, widths, _ = NATIVE.headers(data)
+    cuts = [whole(int(h), int(w), 64) for h, w in zip(heights, widths, strict=True)]
+    done, alone = cut_natively(data, cuts, size=64)
+    assert done.sum() == 15
+    with ThreadPoolExecutor(8) as pool:
+        for again, out in pool.map(lambda _: cut_natively(data, cuts, size=64), range(64)):
+            np.testing.assert_array_equal(again, done)
+            np.testing.assert_array_equal(out, alone)
+
+
+@needs_native
+def test_buffers_of_every_kind_are_read_where_they_are():
+    data = encode(scene(40, 50, 0))
+    expected = cut_natively([data], [whole(40, 50, 32)])[1]
+    array = np.frombuffer(b"before" + data + b"behind", np.uint8)[6:-6]
+    assert not array.flags.writeable
+    kinds = [bytearray(data), memoryview(data), array, memoryview(array)]
+    done, out = cut_natively(kinds, [whole(40, 50, 32)] * len(kinds))
+    assert done.all()
+    np.testing.assert_array_equal(out, np.repeat(expected, len(kinds), axis=0))
+    assert cut_natively([], [])[0].shape == (0,)
+
+
+@needs_native
+def test_arrays_of_other_shapes_are_refused():
+    data = [encode(scene(40, 50, 0))]
+    cuts, flips, out = np.array([whole(40, 50, 32)], np.int32), np.zeros(1, bool), np.zeros((1, 32, 32, 3), np.uint8)
+    wrong = [
+        (cuts.astype(np.int64), flips, 32, out),
+        (cuts[:, :7], flips, 32, out),
+        (cuts, flips.astype(np.uint8), 32, out),
+        (cuts, np.zeros(2, bool), 32, out),
+        (cuts, flips, 33, out),
+        (cuts, flips, 0, out[:, :0, :0]),
+        (cuts, flips, 16385, out),
+        (cuts, flips, 32, out.transpose(0, 2, 1, 3)),
+        (cuts, flips, 32, out.astype(np.float32)),
+    ]
+    for arguments in wrong:
+        with pytest.raises(ValueError):
+            NATIVE.cut(data, *arguments)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        NATIVE.cut(data, cuts, flips, 32, out)
+    out = np.zeros((1, 32, 32, 3), np.uint8)
+    for picture in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((4, 8, 3), np.uint8)[:, ::2]):
+        with pytest.raises(ValueError):
+            NATIVE.raw([picture], cuts, flips, 32, out)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", ["smooth", "rough"])
+def test_scaling_keeps_the_place_and_stays_near(kind):
+    """The error that the option costs: below 3 levels in the mean on a smooth picture, below 6 on one with much noise."""
+    pixels = scene(1200, 1600, 3, rough=0.0 if kind == "smooth" else 0.3)
+    data = encode(pixels, quality=92, subsampling="4:4:4")
+    cuts = [(101, 203, 1000, 1301, 224, 224, 0, 0), (0, 0, 1200, 1600, 448, 500, 60, 90)]
+    exact = cut_natively([data] * 2, cuts, size=224)[1].astype(float)
+    scaled = cut_natively([data] * 2, cuts, size=224, scaling=True)[1].astype(float)
+    error = np.abs(scaled - exact).mean(axis=(1, 2, 3))
+    assert error.min() > 0
+    assert error.max() < (3 if kind == "smooth" else 6)
+    assert np.abs((scaled - exact).mean(axis=(1, 2, 3))).max() < 0.5
+
+
+@needs_native
+@pytest.mark.parametrize(("top", "left"), [(0, 0), (101, 203), (2, 3)])
+@pytest.mark.parametrize("size", [224, 448])
+def test_scaling_shifts_nothing(top, left, size):
+    y, x = np.mgrid[0:1200, 0:1600]
+    pixels = np.repeat((255 * (x + y) / 2800).astype(np.uint8)[..., None], 3, axis=2)
+    cut = (top, left, 999, 1301, size, size, 0, 0)
+    scaled = cut_natively([encode(pixels, quality=100)], [cut], size=size, scaling=True)[1][0]
+    error = scaled[4:-4, 4:-4] - reference_resize(pixels[top : top + 999, left : left + 1301], size, size)[4:-4, 4:-4]
+    assert abs(error.mean()) < 0.05  # half a pixel in each direction would be 0.09
+
+
+@needs_native
+def test_scaling_does_nothing_where_the_box_would_become_too_small():
+    data = encode(scene(300, 447, 0))
+    cuts = [(0, 0, 300, 447, 224, 224, 0, 0), (0, 0, 300, 447, 100, 224, 0, 0)]
+    exact = cut_natively([data] * 2, cuts, size=224)[1]
+    np.testing.assert_array_equal(cut_natively([data] * 2, cuts, size=224, scaling=True)[1], exact)
