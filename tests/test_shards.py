@@ -332,10 +332,8 @@ def test_an_unfinished_pack_is_refused(copied):
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"format": "worldsize shards"}', "half", "binary"])
 def test_a_damaged_page_is_refused(copied, damage):
     page = copied / "index.json"
-    text = page.read_text()
-    page.write_bytes(
-        b"\xff\x00\xfe" if damage == "binary" else (text[: len(text) // 2] if damage == "half" else damage).encode()
-    )
+    intact = page.read_bytes()
+    page.write_bytes({"binary": b"\xff\x00\xfe", "half": intact[: len(intact) // 2]}.get(damage, damage.encode()))
     assert "index.json is damaged" in refused(copied)
 
 
@@ -403,22 +401,21 @@ def synthetic(folder: Path, samples: int, count: int) -> None:
 
 
 def test_fifty_million_samples_open_within_a_second(tmp_path):
-    synthetic(tmp_path, 50_000_000, 5_000)
+    synthetic(tmp_path, 50_000_000, 10_000)
     program = (
-        "import sys, time, resource, numpy as np; from worldsize.data import shards\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "import sys, time, numpy as np; from worldsize.data import shards\n"
+        "def peak(): return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
         "before, began = peak(), time.perf_counter()\n"
         "samples = shards.open_dataset(sys.argv[1]).train\n"
         "samples.sizes(np.arange(0, 50_000_000, 500_000)); samples.encoded(31_415_926)\n"
-        "print(time.perf_counter() - began, peak() - before)"
+        "print(time.perf_counter() - began, (peak() - before) * 1024)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
-    seconds, kilobytes = min(
-        tuple(map(float, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()))
-        for _ in range(3)
-    )
-    assert seconds < 1
-    assert kilobytes < 40_000
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]
+    assert min(float(seconds) for seconds, _ in runs) < 1
+    for file in tmp_path.iterdir():
+        file.unlink()  # pytest would keep them
+    assert max(int(memory) for _, memory in runs) < 100e6
 
 
 def test_remote_shards_are_read_too(whole):

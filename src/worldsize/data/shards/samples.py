@@ -137,12 +137,11 @@ class ShardSamples(EncodedSamples):
         name = f"{self._split}.index"
         expected = self._packed.splits[self._split].samples * RECORD.itemsize
         try:
-            size = self._store.size(name)
             data = self._store.whole(name)
         except OSError as error:
             raise DataError(f"{self._store.where}/{name} cannot be read ({error.strerror or error}): {_AGAIN}") from None
-        if not size == len(data) == expected:
-            raise DataError(f"{self._store.where}/{name} has {size:,} bytes, but should have {expected:,}: {_AGAIN}")
+        if len(data) != expected:
+            raise DataError(f"{self._store.where}/{name} has {len(data):,} bytes, but should have {expected:,}: {_AGAIN}")
         return np.frombuffer(data, RECORD)
 
     def _look_at_shards(self) -> None:
@@ -159,8 +158,7 @@ class ShardSamples(EncodedSamples):
         for number in numbers:
             shard, name = self.shards[number], shard_name(self._split, number)
             try:
-                size = self._store.size(name)
-                beginning = self._store.beginning(name, tar.BEGINNING)
+                size, beginning = self._store.look(name, tar.BEGINNING)
             except FileNotFoundError:
                 yield f"{name} is missing"
             except OSError as error:

@@ -24,16 +24,12 @@ class Store(ABC):
     where: str
 
     @abstractmethod
-    def size(self, name: str) -> int:
-        """Bytes of the file."""
-
-    @abstractmethod
     def whole(self, name: str) -> Bytes:
         """All of the file; where it is mapped, only what is touched takes memory."""
 
     @abstractmethod
-    def beginning(self, name: str, length: int) -> bytes:
-        """The first bytes of a file that may never be read further."""
+    def look(self, name: str, length: int) -> tuple[int, bytes]:
+        """How many bytes a file has, and the first ``length``, where it may never be read further."""
 
     @abstractmethod
     def read(self, name: str, offset: int, length: int) -> Bytes:
@@ -56,15 +52,16 @@ class Local(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return Local, (self._folder,)
 
-    def size(self, name: str) -> int:
-        return (self._folder / name).stat().st_size
-
     def whole(self, name: str) -> memoryview:
         return _mapped(self._folder / name)
 
-    def beginning(self, name: str, length: int) -> bytes:
-        with open(self._folder / name, "rb", buffering=0) as file:
-            return file.read(length)
+    def look(self, name: str, length: int) -> tuple[int, bytes]:
+        # Without the comfort of file objects: there may be 50,000.
+        descriptor = os.open(f"{self.where}/{name}", os.O_RDONLY)
+        try:
+            return os.fstat(descriptor).st_size, os.read(descriptor, length)
+        finally:
+            os.close(descriptor)
 
     def read(self, name: str, offset: int, length: int) -> memoryview:
         with self._lock:
@@ -92,14 +89,11 @@ class Remote(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.where,)
 
-    def size(self, name: str) -> int:
-        return int(self._files.size(self._path(name)))
-
     def whole(self, name: str) -> bytes:
         return bytes(self._files.cat_file(self._path(name)))
 
-    def beginning(self, name: str, length: int) -> bytes:
-        return self.read(name, 0, length)
+    def look(self, name: str, length: int) -> tuple[int, bytes]:
+        return int(self._files.size(self._path(name))), self.read(name, 0, length)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         return bytes(self._files.cat_file(self._path(name), start=offset, end=offset + length))

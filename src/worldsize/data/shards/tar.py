@@ -53,8 +53,10 @@ def member_name(blocks: bytes | memoryview) -> str:
 
 
 def beginning(identity: str) -> bytes:
-    """What a shard begins with: its identity, as a comment that every reader of tar files passes over."""
-    return tarfile.TarInfo.create_pax_global_header({"comment": f"worldsize {identity}"})
+    """What a shard begins with: its identity (64 letters), as a comment that every reader of tar files passes over."""
+    return _BEGINNING.replace(_NOBODY, identity.encode())
 
 
-BEGINNING = len(beginning("0" * 64))
+_NOBODY = b"0" * 64
+_BEGINNING = tarfile.TarInfo.create_pax_global_header({"comment": f"worldsize {_NOBODY.decode()}"})
+BEGINNING = len(_BEGINNING)
