@@ -51,7 +51,7 @@ def odd_pictures() -> dict[str, bytes]:
         "one pixel.JPEG": encode(Image.new("RGB", (1, 1), "red"), "JPEG"),
         "sixteen bit.png": encode(Image.fromarray(np.arange(256, dtype=np.uint16).reshape(16, 16) * 200), "PNG"),
         "palette.gif": encode(noise(32, 32, 6).convert("P"), "GIF"),
-        "alpha.webp": encode(noise(20, 20, 7).convert("RGBA"), "WEBP"),
+        "alpha.webp": encode(Image.new("RGBA", (20, 20), (90, 50, 10, 100)), "WEBP"),
         "no.dots.in.keys.tiff": encode(noise(24, 24, 8), "TIFF"),
         "bitmap.bmp": encode(noise(16, 24, 9), "BMP"),
         "pixels.ppm": encode(noise(16, 24, 10), "PPM"),

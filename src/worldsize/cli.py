@@ -28,6 +28,8 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
   worldsize strategies                                        how processes can agree, and which ways work here
   worldsize bench strategies [--procs N]                      how fast each of them is here
   worldsize data fetch DATASET --to FOLDER                    download, verify and lay out a data set
+  worldsize data verify --root FOLDER                         every picture decoded once: broken, odd, duplicate ones
+  worldsize data info FOLDER|SHARDS                           classes, sizes, a page of pictures
   worldsize data pack --root FOLDER --out SHARDS              a data set in a few large files, which train as well
   worldsize env                                               what this machine is and what will be used
 

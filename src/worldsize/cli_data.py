@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import tempfile
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import tyro
+
 from worldsize import arguments
-from worldsize.errors import Stopped, UserError
+from worldsize.errors import DataError, Stopped, UserError
 from worldsize.recipe import Data
 from worldsize.signals import handled
 
@@ -51,6 +54,41 @@ class Pack:
     """Refuse when more than this share of the pictures cannot be decoded; fewer are kept as they are."""
 
 
+@dataclass
+class Verify:
+    """Decode every picture once: broken, odd and duplicate ones are listed, classes counted.
+
+    Works on originals and on shards, of which every byte is checked. Ends with 65 where too many are broken.
+    """
+
+    root: Path
+    """The data set, packed or not."""
+    data: _Kind | None = None
+    """How the data set is laid out (default: found out)."""
+    report: Path | None = None
+    """Write all that is found into this file, as JSON."""
+    workers: int | None = None
+    """Threads (default: one per core)."""
+    max_broken: float = 0.001
+    """How large a share of broken pictures is all right."""
+
+
+@dataclass
+class Info:
+    """What a data set is: classes, sizes, kinds, how it was packed; and, if asked for, some of its pictures on one page."""
+
+    root: tyro.conf.Positional[Path]
+    """The data set, packed or not."""
+    data: _Kind | None = None
+    """How the data set is laid out (default: found out)."""
+    sheet: Path | None = None
+    """Write a contact sheet of training pictures into this file, .png or .html (which needs no other file)."""
+    pictures: int = 64
+    """How many are on it, as equally many of each class as there are."""
+    seed: int = 0
+    """Another seed chooses others."""
+
+
 def fetch(argv: list[str]) -> int:
     """``worldsize data fetch``."""
     from worldsize.data import fetch
@@ -74,7 +112,52 @@ def pack(argv: list[str]) -> int:
     return 0
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {"fetch": fetch, "pack": pack}
+def verify(argv: list[str]) -> int:
+    """``worldsize data verify``."""
+    asked = arguments.parse(Verify, argv, None, "data verify")
+    from worldsize.data.survey import verify, words
+
+    workers = _workers(asked.workers)
+    if asked.report is not None and not asked.report.absolute().parent.is_dir():
+        raise UserError(f"--report {asked.report}: there is no folder {asked.report.absolute().parent}")
+    with _stoppable("nothing was changed"), tempfile.TemporaryDirectory() as cache:
+        dataset = _opened(asked.root, asked.data, Path(cache))
+        found = verify.verify(dataset, workers)
+    for line in words.tell(dataset, found):
+        print(line)
+    if asked.report is not None:
+        asked.report.write_text(json.dumps(words.report(dataset, found), indent=1), "utf-8")
+        print(f"all of it: {asked.report}")
+    broken, total = sum(len(one.broken) for one in found.values()), sum(len(one.samples) for one in found.values())
+    if broken > asked.max_broken * total:
+        raise DataError(
+            f"{broken:,} of {total:,} pictures are broken, which is more than --max-broken {asked.max_broken:g} allows: "
+            "remove them, or get them again"
+        )
+    return 0
+
+
+def info(argv: list[str]) -> int:
+    """``worldsize data info``."""
+    asked = arguments.parse(Info, argv, None, "data info")
+    from worldsize.data.survey import info, sheet
+
+    if asked.sheet is not None and asked.sheet.suffix.lower() not in (".png", ".html"):
+        raise UserError(f"--sheet {asked.sheet}: a name that ends in .png or .html")
+    if asked.pictures < 1:
+        raise UserError(f"--pictures {asked.pictures}: at least 1")
+    with tempfile.TemporaryDirectory() as cache:
+        dataset = _opened(asked.root, asked.data, Path(cache))
+    for line in info.tell(dataset, asked.root, asked.seed):
+        print(line)
+    if asked.sheet is not None:
+        with _room(asked.sheet):
+            count = sheet.write(dataset.train, asked.sheet, str(asked.root), asked.pictures, asked.seed)
+        print(f"{count} pictures of train: {asked.sheet}")
+    return 0
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {"fetch": fetch, "verify": verify, "pack": pack, "info": info}
 
 
 def _opened(root: Path, kind: _Kind | None, cache: Path) -> Dataset:

@@ -223,7 +223,8 @@ def _summary(out: Path, dataset: Dataset, broken: int) -> str:
     lines = [f"{out} is packed: train with --data.root {out}\n"]
     for name, samples in (("training", dataset.train), ("validation", dataset.val)):
         assert isinstance(samples, ShardSamples)
-        lines.append(f"  {name:<11} {len(samples):,} pictures in {len(samples.shards)} shards\n")
+        count = len(samples.shards)
+        lines.append(f"  {name:<11} {len(samples):,} pictures in {count:,} shard{'s' * (count != 1)}\n")
     files = list(out.iterdir())
     lines.append(f"  {'on disk':<11} {len(files):,} files, {size(sum(file.stat().st_size for file in files))}\n")
     if broken:

@@ -37,6 +37,7 @@ class ShardSamples(EncodedSamples):
     Attributes:
         records: (n,) of `RECORD`, mapped.
         shards: what the page says of each shard.
+        made: how the pictures were made, empty where they are the originals' bytes.
 
     Raises:
         DataError: the index or a shard is missing, has another size, or belongs to another pack.
@@ -49,6 +50,7 @@ class ShardSamples(EncodedSamples):
         self.shards = packed.splits[split].shards
         self.classes = packed.classes
         self.fingerprint = packed.splits[split].fingerprint
+        self.made = packed.made
         self.records: Records = self._index()
         self.labels = self.records["label"]
         self._firsts = np.cumsum([0, *(shard.samples for shard in self.shards)])
@@ -66,7 +68,7 @@ class ShardSamples(EncodedSamples):
         record = self.records[index]
         head = int(record["head"])
         try:
-            blocks = self._read(index, int(record["offset"]) - head, head)
+            blocks = self.read(index, int(record["offset"]) - head, head)
         except (OSError, ValueError):
             return f"sample {index}"
         return tar.path_of(tar.member_name(blocks)) or f"sample {index}"
@@ -91,7 +93,7 @@ class ShardSamples(EncodedSamples):
         record = self.records[index]
         offset, length = int(record["offset"]), int(record["length"])
         try:
-            data = self._read(index, offset, length)
+            data = self.read(index, offset, length)
         except OSError as error:
             raise BrokenPicture(f"cannot be read: {error.strerror or error}") from error
         # Pages that are not in memory yet are read in here: others must be able to go on meanwhile.
@@ -130,7 +132,8 @@ class ShardSamples(EncodedSamples):
         for number in range(len(self.shards)):
             self._check_part(number)
 
-    def _read(self, index: int, offset: int, length: int) -> Bytes:
+    def read(self, index: int, offset: int, length: int) -> Bytes:
+        """Bytes of the shard that holds picture ``index``, fewer where it ends before. Raises OSError."""
         return self._store.read(shard_name(self._split, self.shard_of(index)), offset, length)
 
     def _index(self) -> Records:
