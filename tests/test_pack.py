@@ -50,6 +50,14 @@ def test_the_number_of_workers_does_not_change_a_byte(root, tmp_path, how):
     assert len(list((tmp_path / "one").glob("train-*.tar"))) > 1
 
 
+def test_shards_of_shards_remember_how_they_were_made(root, tmp_path):
+    first = packed(root, tmp_path / "first", reencode=80)
+    pack(first, tmp_path / "second", How(), 5000, 2, 1.0)
+    second = shards.open_dataset(tmp_path / "second")
+    assert second.train.made == first.train.made != {}
+    assert second.fingerprint == first.fingerprint
+
+
 def test_times_owners_and_places_of_the_originals_do_not_matter(root, tmp_path):
     other = shutil.copytree(root, tmp_path / "elsewhere")
     for file in other.rglob("*.*"):

@@ -17,6 +17,7 @@ import tyro
 
 from worldsize import arguments
 from worldsize.errors import DataError, Stopped, UserError
+from worldsize.place import cores
 from worldsize.recipe import Data
 from worldsize.signals import handled
 
@@ -170,15 +171,21 @@ def _opened(root: Path, kind: _Kind | None, cache: Path) -> Dataset:
 def _kind(root: Path) -> _Kind:
     if (root / "cifar-10-batches-py").is_dir():
         return "cifar10"
-    val = root / "val"
-    flat = val.is_dir() and not any(entry.is_dir() for entry in os.scandir(val))
-    return "imagenet" if flat or (root / "Data").is_dir() or (root / "ILSVRC").is_dir() else "folder"
+    kaggle = (root / "Data").is_dir() or (root / "ILSVRC").is_dir()
+    return "imagenet" if kaggle or _is_flat(root / "val") else "folder"
+
+
+def _is_flat(val: Path) -> bool:
+    try:
+        return not any(entry.is_dir() for entry in os.scandir(val))
+    except OSError:  # whoever opens the data set says it better
+        return False
 
 
 def _workers(asked: int | None) -> int:
     if asked is not None and asked < 1:
         raise UserError(f"--workers {asked}: at least 1")
-    return asked or len(os.sched_getaffinity(0))
+    return asked or cores()
 
 
 @contextmanager

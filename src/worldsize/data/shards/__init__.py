@@ -23,8 +23,8 @@ def is_packed(root: Path) -> bool:
     return any((root / name).is_file() for name in signs) and not (root / "train").is_dir()
 
 
-def open_dataset(root: Path | str) -> Dataset:
-    """The data set packed in this folder or at this URL.
+def open_dataset(root: Path | str | Store) -> Dataset:
+    """The data set packed in this folder, at this URL, or in this store.
 
     Raises:
         UserError: no shards are there, or shards of a later version.
@@ -50,5 +50,7 @@ def page(store: Store) -> Packed:
         raise UserError(f"{where} cannot be read: {error.strerror or error}") from None
 
 
-def _store(root: Path | str) -> Store:
+def _store(root: Path | str | Store) -> Store:
+    if isinstance(root, Store):
+        return root
     return Remote(root) if isinstance(root, str) and "://" in root else Local(Path(root))

@@ -40,9 +40,17 @@ _LARGEST = 2**32 - 1
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done, and what identifies it."""
+    """What is to be done, and what identifies it.
+
+    Attributes:
+        tasks: one for each shard.
+        changes: what is done to the pictures, for people; empty: nothing.
+        made: the same, and what had been done before to pictures that come from shards.
+        digest: of everything that decides the shards' bytes but for what is in the pictures.
+    """
 
     tasks: tuple[Task, ...]
+    changes: Mapping[str, Any]
     made: Mapping[str, Any]
     digest: str
 
@@ -83,15 +91,16 @@ def pack(dataset: Dataset, out: Path, how: How, shard_bytes: int, workers: int, 
 
 
 def _plan(splits: Mapping[str, Samples], how: How, shard_bytes: int) -> Plan:
-    made = how.made()
-    digest = hashlib.sha256(json.dumps([made, shard_bytes]).encode())
+    changes = how.made()
+    digest = hashlib.sha256(json.dumps([changes, shard_bytes]).encode())
     tasks: list[Task] = []
     for name, samples in splits.items():
         lengths = _lengths(samples)
         digest.update(samples.fingerprint.encode() + lengths.tobytes())
         expected = np.fromiter((how.expected(int(length)) for length in lengths), np.int64, len(lengths))
         tasks += plan(name, expected, shard_bytes)
-    return Plan(tuple(tasks), made, digest.hexdigest())
+    before = splits["train"].made if isinstance(splits["train"], ShardSamples) else {}
+    return Plan(tuple(tasks), changes, {**before, **changes}, digest.hexdigest())
 
 
 def _lengths(samples: Samples) -> NDArray[np.int64]:
@@ -200,7 +209,7 @@ def _finish(planned: Plan, splits: Mapping[str, Samples], out: Path, parts: Path
     for name, split in pieces.items():
         put(out / f"{name}.index", b"".join(records.tobytes() for _, records in split))
     shards = {name: tuple(shard for shard, _ in split) for name, split in pieces.items()}
-    fingerprints = {name: _fingerprint(samples, planned.made) for name, samples in splits.items()}
+    fingerprints = {name: _fingerprint(samples, planned.changes) for name, samples in splits.items()}
     described = {name: Split(fingerprints[name], shards[name]) for name in SPLITS}
     put(out / INDEX, Packed(splits["train"].classes, described, planned.made, planned.digest).to_json().encode())
     shutil.rmtree(parts)
@@ -212,11 +221,11 @@ def _pieces(planned: Plan, split: str, out: Path, parts: Path) -> list[tuple[Sha
     return [piece for piece in found if piece is not None]
 
 
-def _fingerprint(samples: Samples, made: Mapping[str, Any]) -> str:
+def _fingerprint(samples: Samples, changes: Mapping[str, Any]) -> str:
     """That of the originals while the pictures are theirs, so that a run may go on from originals to shards."""
-    if not made:
+    if not changes:
         return samples.fingerprint
-    return hashlib.sha256(f"{samples.fingerprint}\n{json.dumps(made)}".encode()).hexdigest()
+    return hashlib.sha256(f"{samples.fingerprint}\n{json.dumps(changes)}".encode()).hexdigest()
 
 
 def _summary(out: Path, dataset: Dataset, broken: int) -> str:
