@@ -437,3 +437,9 @@ def test_remote_shards_are_read_too(whole):
 def test_a_local_store_is_what_a_path_opens(whole):
     assert isinstance(shards.open_dataset(whole).train, ShardSamples)
     assert isinstance(shards.open_dataset(whole).train._store, Local)
+
+
+def test_a_page_of_somebody_else_makes_no_shards(tmp_path):
+    put(tmp_path / "root" / "index.json", b"{}")
+    with pytest.raises(UserError, match="not laid out for training"):
+        opened(tmp_path / "root")

@@ -19,7 +19,7 @@ __all__ = ["is_packed", "open_dataset", "page"]
 
 def is_packed(root: Path) -> bool:
     """Whether this folder holds shards of ours, whole or not, and no data set of another kind."""
-    signs = (INDEX, "train.index", shard_name("train", 0))
+    signs = ("train.index", shard_name("train", 0))
     return any((root / name).is_file() for name in signs) and not (root / "train").is_dir()
 
 

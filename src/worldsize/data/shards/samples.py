@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any
 
 import crc32c
@@ -53,7 +55,7 @@ class ShardSamples(EncodedSamples):
         self.made = packed.made
         self.records: Records = self._index()
         self.labels = self.records["label"]
-        self._firsts = np.cumsum([0, *(shard.samples for shard in self.shards)])
+        self._firsts = [0, *accumulate(shard.samples for shard in self.shards)]
         self._vouched = bytearray(len(self.shards))
         self._look_at_shards()
 
@@ -121,7 +123,7 @@ class ShardSamples(EncodedSamples):
 
     def shard_of(self, index: int) -> int:
         """The number of the shard that holds the picture."""
-        return int(np.searchsorted(self._firsts, index, "right")) - 1
+        return bisect_right(self._firsts, index) - 1
 
     def check_index(self) -> None:
         """Check all of the index, which opening does not.
