@@ -132,24 +132,30 @@ def test_the_content_changes_with_a_byte_a_label_and_the_order(tmp_path, change)
     assert verify(opened(root), 1)["train"].content != before
 
 
-def test_every_flipped_bit_of_a_sample_is_found_in_shards(root, tmp_path):
+def test_every_flipped_bit_of_a_sample_is_found_in_shards(tmp_path):
     """In headers and labels too, which reading does not look at."""
+    for i in range(6):
+        put(tmp_path / "root" / ("train", "val")[i // 4] / "ab"[i % 2] / f"{i}.jpg", encode(noise(20, 20, i), "JPEG"))
     out = tmp_path / "out"
-    packed(root, out)
-    samples = shards.open_dataset(out).train
+    samples = packed(tmp_path / "root", out).train
     draw = random.Random(0)
-    file = out / "train-00001.tar"
+    file = out / "train-00000.tar"
     clean = file.read_bytes()
-    first, last = 1024, len(clean) - 1024
-    for _ in range(40):
-        damaged = bytearray(clean)
-        place = draw.randrange(first, last)
-        damaged[place] ^= 1 << draw.randrange(8)
-        file.write_bytes(damaged)
-        dataset = shards.open_dataset(out)
-        found = verify(Dataset(dataset.train, dataset.val), 2)["train"].broken
-        offsets = samples.records["offset"][list(found)]
-        assert any(samples.shard_of(index) == 1 for index in found), f"byte {place} of {offsets}"
+    ends = [*(samples.records["offset"] - samples.records["head"]).tolist()[1:], len(clean) - 1024]
+    for index, (record, end) in enumerate(zip(samples.records, ends, strict=True)):
+        start, after = int(record["offset"]), int(record["offset"] + record["length"])
+        for first, last, reason in (
+            (start - int(record["head"]), start, "the tar header at byte"),
+            (start, after, "does not have its checksum"),
+            (after, end, "the label at byte"),
+        ):
+            for _ in range(5):
+                damaged = bytearray(clean)
+                damaged[draw.randrange(first, last)] ^= 1 << draw.randrange(8)
+                file.write_bytes(damaged)
+                broken = verify(shards.open_dataset(out), 2)["train"].broken
+                assert list(broken) == [index]
+                assert reason in broken[index]
 
 
 # The command -------------------------------------------------------------------------------------------------------

@@ -90,9 +90,7 @@ def written(task: Task, out: Path, parts: Path) -> tuple[Shard, Records] | None:
     except FileNotFoundError:
         return None
     shard = Shard(task.stop - task.start, size, identity(task.split, data))
-    if len(data) != shard.samples * RECORD.itemsize or beginning != tar.beginning(shard.identity):
-        return None
-    return shard, np.frombuffer(data, RECORD)
+    return (shard, np.frombuffer(data, RECORD)) if beginning == tar.beginning(shard.identity) else None
 
 
 def put(path: Path, data: bytes) -> None:
