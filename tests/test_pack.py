@@ -122,12 +122,13 @@ def unbroken(larger, tmp_path_factory) -> dict[str, bytes]:
     return files(out)
 
 
-def interrupted(larger: Path, out: Path, number: int, after: int) -> int:
-    """Send a signal when there are so many shards, or something of the next one; the exit code."""
+def interrupted(larger: Path, out: Path, number: int, after: int, delay: float = 0) -> int:
+    """Send a signal when there are so many shards, and so many seconds later; the exit code."""
     running = start(*command(larger, out), cwd=out.parent)
     deadline = time.monotonic() + 60
     while running.poll() is None and time.monotonic() < deadline:
         if out.is_dir() and len(list(out.glob("*.tar"))) >= after:
+            time.sleep(delay)
             running.send_signal(number)
             break
         time.sleep(0.001)
@@ -141,7 +142,7 @@ def test_killed_at_random_moments_it_goes_on_to_the_same_bytes(larger, unbroken,
     out = tmp_path / "out"
     kills = 0
     for after in sorted(draw.sample(range(len(unbroken) - 4), 3)):
-        code = interrupted(larger, out, signal.SIGKILL, after)
+        code = interrupted(larger, out, signal.SIGKILL, after, draw.random() / 10)
         kills += code == -signal.SIGKILL
         if not (out / "index.json").exists() and list(out.glob("*.tar")):
             with pytest.raises(UserError, match="to its end"):
