@@ -15,7 +15,7 @@ FLOORS = [
     ("catalog", "batch", "schedule", "world", "run"),
     ("arguments", "data"),
     ("launch",),
-    ("cli_cluster",),
+    ("cli_cluster", "cli_data"),
     ("model", "precision", "track"),
     ("optim",),
     ("parallel",),

@@ -28,6 +28,9 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
   worldsize strategies                                        how processes can agree, and which ways work here
   worldsize bench strategies [--procs N]                      how fast each of them is here
   worldsize data fetch DATASET --to FOLDER                    download, verify and lay out a data set
+  worldsize data verify --root FOLDER                         every picture decoded once: broken, odd, duplicate ones
+  worldsize data info FOLDER|SHARDS                           classes, sizes, a page of pictures
+  worldsize data pack --root FOLDER --out SHARDS              a data set in a few large files, which train as well
   worldsize env                                               what this machine is and what will be used
 
 On a Kubernetes cluster with Kubeflow (docs/kubernetes.md):
@@ -238,14 +241,12 @@ def _bench(argv: list[str]) -> int:
 
 def _data(argv: list[str]) -> int:
     """``worldsize data``."""
-    from worldsize import arguments
+    from worldsize import cli_data
 
-    if argv[:1] != ["fetch"]:
-        print("usage: worldsize data fetch DATASET --to FOLDER ...\n\nGets a data set; --help says which, and from where.")
+    if argv[:1] == [] or argv[0] not in cli_data.VERBS:
+        print(f"usage: worldsize data {'|'.join(cli_data.VERBS)} ...\n\n--help after a verb says more of it.")
         return 0 if _asks_help(argv) else 64
-    from worldsize.data import fetch
-
-    return fetch.run(arguments.parse(fetch.Fetch, argv[1:], None, "data fetch"))
+    return cli_data.VERBS[argv[0]](argv[1:])
 
 
 def _env(argv: list[str]) -> int:

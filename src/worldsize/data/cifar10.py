@@ -1,4 +1,4 @@
-"""CIFAR-10: torchvision's official files, or a plain folder of its pictures.
+"""CIFAR-10: torchvision's official files, a plain folder of its pictures, or shards.
 
 Krizhevsky 2009, "Learning multiple layers of features from tiny images": 50,000 + 10,000 pictures, 32 x 32.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worldsize.data import folder
+from worldsize.data import folder, shards
 from worldsize.data.samples import ArraySamples, Dataset
 from worldsize.errors import UserError
 from worldsize.recipe import Data
@@ -23,6 +23,8 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
     """
     if settings.root is not None and (settings.root.expanduser() / "train").is_dir():
         return folder.open_dataset(settings, cache)
+    if settings.root is not None and shards.is_packed(settings.root.expanduser()):
+        return shards.open_dataset(settings.root.expanduser())
     root = settings.root.expanduser() if settings.root and settings.download else folder.required_root(settings)
     return Dataset(_official(root, True, settings.download), _official(root, False, settings.download))
 

@@ -1,10 +1,10 @@
-"""Any tree of pictures: ROOT/train/CLASS/PICTURE and ROOT/val/CLASS/PICTURE (or test, or validation)."""
+"""Any tree of pictures: ROOT/train/CLASS/PICTURE and ROOT/val/CLASS/PICTURE (or test, or validation); or shards."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from worldsize.data import index
+from worldsize.data import index, shards
 from worldsize.data.samples import Dataset, FileSamples
 from worldsize.errors import UserError
 from worldsize.recipe import Data
@@ -13,12 +13,14 @@ _VALIDATION = ("val", "validation", "test")
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
-    """The data set in ``settings.root``; listings are kept in ``cache``.
+    """The data set in ``settings.root``, packed or not; listings are kept in ``cache``.
 
     Raises:
         UserError: no root, a split is missing, a class is empty, only one class, or the splits' classes differ.
     """
     root = required_root(settings)
+    if shards.is_packed(root):
+        return shards.open_dataset(root)
     validation = next((root / name for name in _VALIDATION if (root / name).is_dir()), None)
     if not (root / "train").is_dir() or validation is None:
         raise UserError(

@@ -11,7 +11,7 @@ import csv
 import os
 from pathlib import Path
 
-from worldsize.data import folder, index
+from worldsize.data import folder, index, shards
 from worldsize.data.samples import Dataset
 from worldsize.errors import UserError
 from worldsize.recipe import Data
@@ -20,12 +20,14 @@ _SOLUTION = "LOC_val_solution.csv"
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
-    """ImageNet in ``settings.root``: the folder that holds ``train`` and ``val``, or ``ILSVRC``, or is it.
+    """ImageNet in ``settings.root``: the folder that holds ``train`` and ``val``, or ``ILSVRC``, or is it; or its shards.
 
     Raises:
         UserError: neither layout, or the validation pictures have no labels.
     """
     root = folder.required_root(settings)
+    if shards.is_packed(root):
+        return shards.open_dataset(root)
     for kaggle in (root, root / "ILSVRC"):
         pictures = kaggle / "Data" / "CLS-LOC"
         if pictures.is_dir():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +48,37 @@ class Samples(ABC):
         Raises:
             BrokenPicture: it cannot be read or decoded.
         """
+
+    def sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int32] | None:
+        """Heights and widths (n, 2) of these pictures, (0, 0) of broken ones; None where they are not known unread."""
+        return None
+
+
+class EncodedSamples(Samples):
+    """Pictures that are kept as bytes of some picture format. Everything may be called from many threads."""
+
+    @abstractmethod
+    def path(self, index: int) -> str:
+        """Where the picture lies within its split: unique, relative, with ``/`` between."""
+
+    @abstractmethod
+    def length(self, index: int) -> int:
+        """Bytes of the picture, without reading it.
+
+        Raises:
+            BrokenPicture: it is not there.
+        """
+
+    @abstractmethod
+    def encoded(self, index: int) -> bytes | memoryview:
+        """The picture's bytes.
+
+        Raises:
+            BrokenPicture: they cannot be read, or are not those that were written.
+        """
+
+    def picture(self, index: int) -> Image.Image:
+        return decode(bytes(self.encoded(index)))
 
 
 @dataclass(frozen=True)
@@ -93,7 +126,7 @@ class ArraySamples(Samples):
         return Image.fromarray(self._pixels[index])
 
 
-class FileSamples(Samples):
+class FileSamples(EncodedSamples):
     """Pictures in files; the index costs the file name, 8 bytes of offset and 4 of label a sample.
 
     Args:
@@ -128,14 +161,26 @@ class FileSamples(Samples):
     def name(self, index: int) -> str:
         return str(self._path(index))
 
-    def picture(self, index: int) -> Image.Image:
-        try:
-            data = self._path(index).read_bytes()
-        except OSError as error:
-            raise BrokenPicture(f"cannot be read: {error.strerror}") from error
-        return decode(data)
+    def path(self, index: int) -> str:
+        return self._path(index).relative_to(self.root).as_posix()
+
+    def length(self, index: int) -> int:
+        with _explained():
+            return self._path(index).stat().st_size
+
+    def encoded(self, index: int) -> bytes:
+        with _explained():
+            return self._path(index).read_bytes()
 
     def _path(self, index: int) -> Path:
         start = int(self.ends[index - 1]) if index else 0
         file = self.files[start : int(self.ends[index])].decode("utf-8", "surrogateescape")
         return self.root / self.folders[self.labels[index]] / file
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BrokenPicture(f"cannot be read: {error.strerror}") from error

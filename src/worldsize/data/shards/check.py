@@ -1,0 +1,26 @@
+"""What reading does not need, and others do: the tar members around the pictures."""
+
+from __future__ import annotations
+
+from worldsize.data.shards import tar
+from worldsize.data.shards.samples import ShardSamples
+
+
+def fault(samples: ShardSamples, index: int) -> str | None:
+    """What is wrong with the headers of a sample's picture and with its label's member; None: nothing."""
+    record = samples.records[index]
+    offset, length, head = int(record["offset"]), int(record["length"]), int(record["head"])
+    end = offset + length
+    try:
+        blocks = samples.read(index, offset - head, head)
+        name = tar.member_name(blocks)
+        if bytes(blocks) != tar.header(name, length):
+            return f"the tar header at byte {offset - head:,} of its shard is damaged"
+        text = str(int(record["label"])).encode()
+        label = tar.header(f"{name.split('.', 1)[0]}.{tar.LABEL}", len(text)) + text + tar.padding(len(text))
+        expected = tar.padding(length) + label
+        if bytes(samples.read(index, end, len(expected))) != expected:
+            return f"the label at byte {end:,} of its shard is damaged"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    return None

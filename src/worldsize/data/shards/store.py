@@ -1,0 +1,121 @@
+"""Where shards are read from: files of this machine, mapped, or anything that fsspec reaches."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+Bytes = bytes | memoryview
+
+
+class Store(ABC):
+    """The files of one folder. Everything may be called from many threads, and raises OSError.
+
+    Attributes:
+        where: the folder, as the user named it.
+    """
+
+    where: str
+
+    @abstractmethod
+    def whole(self, name: str) -> Bytes:
+        """All of the file; where it is mapped, only what is touched takes memory."""
+
+    @abstractmethod
+    def look(self, name: str, length: int) -> tuple[int, bytes]:
+        """How many bytes a file has, and the first ``length``, where it may never be read further."""
+
+    @abstractmethod
+    def read(self, name: str, offset: int, length: int) -> Bytes:
+        """These bytes of the file, fewer where it ends before."""
+
+
+class Local(Store):
+    """Files that are mapped when they are first read, and not copied.
+
+    A mapping that is still in use when others take its place lives on until nobody holds a slice of it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.where = str(folder)
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._maps: OrderedDict[str, memoryview] = OrderedDict()
+        self._most = _most_mappings()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Local, (self._folder,)
+
+    def whole(self, name: str) -> memoryview:
+        return _mapped(self._folder / name)
+
+    def look(self, name: str, length: int) -> tuple[int, bytes]:
+        # Without the comfort of file objects: there may be 50,000.
+        descriptor = os.open(f"{self.where}/{name}", os.O_RDONLY)
+        try:
+            return os.fstat(descriptor).st_size, os.read(descriptor, length)
+        finally:
+            os.close(descriptor)
+
+    def read(self, name: str, offset: int, length: int) -> memoryview:
+        with self._lock:
+            view = self._maps.get(name)
+            if view is not None:
+                self._maps.move_to_end(name)
+        if view is None:
+            view = _mapped(self._folder / name)
+            with self._lock:
+                self._maps[name] = view
+                if len(self._maps) > self._most:
+                    self._maps.popitem(last=False)
+        return view[offset : offset + length]
+
+
+class Remote(Store):
+    """Files at a URL (``s3://BUCKET/FOLDER``, ``gs://``, ``https://``, ...), one request for each read."""
+
+    def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+        self.where = url
+        self._files, self._folder = url_to_fs(url)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Remote, (self.where,)
+
+    def whole(self, name: str) -> bytes:
+        return bytes(self._files.cat_file(self._path(name)))
+
+    def look(self, name: str, length: int) -> tuple[int, bytes]:
+        return int(self._files.size(self._path(name))), self.read(name, 0, length)
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        return bytes(self._files.cat_file(self._path(name), start=offset, end=offset + length))
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder.rstrip('/')}/{name}"
+
+
+def _mapped(path: Path) -> memoryview:
+    # Until Python 3.13 a mapping keeps a file descriptor.
+    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **options))
+
+
+def _most_mappings() -> int:
+    """How many shards are kept mapped: half of what the system allows to one process."""
+    if sys.version_info >= (3, 13):
+        return 32_000
+    import resource  # not on every system
+
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 32_000 if soft == resource.RLIM_INFINITY else min(max(soft // 2, 16), 32_000)

@@ -1,0 +1,140 @@
+"""Writing one shard and its part of the index, so that either is there whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from worldsize.data.decode import BrokenPicture
+from worldsize.data.samples import EncodedSamples, Samples
+from worldsize.data.shards import tar
+from worldsize.data.shards.format import RECORD, Records, Shard, identity, shard_name
+from worldsize.data.shards.pictures import How, Stored, ppm, store
+from worldsize.errors import UserError
+
+
+@dataclass(frozen=True)
+class Task:
+    """One shard: samples ``start`` to ``stop`` (exclusive) of ``split``; about so many bytes of tar."""
+
+    split: str
+    number: int
+    start: int
+    stop: int
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        return shard_name(self.split, self.number)
+
+
+def plan(split: str, lengths: NDArray[np.int64], limit: int) -> list[Task]:
+    """Cut a split into shards of at most ``limit`` bytes of tar (or one sample).
+
+    Args:
+        lengths: bytes that each picture will have, or about.
+    """
+    # The headers of picture and label, the label, and what fills the last blocks.
+    members = -(-lengths // tar.BLOCK) * tar.BLOCK + 3 * tar.BLOCK
+    ends = np.cumsum(members)
+    tasks: list[Task] = []
+    start = before = 0
+    while start < len(lengths):
+        stop = max(int(np.searchsorted(ends, before + limit, "right")), start + 1)
+        tasks.append(Task(split, len(tasks), start, stop, int(ends[stop - 1]) - before))
+        start, before = stop, int(ends[stop - 1])
+    return tasks
+
+
+def write(task: Task, samples: Samples, how: How, out: Path, parts: Path, done: Callable[[int], None]) -> None:
+    """Make the shard in ``out`` and its part of the index in ``parts``.
+
+    Args:
+        done: told after each picture which share of the task's bytes that was.
+
+    Raises:
+        UserError: an original cannot be read.
+    """
+    records = np.zeros(task.stop - task.start, RECORD)
+    temporary = parts / f"{task.name}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(tar.beginning("0" * 64))
+        for record, index in zip(records, range(task.start, task.stop), strict=True):
+            picture, key = _picture(samples, index, how)
+            _append(file, record, task.number, int(samples.labels[index]), picture, key)
+            done(task.bytes // len(records))
+        file.write(tar.END)
+        file.seek(0)
+        file.write(tar.beginning(identity(task.split, records.tobytes())))
+        _to_disk(file)
+    part = parts / f"{task.name}.index"
+    put(part, records.tobytes())
+    # In this order: where there is a shard, there is its part of the index.
+    os.replace(temporary, out / task.name)
+    sync_folder(out)
+
+
+def written(task: Task, out: Path, parts: Path) -> tuple[Shard, Records] | None:
+    """What an earlier call has left of this task; None: nothing whole."""
+    try:
+        data = (parts / f"{task.name}.index").read_bytes()
+        with open(out / task.name, "rb") as file:
+            beginning, size = file.read(tar.BEGINNING), os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return None
+    shard = Shard(task.stop - task.start, size, identity(task.split, data))
+    return (shard, np.frombuffer(data, RECORD)) if beginning == tar.beginning(shard.identity) else None
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file of which, whatever happens, all or nothing is there."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        _to_disk(file)
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Let the disk know what was renamed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _to_disk(file: io.BufferedWriter) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _picture(samples: Samples, index: int, how: How) -> tuple[Stored, str]:
+    """What is to be stored, and its KEY."""
+    if samples.pixels is not None:
+        return store(ppm(samples.pixels[index]), how), tar.key(f"{samples.classes[samples.labels[index]]}/{index:07d}")
+    assert isinstance(samples, EncodedSamples)
+    try:
+        return store(bytes(samples.encoded(index)), how), tar.key(samples.path(index))
+    except BrokenPicture as error:
+        raise UserError(f"{samples.name(index)} {error}: mend or remove it, and run the same command again") from None
+
+
+def _append(file: io.BufferedWriter, record: np.void, shard: int, label: int, picture: Stored, key: str) -> None:
+    """The two members of a sample, and what the index says of it."""
+    data, text = picture.data, str(label).encode()
+    head = tar.header(f"{key}.{picture.extension}", len(data))
+    record["offset"], record["length"], record["head"] = file.tell() + len(head), len(data), len(head)
+    record["shard"], record["label"], record["crc"] = shard, label, crc32c.crc32c(data)
+    record["kind"], record["components"] = picture.kind, picture.components
+    record["width"], record["height"] = picture.width, picture.height
+    members = (head, data, tar.padding(len(data)), tar.header(f"{key}.{tar.LABEL}", len(text)), text, tar.padding(len(text)))
+    file.write(b"".join(members))

@@ -1,0 +1,128 @@
+"""A contact sheet: some pictures of a split with the names of their classes, as one PNG or one HTML page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from worldsize.data.crops import fit
+from worldsize.data.decode import BrokenPicture
+from worldsize.data.order import permute
+from worldsize.data.samples import Samples
+
+_SIDE = 128  # of a picture on the sheet, pixels
+_LINE = 18  # of the text under it
+_GAP = 8
+_PAPER, _INK, _MISSING = (255, 255, 255), (30, 30, 30), (210, 210, 210)
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 14px system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff }}
+main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax({side}px, 1fr)); gap: 12px }}
+figure {{ margin: 0 }}
+img {{ width: 100%; display: block; border-radius: 4px }}
+figcaption {{ overflow: hidden; text-overflow: ellipsis; white-space: nowrap }}
+</style>
+<h1>{title}</h1>
+<main>
+{figures}
+</main>
+</html>
+"""
+
+
+def choose(labels: NDArray[np.int32], classes: int, count: int, seed: int) -> list[int]:
+    """Indices of at most ``count`` pictures: as equally many of each class as there are, ordered by class.
+
+    A pure function of its arguments: where not every class has a place, ``seed`` decides which do, and always which of
+    their pictures.
+    """
+    by_class = np.argsort(labels, kind="stable")
+    ends = np.cumsum(np.bincount(labels, minlength=classes))
+    starts = np.concatenate([[0], ends[:-1]])
+    # Round after round, each class gives its next picture.
+    order = permute(seed, 0, np.arange(classes), classes)
+    chosen: list[int] = []
+    for round_ in range(int((ends - starts).max(initial=0))):
+        for label in order:
+            n = int(ends[label] - starts[label])
+            if round_ < n and len(chosen) < count:
+                place = permute(seed, 1 + int(label), np.array([round_]), n)[0]
+                chosen.append(int(by_class[starts[label] + place]))
+        if len(chosen) == count:
+            break
+    return sorted(chosen, key=lambda index: (int(labels[index]), index))
+
+
+def write(samples: Samples, path: Path, title: str, count: int, seed: int) -> int:
+    """Make the sheet; ``path`` ends in .png or .html. Returns how many pictures are on it."""
+    chosen = choose(np.asarray(samples.labels), len(samples.classes), count, seed)
+    cells = [(samples.classes[samples.labels[index]], _thumbnail(samples, index)) for index in chosen]
+    if path.suffix.lower() == ".png":
+        _png(cells).save(path)
+    else:
+        path.write_text(_html(cells, title), "utf-8")
+    return len(cells)
+
+
+def _thumbnail(samples: Samples, index: int) -> Image.Image | None:
+    try:
+        return Image.fromarray(fit(samples.picture(index), _SIDE, _SIDE))
+    except BrokenPicture:
+        return None
+
+
+def _png(cells: list[tuple[str, Image.Image | None]]) -> Image.Image:
+    columns = math.ceil(math.sqrt(len(cells)))
+    step = (_SIDE + _GAP, _SIDE + _LINE + _GAP)
+    sheet = Image.new("RGB", (_GAP + columns * step[0], _GAP + math.ceil(len(cells) / columns) * step[1]), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    font = ImageFont.load_default(12)
+    for i, (name, picture) in enumerate(cells):
+        left, top = _GAP + i % columns * step[0], _GAP + i // columns * step[1]
+        if picture is not None:
+            sheet.paste(picture, (left, top))
+        else:
+            draw.rectangle((left, top, left + _SIDE - 1, top + _SIDE - 1), _MISSING)
+            draw.text((left + 4, top + 4), "broken", _INK, font)
+        draw.text((left, top + _SIDE + 2), _shortened(_printable(name), draw, font), _INK, font)
+    return sheet
+
+
+def _shortened(name: str, draw: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
+    if draw.textlength(name, font) <= _SIDE:
+        return name
+    while name and draw.textlength(name + "...", font) > _SIDE:
+        name = name[:-1]
+    return name + "..."
+
+
+def _printable(name: str) -> str:
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def _html(cells: list[tuple[str, Image.Image | None]], title: str) -> str:
+    figures = "\n".join(_figure(html.escape(_printable(name)), picture) for name, picture in cells)
+    return _PAGE.format(title=html.escape(_printable(title)), side=_SIDE, figures=figures)
+
+
+def _figure(name: str, picture: Image.Image | None) -> str:
+    out = io.BytesIO()
+    alt = name
+    if picture is None:
+        picture, alt = Image.new("RGB", (_SIDE, _SIDE), _MISSING), f"{name}: broken"
+    picture.save(out, "JPEG", quality=90)
+    data = base64.b64encode(out.getvalue()).decode()
+    image = f'<img src="data:image/jpeg;base64,{data}" alt="{alt}" title="{alt}">'
+    return f"<figure>{image}<figcaption>{name}</figcaption></figure>"

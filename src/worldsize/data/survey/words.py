@@ -1,0 +1,105 @@
+"""What `verify` found, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from worldsize.data.fetching.progress import size
+from worldsize.data.samples import Dataset, Samples
+from worldsize.data.survey.verify import Found, Place, duplicates
+
+LISTED = 20
+_SMALLEST = 5
+
+
+def counts(samples: Samples) -> dict[str, int]:
+    """Pictures of each class."""
+    numbers = np.bincount(samples.labels, minlength=len(samples.classes))
+    return {name: int(number) for name, number in zip(samples.classes, numbers, strict=True)}
+
+
+def overview(dataset: Dataset) -> Iterator[str]:
+    """How many pictures there are, and how they are spread over the classes."""
+    yield f"{len(dataset.classes):,} classes"
+    for name, samples in (("train", dataset.train), ("val", dataset.val)):
+        numbers = counts(samples)
+        spread = sorted(numbers.values())
+        low, middle, high = spread[0], spread[len(spread) // 2], spread[-1]
+        line = f"  {name:<5} {len(samples):,} pictures; per class {low:,} to {high:,}, median {middle:,}"
+        if low < high:
+            smallest = sorted(numbers, key=lambda one: (numbers[one], one))[:_SMALLEST]
+            line += f"; smallest: {', '.join(f'{_plain(one)} ({numbers[one]:,})' for one in smallest)}"
+        yield line
+
+
+def report(dataset: Dataset, found: dict[str, Found]) -> dict[str, Any]:
+    """Everything, for a JSON file."""
+    groups = duplicates(found)
+    return {
+        "splits": {
+            name: {
+                "pictures": len(one.samples),
+                "bytes": one.bytes,
+                "classes": counts(one.samples),
+                "broken": [{"picture": one.samples.name(i), "reason": why} for i, why in one.broken.items()],
+                "odd": {kind: [one.samples.name(i) for i in indices] for kind, indices in sorted(one.odd.items())},
+                "fingerprint": one.samples.fingerprint,
+                "content": one.content,
+            }
+            for name, one in found.items()
+        },
+        "duplicates": [[_name(found, place) for place in group] for group in groups],
+        "in_train_and_val": [[_name(found, place) for place in group] for group in groups if _leaks(group)],
+        "with_different_labels": [[_name(found, place) for place in group] for group in groups if _disagree(found, group)],
+    }
+
+
+def tell(dataset: Dataset, found: dict[str, Found]) -> Iterator[str]:
+    """The same in lines, the first `LISTED` of each kind."""
+    yield from overview(dataset)
+    yield f"  {size(sum(one.bytes for one in found.values()))} in all"
+    broken = [f"{one.samples.name(i)}: {why}" for one in found.values() for i, why in one.broken.items()]
+    yield from _listed("broken", broken)
+    for kind in sorted({kind for one in found.values() for kind in one.odd}):
+        yield from _listed(f"odd: {kind}", [one.samples.name(i) for one in found.values() for i in one.odd.get(kind, [])])
+    groups = duplicates(found)
+    yield from _groups(found, "in both train and val, which makes the evaluation too good", [g for g in groups if _leaks(g)])
+    yield from _groups(found, "the same bytes under different labels", [g for g in groups if _disagree(found, g)])
+    rest = [group for group in groups if not _leaks(group) and not _disagree(found, group)]
+    yield from _groups(found, "the same bytes more than once", rest)
+    if not broken and not groups:
+        yield "nothing broken, nothing twice"
+    for name, one in found.items():
+        yield f"{name:<5} content {one.content[:16]}, names and labels {one.samples.fingerprint[:16]}"
+
+
+def _listed(title: str, lines: list[str]) -> Iterator[str]:
+    if lines:
+        yield f"{title} ({len(lines):,}):"
+        yield from (f"  {_plain(line)}" for line in lines[:LISTED])
+        if len(lines) > LISTED:
+            yield f"  and {len(lines) - LISTED:,} more"
+
+
+def _groups(found: dict[str, Found], title: str, groups: list[list[Place]]) -> Iterator[str]:
+    yield from _listed(title, [" = ".join(_name(found, place) for place in group[:4]) for group in groups])
+
+
+def _name(found: dict[str, Found], place: Place) -> str:
+    return found[place[0]].samples.name(place[1])
+
+
+def _leaks(group: list[Place]) -> bool:
+    return len({split for split, _ in group}) > 1
+
+
+def _disagree(found: dict[str, Found], group: list[Place]) -> bool:
+    return len({int(found[split].samples.labels[index]) for split, index in group}) > 1
+
+
+def _plain(text: str) -> str:
+    """For a terminal, whatever characters names have."""
+    return "".join(c if c.isprintable() else "?" for c in text)
