@@ -1,7 +1,8 @@
 """How a picture is cut: pure functions of the picture's size and of uniform draws.
 
 Each crop turns one decoded picture into uint8 pixels of the final size, and, where all pictures of a
-batch are in memory with one size, does the same for the whole batch at once.
+batch are in memory with one size, does the same for the whole batch at once. Where a part of the picture is resized
+and nothing else is done, it says so in numbers, for decoders that do both at once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from worldsize.recipe import Data
 
 Pixels = NDArray[np.uint8]
 Draws = NDArray[np.float64]
+Sides = NDArray[np.int64]
+# int32 (n, 8): top, left, height, width of a box in the picture; rows, columns that it is resized to; y, x of the result
+# therein, which is black where it reaches beyond. A box of height 0 says that the picture cannot be cut.
+Cuts = NDArray[np.int32]
 
 _ATTEMPTS = 10
 
@@ -37,9 +42,21 @@ class Crop(ABC):
     draws = 1
 
     def one(self, picture: Image.Image, draws: Draws) -> Pixels:
-        """Cut one RGB picture; ``draws`` has shape (self.draws,). Returns (size, size, 3)."""
+        """Cut one RGB picture; ``draws`` has shape (self.draws,). Returns (size, size, 3).
+
+        Raises:
+            BrokenPicture: its shape is so extreme that it would become too large.
+        """
         pixels = self._cut(picture, draws[1:])
-        return pixels[:, ::-1] if self.flip and draws[0] < 0.5 else pixels
+        return pixels[:, ::-1] if self.flips(draws[None])[0] else pixels
+
+    def cuts(self, heights: Sides, widths: Sides, draws: Draws) -> Cuts | None:
+        """Where pictures of these sizes, shape (n,), are cut with draws (n, self.draws); None where more is done to them."""
+        return None
+
+    def flips(self, draws: Draws) -> NDArray[np.bool_]:
+        """Which are mirrored left to right, shape (n,), for draws (n, self.draws)."""
+        return (draws[:, 0] < 0.5) & self.flip
 
     def batch(self, pictures: Pixels, draws: Draws) -> Pixels | None:
         """Cut (n, H, W, 3) with draws (n, self.draws) at once to (n, size, size, 3); None where ``one`` must do it."""
@@ -49,9 +66,8 @@ class Crop(ABC):
     def _cut(self, picture: Image.Image, draws: Draws) -> Pixels: ...
 
     def _mirror(self, pixels: Pixels, draws: Draws) -> Pixels:
-        if self.flip:
-            mirrored = draws[:, 0] < 0.5
-            pixels[mirrored] = pixels[mirrored, :, ::-1]
+        mirrored = self.flips(draws)
+        pixels[mirrored] = pixels[mirrored, :, ::-1]
         return pixels
 
 
@@ -65,12 +81,16 @@ class RandomResizedCrop(Crop):
         self.area = area
         self.ratio = ratio
 
+    def cuts(self, heights: Sides, widths: Sides, draws: Draws) -> Cuts:
+        return self._cuts(heights, widths, draws[:, 1:])
+
+    def _cuts(self, heights: Sides, widths: Sides, draws: Draws) -> Cuts:
+        boxes = random_boxes(heights, widths, draws, self.area, self.ratio)
+        whole = np.array([self.size, self.size, 0, 0])
+        return np.concatenate([boxes, np.broadcast_to(whole, boxes.shape)], axis=1).astype(np.int32)
+
     def _cut(self, picture: Image.Image, draws: Draws) -> Pixels:
-        width, height = picture.size
-        boxes = random_boxes(np.array([height]), np.array([width]), draws[None], self.area, self.ratio)
-        top, left, h, w = (int(v) for v in boxes[0])
-        part = picture.crop((left, top, left + w, top + h))
-        return np.asarray(part.resize((self.size, self.size), Image.Resampling.BILINEAR))
+        return cut(picture, self._cuts(*_sides(picture), draws[None])[0], self.size)
 
 
 def random_boxes(
@@ -153,6 +173,9 @@ class CenterCrop(Crop):
         super().__init__(size, flip)
         self.resize = resize
 
+    def cuts(self, heights: Sides, widths: Sides, draws: Draws) -> Cuts:
+        return centred_cuts(heights, widths, self.resize, self.size)
+
     def _cut(self, picture: Image.Image, draws: Draws) -> Pixels:
         return fit(picture, self.resize, self.size)
 
@@ -163,17 +186,36 @@ class CenterCrop(Crop):
 
 
 def fit(picture: Image.Image, resize: int, size: int) -> Pixels:
-    """Shorter side to ``resize`` (bilinear, antialiased), then the centre ``size`` x ``size``, as torchvision does it."""
-    width, height = picture.size
-    short = min(width, height)
-    if short != resize:
-        wanted = (max(1, int(resize * width / short)), max(1, int(resize * height / short)))
-        if wanted[0] * wanted[1] > 2 * (Image.MAX_IMAGE_PIXELS or 0):
-            raise BrokenPicture(f"{width} x {height} would become {wanted[0]} x {wanted[1]} pixels")
-        picture = picture.resize(wanted, Image.Resampling.BILINEAR)
-    width, height = picture.size
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return np.asarray(picture.crop((left, top, left + size, top + size)))
+    """Shorter side to ``resize`` (bilinear, antialiased), then the centre ``size`` x ``size``, as torchvision does it.
+
+    Raises:
+        BrokenPicture: its shape is so extreme that it would become too large.
+    """
+    return cut(picture, centred_cuts(*_sides(picture), resize, size)[0], size)
+
+
+def centred_cuts(heights: Sides, widths: Sides, resize: int, size: int) -> Cuts:
+    """The cuts of `fit` for pictures of these sizes, shape (n,)."""
+    short = np.minimum(heights, widths)
+    rows, columns = (np.maximum(1, resize * sides // short) for sides in (heights, widths))
+    y, x = (np.rint((grid - size) / 2).astype(np.int64) for grid in (rows, columns))
+    possible = rows * columns <= 2 * (Image.MAX_IMAGE_PIXELS or 0)
+    zero = np.zeros_like(short)
+    return np.stack([zero, zero, heights * possible, widths, rows, columns, y, x], axis=1).astype(np.int32)
+
+
+def cut(picture: Image.Image, where: NDArray[np.int32], size: int) -> Pixels:
+    """One row of `Cuts`, done to an RGB picture by Pillow. Returns uint8 (size, size, 3)."""
+    top, left, height, width, rows, columns, y, x = (int(v) for v in where)
+    if height == 0:
+        raise BrokenPicture(f"{picture.width} x {picture.height} would become {columns} x {rows} pixels")
+    part = picture.crop((left, top, left + width, top + height))
+    resized = part.resize((columns, rows), Image.Resampling.BILINEAR)
+    return np.asarray(resized.crop((x, y, x + size, y + size)))
+
+
+def _sides(picture: Image.Image) -> tuple[Sides, Sides]:
+    return np.array([picture.height]), np.array([picture.width])
 
 
 def training_crop(data: Data) -> Crop:
