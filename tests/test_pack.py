@@ -335,7 +335,7 @@ def test_raw_samples_are_read_without_decoding(root, tmp_path):
     raw = [i for i in range(len(samples)) if samples.records["kind"][i] == Kind.RAW]
     assert len(raw) == len(samples) - len(BROKEN)
     for i in raw:
-        pixels = samples.pixels_of(i)
+        pixels = samples.stored(i)
         assert pixels.shape == (24, 24, 3)
         assert not pixels.flags.writeable
         np.testing.assert_array_equal(np.asarray(samples.picture(i)), pixels)
@@ -356,7 +356,7 @@ def test_pictures_in_memory_are_stored_raw(tmp_path):
     train = shards.open_dataset(tmp_path / "out").train
     assert train.labels.tolist() == labels.tolist()
     for i in range(30):
-        np.testing.assert_array_equal(train.pixels_of(i), pixels[i])
+        np.testing.assert_array_equal(train.stored(i), pixels[i])
     assert train.path(7) == f"{samples.classes[labels[7]]}/0000007"
 
 

@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 
 from packing import BROKEN, encode, files, noise, odd_folder, odd_pictures, packed
 from trees import opened, put
-from worldsize.data import shards
+from worldsize.data import open_dataset, shards
 from worldsize.data.decode import BrokenPicture
 from worldsize.data.shards import tar
 from worldsize.data.shards.format import RECORD, Kind, Packed, Shard, Split, identity
 from worldsize.data.shards.samples import ShardSamples
-from worldsize.data.shards.store import Local
+from worldsize.data.shards.store import Local, Remote
 from worldsize.errors import DataError, UserError
+from worldsize.recipe import Data
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +209,7 @@ def test_webdataset_decodes_raw_pixels(originals, tmp_path):
     samples = packed(root, tmp_path / "out", raw=32).train
     read = list(webdataset.WebDataset([str(tmp_path / "out" / "train-00000.tar")], shardshuffle=False).decode("rgb8"))
     for i, sample in enumerate(read):
-        np.testing.assert_array_equal(sample["ppm"], samples.pixels_of(i))
+        np.testing.assert_array_equal(sample["ppm"], samples.stored(i))
         assert sample["cls"] == i
 
 
@@ -432,6 +433,15 @@ def test_remote_shards_are_read_too(whole):
     store.rm_file("/bucket/shards/train-00001.tar")
     with pytest.raises(DataError, match=r"train-00001\.tar is missing"):
         shards.open_dataset("memory://bucket/shards")
+
+
+def test_a_recipe_may_name_a_url(whole, tmp_path):
+    remote, local = (open_dataset(Data(root=Path(root)), tmp_path) for root in (f"file://{whole}", whole))
+    assert isinstance(remote.train._store, Remote)
+    assert remote.fingerprint == local.fingerprint
+    assert bytes(remote.val.encoded(0)) == bytes(local.val.encoded(0))
+    with pytest.raises(UserError, match="teleport://bucket/shards"):
+        open_dataset(Data(root=Path("teleport://bucket/shards")), tmp_path)
 
 
 def test_a_local_store_is_what_a_path_opens(whole):

@@ -15,6 +15,9 @@ from PIL import Image
 
 from worldsize.data.decode import BrokenPicture, decode
 
+# A picture's bytes, or its pixels: uint8 (height, width, 3).
+Stored = bytes | memoryview | NDArray[np.uint8]
+
 
 class Samples(ABC):
     """Pictures 0 .. len-1 with their labels.
@@ -77,8 +80,25 @@ class EncodedSamples(Samples):
             BrokenPicture: they cannot be read, or are not those that were written.
         """
 
+    def stored(self, index: int) -> Stored:
+        """What is kept of the picture: its bytes, or where it is kept raw its pixels.
+
+        Raises:
+            BrokenPicture: as of `encoded`.
+        """
+        return self.encoded(index)
+
     def picture(self, index: int) -> Image.Image:
-        return decode(bytes(self.encoded(index)))
+        return as_picture(self.stored(index))
+
+
+def as_picture(stored: Stored) -> Image.Image:
+    """The picture, RGB.
+
+    Raises:
+        BrokenPicture: it cannot be decoded.
+    """
+    return Image.fromarray(stored) if isinstance(stored, np.ndarray) else decode(bytes(stored))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ parts).
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from worldsize.data.samples import Dataset
@@ -14,13 +15,21 @@ from worldsize.data.shards.samples import ShardSamples
 from worldsize.data.shards.store import Local, Remote, Store
 from worldsize.errors import UserError
 
-__all__ = ["is_packed", "open_dataset", "page"]
+__all__ = ["is_packed", "open_dataset", "page", "url_of"]
 
 
 def is_packed(root: Path) -> bool:
     """Whether this folder holds shards of ours, whole or not, and no data set of another kind."""
     signs = ("train.index", shard_name("train", 0))
     return any((root / name).is_file() for name in signs) and not (root / "train").is_dir()
+
+
+def url_of(root: Path) -> str | None:
+    """The URL that became this path, as ``s3://BUCKET/FOLDER`` becomes ``s3:/BUCKET/FOLDER``; None where it was a path."""
+    match = re.fullmatch(r"([a-z][a-z0-9+]+):/+(.+)", str(root))
+    if match is None:
+        return None
+    return f"{match[1]}://{'/' if match[1] == 'file' else ''}{match[2]}"
 
 
 def open_dataset(root: Path | str | Store) -> Dataset:

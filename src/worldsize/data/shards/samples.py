@@ -11,10 +11,9 @@ from typing import Any
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from worldsize.data.decode import BrokenPicture
-from worldsize.data.samples import EncodedSamples
+from worldsize.data.samples import EncodedSamples, Stored
 from worldsize.data.shards import tar
 from worldsize.data.shards.format import INDEX, RECORD, Kind, Packed, Records, identity, shard_name
 from worldsize.data.shards.store import Bytes, Store
@@ -104,22 +103,13 @@ class ShardSamples(EncodedSamples):
             raise BrokenPicture(f"{shard} is damaged at byte {offset:,}: sample {index} does not have its checksum")
         return data
 
-    def pixels_of(self, index: int) -> NDArray[np.uint8] | None:
-        """uint8 (height, width, 3), read-only, where the picture is stored raw; None where it is encoded.
-
-        Raises:
-            BrokenPicture: as of `encoded`.
-        """
+    def stored(self, index: int) -> Stored:
         record = self.records[index]
         if record["kind"] != Kind.RAW:
-            return None
+            return self.encoded(index)
         height, width = int(record["height"]), int(record["width"])
         pixels = np.frombuffer(self.encoded(index), np.uint8)[-height * width * 3 :]
         return pixels.reshape(height, width, 3)
-
-    def picture(self, index: int) -> Image.Image:
-        pixels = self.pixels_of(index)
-        return super().picture(index) if pixels is None else Image.fromarray(pixels)
 
     def shard_of(self, index: int) -> int:
         """The number of the shard that holds the picture."""

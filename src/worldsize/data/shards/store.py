@@ -11,6 +11,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+from worldsize.errors import UserError
+
 Bytes = bytes | memoryview
 
 
@@ -84,7 +86,10 @@ class Remote(Store):
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
         self.where = url
-        self._files, self._folder = url_to_fs(url)
+        try:
+            self._files, self._folder = url_to_fs(url)
+        except (ImportError, ValueError) as error:  # fsspec says which package is missing, or that it knows no such kind
+            raise UserError(f"{url}: {error}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.where,)
