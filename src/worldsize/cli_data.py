@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -16,13 +14,12 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from worldsize import arguments
-from worldsize.errors import DataError, Stopped, UserError
+from worldsize.errors import DataError, UserError
 from worldsize.place import cores
-from worldsize.recipe import Data
-from worldsize.signals import handled
+from worldsize.signals import ends_at_once
 
 if TYPE_CHECKING:
-    from worldsize.data.samples import Dataset
+    pass
 
 _Kind = Literal["imagenet", "folder", "cifar10"]
 
@@ -100,6 +97,7 @@ def fetch(argv: list[str]) -> int:
 def pack(argv: list[str]) -> int:
     """``worldsize data pack``."""
     asked = arguments.parse(Pack, argv, None, "data pack")
+    from worldsize.data import open_layout
     from worldsize.data.shards import pack
     from worldsize.data.shards.pictures import How
 
@@ -107,8 +105,8 @@ def pack(argv: list[str]) -> int:
     if not 1e-3 <= asked.shard_mb <= 4000:
         raise UserError(f"--shard-mb {asked.shard_mb:g}: 0.001 to 4,000; 64 to 128 are usual")
     out = asked.out.expanduser()
-    with _stoppable("the same command goes on from here"), tempfile.TemporaryDirectory() as cache, _room(out):
-        dataset = _opened(asked.root, asked.data, Path(cache))
+    with ends_at_once("the same command goes on from here"), tempfile.TemporaryDirectory() as cache, _room(out):
+        dataset = open_layout(asked.root, asked.data, Path(cache))
         pack.pack(dataset, out, how, int(asked.shard_mb * 1e6), _workers(asked.workers), asked.max_broken)
     return 0
 
@@ -116,13 +114,14 @@ def pack(argv: list[str]) -> int:
 def verify(argv: list[str]) -> int:
     """``worldsize data verify``."""
     asked = arguments.parse(Verify, argv, None, "data verify")
+    from worldsize.data import open_layout
     from worldsize.data.survey import verify, words
 
     workers = _workers(asked.workers)
     if asked.report is not None and not asked.report.absolute().parent.is_dir():
         raise UserError(f"--report {asked.report}: there is no folder {asked.report.absolute().parent}")
-    with _stoppable("nothing was changed"), tempfile.TemporaryDirectory() as cache:
-        dataset = _opened(asked.root, asked.data, Path(cache))
+    with ends_at_once("nothing was changed"), tempfile.TemporaryDirectory() as cache:
+        dataset = open_layout(asked.root, asked.data, Path(cache))
         found = verify.verify(dataset, workers)
     for line in words.tell(dataset, found):
         print(line)
@@ -141,6 +140,7 @@ def verify(argv: list[str]) -> int:
 def info(argv: list[str]) -> int:
     """``worldsize data info``."""
     asked = arguments.parse(Info, argv, None, "data info")
+    from worldsize.data import open_layout
     from worldsize.data.survey import info, sheet
 
     if asked.sheet is not None and asked.sheet.suffix.lower() not in (".png", ".html"):
@@ -148,7 +148,7 @@ def info(argv: list[str]) -> int:
     if asked.pictures < 1:
         raise UserError(f"--pictures {asked.pictures}: at least 1")
     with tempfile.TemporaryDirectory() as cache:
-        dataset = _opened(asked.root, asked.data, Path(cache))
+        dataset = open_layout(asked.root, asked.data, Path(cache))
     for line in info.tell(dataset, asked.root, asked.seed):
         print(line)
     if asked.sheet is not None:
@@ -159,27 +159,6 @@ def info(argv: list[str]) -> int:
 
 
 VERBS: dict[str, Callable[[list[str]], int]] = {"fetch": fetch, "verify": verify, "pack": pack, "info": info}
-
-
-def _opened(root: Path, kind: _Kind | None, cache: Path) -> Dataset:
-    """The data set in ``root``; without a ``kind``, the one it looks like."""
-    from worldsize.data import open_dataset
-
-    return open_dataset(Data(name=kind or _kind(root.expanduser()), root=root), cache)
-
-
-def _kind(root: Path) -> _Kind:
-    if (root / "cifar-10-batches-py").is_dir():
-        return "cifar10"
-    kaggle = (root / "Data").is_dir() or (root / "ILSVRC").is_dir()
-    return "imagenet" if kaggle or _is_flat(root / "val") else "folder"
-
-
-def _is_flat(val: Path) -> bool:
-    try:
-        return not any(entry.is_dir() for entry in os.scandir(val))
-    except OSError:  # whoever opens the data set says it better
-        return False
 
 
 def _workers(asked: int | None) -> int:
@@ -196,21 +175,3 @@ def _room(out: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(f"the disk of {out} is full: free some, and run the same command again; it goes on") from None
         raise UserError(f"{error.filename or out}: {error.strerror or error}") from None
-
-
-@contextmanager
-def _stoppable(advice: str) -> Iterator[None]:
-    """A signal ends the process at once: what is on disk is whole at any moment, so there is nothing to tidy up."""
-
-    def stop(number: int, frame: object) -> None:
-        show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a bar hides it
-        with suppress(OSError):
-            os.write(2, f"{show_cursor}\nworldsize: stopped; {advice}\n".encode())
-        os._exit(Stopped.exit_code)
-
-    before = {number: signal.signal(number, stop) for number in handled()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,7 +8,10 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from worldsize.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
@@ -68,6 +71,32 @@ class StopFlag:
             if self._speak:
                 with suppress(OSError):  # the terminal may be what has just gone
                     os.write(2, b"\nstopping after this step; once more leaves at once\n")
+
+
+@contextmanager
+def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterator[None]:
+    """Inside, a signal ends the process at once: for work whose files are whole at any moment, so nothing is to tidy up.
+
+    Args:
+        advice: what the user is told.
+        first: is called before, by the signal's handler.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        # An exception from here could leave a lock locked that other threads wait for.
+        if first is not None:
+            first()
+        show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a bar hides it
+        with suppress(OSError):
+            os.write(2, f"{show_cursor}\nworldsize: stopped; {advice}\n".encode())
+        os._exit(Stopped.exit_code)
+
+    before = {number: signal.signal(number, stop) for number in handled()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def handled() -> list[signal.Signals]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -27,9 +26,9 @@ from worldsize.data.fetching.known import KAGGLE, KNOWN, Counts, Known, Name
 from worldsize.data.fetching.progress import Meter, size
 from worldsize.data.fetching.state import State, Verified, begin, locked
 from worldsize.data.fetching.unpack import present, unpack
-from worldsize.errors import DataError, Stopped, UserError
+from worldsize.errors import DataError, UserError
 from worldsize.recipe import Data
-from worldsize.signals import handled
+from worldsize.signals import ends_at_once
 
 
 @dataclass
@@ -66,7 +65,7 @@ def run(asked: Fetch) -> int:
     known = KNOWN[asked.dataset]
     source = _source(asked, known)
     root = asked.to.expanduser().absolute()
-    with _explained(root), _stoppable(), locked(root) as lock:
+    with _explained(root), ends_at_once("the same command goes on from here", kaggle.stop), locked(root) as lock:
         state = begin(root, asked.dataset, download.shown(source))
         if state.verified is None:
             archive = _local(source, state) or _downloaded(source, known, state, lock)
@@ -243,23 +242,3 @@ def _explained(root: Path) -> Iterator[None]:
         if error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
             raise Interrupted(f"{where}: {error.strerror}; when the disk is well again, the same command goes on") from None
         raise UserError(f"{where}: {error.strerror or error}") from None
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """A signal ends the process at once: what is on disk is whole at any moment, so there is nothing to tidy up."""
-
-    def stop(number: int, frame: object) -> None:
-        # An exception from here could leave a lock locked that other threads wait for.
-        kaggle.stop()
-        show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # the bar hides it
-        with suppress(OSError):
-            os.write(2, f"{show_cursor}\nworldsize: stopped; the same command goes on from here\n".encode())
-        os._exit(Stopped.exit_code)
-
-    before = {number: signal.signal(number, stop) for number in handled()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
