@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,18 @@ def test_an_epoch_is_the_permutation_cut_by_each_samples_own_draws(crop):
     np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels[order])
 
 
+@pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
+def test_an_epoch_may_have_a_crop_of_its_own(tmp_path, files):
+    samples, plan = in_files(tmp_path) if files else in_memory(), BatchPlan(8, 4, 1)
+    loader, small = make(samples, crop="random"), RandomResizedCrop(8, True, (0.3, 1.0), (1.0, 1.0))
+    early, late = (list(loader.training(plan, 0, 1, 0, crop)) for crop in (small, None))
+    loader.close()
+    of_small = Loader(samples, small, seed=SEED, workers=2, prefetch=2, pin=False)
+    assert_same(early, list(of_small.training(plan, 0, 1)))
+    of_small.close()
+    assert_same(late, epoch_of(samples, plan, epoch=1, crop="random"))
+
+
 def test_a_batch_is_bytes_with_whole_number_labels():
     batch = epoch_of(in_memory(), BatchPlan(8, 4, 1))[0]
     assert batch.pixels.shape == (4, SIDE, SIDE, 3)
@@ -223,7 +236,7 @@ def test_a_set_smaller_than_the_world_leaves_some_ranks_without_work():
 
 
 def decoding_threads() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name.startswith("decode")}
+    return {t for t in threading.enumerate() if t.name.startswith(("decode", "read"))}
 
 
 @pytest.mark.parametrize("taken", [0, 1, None])
@@ -253,3 +266,61 @@ def test_no_more_is_prepared_than_asked_for():
     next(batches)
     loader.close()
     assert len(prepared) <= 2 * (3 + 1)
+
+
+class Slow(FileSamples):
+    """Files that are far away: each read waits until ``at_once`` of them are being waited for, or no more come."""
+
+    def watch(self, at_once: int) -> Slow:
+        self.barrier = threading.Barrier(at_once)
+        self.waited = 0
+        return self
+
+    def encoded(self, index: int) -> bytes:
+        with suppress(threading.BrokenBarrierError):
+            self.barrier.wait(5)
+            self.waited += 1
+        return super().encoded(index)
+
+
+@pytest.mark.parametrize("readers", [1, 3])
+def test_as_many_reads_wait_at_once_as_there_are_readers(tmp_path, readers):
+    files = in_files(tmp_path)
+    samples = Slow(files.root, files.folders, files.files, files.ends, files.labels, files.classes).watch(readers)
+    loader = Loader(samples, CROPS["random"], seed=SEED, workers=1, readers=readers, prefetch=5, pin=False)
+    batches = list(loader.training(BatchPlan(8, 8, 1), 0, 0))
+    loader.close()
+    assert samples.waited == 24
+    assert_same(batches, epoch_of(files, BatchPlan(8, 8, 1), crop="random"))
+
+
+def test_no_more_is_read_than_asked_for(tmp_path):
+    files = in_files(tmp_path)
+    samples = Slow(files.root, files.folders, files.files, files.ends, files.labels, files.classes).watch(1)
+    loader = Loader(samples, CROPS["random"], seed=SEED, workers=1, readers=8, prefetch=3, pin=False)
+    next(loader.training(BatchPlan(2, 2, 1), 0, 0))
+    loader.close()
+    assert samples.waited <= 2 * (3 + 1)
+
+
+def test_closing_does_not_wait_for_reads_that_have_not_begun(tmp_path):
+    files = in_files(tmp_path)
+    samples = Slow(files.root, files.folders, files.files, files.ends, files.labels, files.classes).watch(2)
+    loader = Loader(samples, CROPS["random"], seed=SEED, workers=2, readers=1, prefetch=20, pin=False)
+    batches = loader.training(BatchPlan(1, 1, 1), 0, 0)
+    closing = threading.Thread(target=loader.close)
+    loading = threading.Thread(target=lambda: suppress_all(lambda: next(batches)))
+    loading.start()
+    while not samples.barrier.n_waiting:
+        loading.join(0.01)
+    closing.start()
+    samples.barrier.abort()
+    closing.join(30)
+    loading.join(30)
+    assert not closing.is_alive() and not loading.is_alive()
+    assert samples.waited == 0
+
+
+def suppress_all(what) -> None:
+    with suppress(BaseException):
+        what()

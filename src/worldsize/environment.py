@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import worldsize
+from worldsize.data import native
 from worldsize.place import cores, discover, threads_per_process
 from worldsize.world import World
 
@@ -59,10 +60,17 @@ def table() -> list[tuple[str, str]]:
         ("threads", f"{threads_per_process(place)} per process for computing ({place.local_size} here)"),
         ("backend", f"{'nccl' if gpus else 'gloo'} for more than one process (torch has: {', '.join(backends)})"),
         ("precision", f"{resolve('auto', device).name} when the recipe says auto"),
+        ("decoder", decoder()),
         *((name, found or "not installed") for name, found in versions().items()),
         ("horovod", _version("horovod") or "not installed"),
         *((f"{name} (extra)", _version(name) or "not installed") for name in ("tensorboard", "wandb")),
     ]
+
+
+def decoder() -> str:
+    """What decodes JPEGs here and, if that is Pillow, why."""
+    library = native.load()
+    return f"native, {library.version}" if library else f"Pillow {_version('pillow')}: no native decoder, {native.why_not()}"
 
 
 def device_name(kind: str) -> str:

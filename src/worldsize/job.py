@@ -17,10 +17,10 @@ from worldsize.asynchronous import AsyncTrainer
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
 from worldsize.data import open_dataset
-from worldsize.data.crops import Crop, evaluation_crop, training_crop
+from worldsize.data.crops import Crop, RandomResizedCrop, evaluation_crop, training_crop
 from worldsize.data.loader import Loader
 from worldsize.data.pixels import Normalise
-from worldsize.data.samples import Dataset, Samples
+from worldsize.data.samples import Dataset, EncodedSamples, Samples
 from worldsize.errors import Stopped, UserError, WorldsizeError
 from worldsize.evaluate import Result
 from worldsize.loop import Loop
@@ -267,8 +267,10 @@ def loader_for(recipe: Recipe, samples: Samples, crop: Crop, world: World) -> Lo
         crop,
         seed=recipe.seed,
         workers=recipe.data.workers or max(1, cores() // world.place.local_size),
+        readers=recipe.data.readers,
         prefetch=recipe.data.prefetch,
         pin=world.device.type == "cuda",
+        scaling=recipe.data.dct_scaling and isinstance(crop, RandomResizedCrop),
     )
 
 
@@ -316,7 +318,7 @@ def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
     return Facts(
         name=folder.name,
         recipe=recipe.model_dump(mode="json"),
-        environment=machine | {"data": dataset.fingerprint},
+        environment=machine | {"data": dataset.fingerprint, "decoder": _decoder(dataset)},
         model=recipe.model.name,
         parameters=sum(p.numel() for p in trainer.state.model.parameters()),
         train_samples=len(dataset.train),
@@ -332,6 +334,11 @@ def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
         total_steps=trainer.total_steps,
         first_step=trainer.progress.step,
     )
+
+
+def _decoder(dataset: Dataset) -> str | None:
+    """What decodes the pictures; None where they are in memory."""
+    return environment.decoder() if isinstance(dataset.train, EncodedSamples) else None
 
 
 def _summary(trainer: Loop, result: Result, seconds: float) -> Summary:

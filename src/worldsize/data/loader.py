@@ -1,8 +1,8 @@
-"""Samples to uint8 batches, prepared ahead by a pool of threads.
+"""Samples to uint8 batches, prepared ahead by two pools of threads: one reads, one decodes.
 
 Which samples, in which order and how they are cut is decided by pure functions (`order`, `rng`, `crops`); the
-threads only decide when. Decoding releases the interpreter lock, so threads scale and nothing is copied
-between processes.
+threads only decide when. Reading and decoding release the interpreter lock, so threads scale and nothing is copied
+between processes. Readers are many because on network storage they mostly wait.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from worldsize.batch import BatchPlan, shard
-from worldsize.data.crops import Crop, Pixels
+from worldsize.data.crops import Crop, Draws, Pixels
 from worldsize.data.decode import BrokenPicture
 from worldsize.data.order import permute
+from worldsize.data.prepare import Preparation, Read
 from worldsize.data.rng import Use, uniforms
-from worldsize.data.samples import Samples
+from worldsize.data.samples import EncodedSamples, Samples
 from worldsize.errors import DataError
 from worldsize.world import World
 
@@ -82,29 +83,47 @@ class Loader:
 
     Args:
         samples: the split.
-        crop: how its pictures are cut.
+        crop: how its pictures are cut, unless `training` is told otherwise.
         seed: the recipe's seed.
         workers: decoding threads.
+        readers: reads in flight.
         prefetch: batches prepared ahead.
         pin: whether batches go to a GPU.
+        scaling: as in `Preparation`.
     """
 
-    def __init__(self, samples: Samples, crop: Crop, *, seed: int, workers: int, prefetch: int, pin: bool) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        crop: Crop,
+        *,
+        seed: int,
+        workers: int,
+        readers: int = 16,
+        prefetch: int,
+        pin: bool,
+        scaling: bool = False,
+    ) -> None:
         self.samples = samples
         self.broken = BrokenPictures(samples)
         self.crop = crop
         self._seed = seed
         self._prefetch = prefetch
         self._pin = pin
+        self._preparation = Preparation(scaling)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="read")
 
-    def training(self, plan: BatchPlan, rank: int, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+    def training(
+        self, plan: BatchPlan, rank: int, epoch: int, first_step: int = 0, crop: Crop | None = None
+    ) -> Iterator[Batch]:
         """This rank's micro-batches of ``epoch``, from step ``first_step`` of it to its end.
 
-        A broken picture is replaced by the next one in the set that is whole, cut as the broken one would be.
+        ``crop`` is for this epoch alone, such as a smaller one in early epochs. A broken picture is replaced by the next one
+        in the set that is whole, cut as the broken one would be.
         """
         steps = range(first_step, plan.steps_per_epoch(len(self.samples)))
-        return Stream(self._prefetch, (part for step in steps for part in self._parts(plan, rank, epoch, step)))
+        return Stream(self._prefetch, (part for step in steps for part in self._parts(plan, rank, epoch, step, crop)))
 
     def steps(self) -> Stream:
         """An empty stream, for `add_step`."""
@@ -114,73 +133,98 @@ class Loader:
         """Let the micro-batches of one step of ``epoch`` follow in the stream, as for rank 0."""
         stream.add(self._parts(plan, 0, epoch, step))
 
-    def _parts(self, plan: BatchPlan, rank: int, epoch: int, step: int) -> Iterator[_Pending]:
+    def _parts(self, plan: BatchPlan, rank: int, epoch: int, step: int, crop: Crop | None = None) -> Iterator[_Pending]:
         n = len(self.samples)
         for micro in range(plan.accumulation):
             start = plan.first(step, rank, micro)
             indices = permute(self._seed, epoch, np.arange(start, start + plan.forward_batch), n)
-            yield self._submit(indices, epoch, replace=True)
+            yield self._submit(crop or self.crop, indices, epoch, replace=True)
 
     def evaluation(self, rank: int, world_size: int, batch: int) -> Iterator[Batch]:
         """This rank's share of the split in order, every sample once; a broken picture is left out."""
         mine = shard(len(self.samples), rank, world_size)
         starts = range(mine.start, mine.stop, batch)
         requests = (np.arange(start, min(start + batch, mine.stop)) for start in starts)
-        return Stream(self._prefetch, (self._submit(indices, 0, replace=False) for indices in requests))
+        return Stream(self._prefetch, (self._submit(self.crop, indices, 0, replace=False) for indices in requests))
 
     def close(self) -> None:
         """End the threads; work that has not begun is dropped."""
+        # First those that the others wait for.
+        self._readers.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, indices: Indices, epoch: int, replace: bool) -> _Pending:
-        size = self.crop.size
+    def _submit(self, crop: Crop, indices: Indices, epoch: int, replace: bool) -> _Pending:
+        size = crop.size
         pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8, pin_memory=self._pin)
         labels = torch.empty(len(indices), dtype=torch.int64, pin_memory=self._pin)
-        draws = uniforms(self._seed, Use.AUGMENT, epoch, indices, self.crop.draws)
-        whole = self.samples.pixels is not None
-        chunk = len(indices) if whole else _CHUNK
-        fill = self._fill_from_memory if whole else self._fill_from_files
-        futures = [
-            self._pool.submit(fill, indices[part], draws[part], pixels.numpy()[part], labels.numpy()[part], replace)
-            for part in (slice(i, i + chunk) for i in range(0, len(indices), chunk))
-        ]
-        return _Pending(pixels, labels, futures)
+        draws = uniforms(self._seed, Use.AUGMENT, epoch, indices, crop.draws)
+        places = Places(crop, indices, draws, pixels.numpy(), labels.numpy())
+        if self.samples.pixels is not None:
+            return _Pending(pixels, labels, [self._pool.submit(self._fill_from_memory, places)])
+        assert isinstance(self.samples, EncodedSamples)
+        parts = []
+        for part in (places.part(slice(i, i + _CHUNK)) for i in range(0, len(indices), _CHUNK)):
+            read = self._readers.submit(_read, self.samples, part.indices)
+            parts.append(self._pool.submit(self._fill_from_files, part, read, replace))
+        return _Pending(pixels, labels, parts)
 
-    def _fill_from_memory(self, indices: Indices, draws: np.ndarray, out: Pixels, labels: np.ndarray, _: bool) -> list[bool]:
+    def _fill_from_memory(self, places: Places) -> list[bool]:
         assert self.samples.pixels is not None
-        cut = self.crop.batch(self.samples.pixels[indices], draws)
+        cut = places.crop.batch(self.samples.pixels[places.indices], places.draws)
         if cut is None:
-            cut = np.stack([self.crop.one(self.samples.picture(int(i)), d) for i, d in zip(indices, draws, strict=True)])
-        out[:] = cut
-        labels[:] = self.samples.labels[indices]
-        return [True] * len(indices)
+            pictures = zip(places.indices, places.draws, strict=True)
+            cut = np.stack([places.crop.one(self.samples.picture(int(i)), draws) for i, draws in pictures])
+        places.pixels[:] = cut
+        places.labels[:] = self.samples.labels[places.indices]
+        return [True] * len(places.indices)
 
-    def _fill_from_files(
-        self, indices: Indices, draws: np.ndarray, out: Pixels, labels: np.ndarray, replace: bool
-    ) -> list[bool]:
-        """Decode and cut each picture into ``out``; says which places were filled."""
-        filled = []
-        for place, index in enumerate(indices):
-            source = self._decode(int(index), draws[place], out[place], replace)
-            filled.append(source is not None)
-            if source is not None:
-                labels[place] = self.samples.labels[source]
-        return filled
+    def _fill_from_files(self, places: Places, read: Future[list[Read]], replace: bool) -> list[bool]:
+        """Cut what was read; says which places were filled."""
+        places.labels[:] = self.samples.labels[places.indices]
+        faults = self._preparation.fill(places.crop, read.result(), places.draws, places.pixels)
+        for i, fault in enumerate(faults):
+            if fault is not None:
+                self.broken.add(int(places.indices[i]), fault)
+        return [fault is None or (replace and self._replace(places.part(slice(i, i + 1)))) for i, fault in enumerate(faults)]
 
-    def _decode(self, index: int, draws: np.ndarray, out: Pixels, replace: bool) -> int | None:
-        """Fill ``out`` from picture ``index`` or, if allowed, the next whole one; returns the one that was used."""
+    def _replace(self, place: Places) -> bool:
+        """Put the next picture that is whole into the place of a broken one, cut as that would have been."""
+        assert isinstance(self.samples, EncodedSamples)
         n = len(self.samples)
-        reach = min(n, _REACH) if replace else 1
-        candidates = ((index + offset) % n for offset in range(reach))
-        for candidate in candidates:
-            try:
-                out[:] = self.crop.one(self.samples.picture(candidate), draws)
-                return candidate
-            except BrokenPicture as error:
-                self.broken.add(candidate, str(error))
-        if replace:
-            raise DataError(f"{reach} pictures in a row cannot be decoded, from {self.samples.name(index)} on")
-        return None
+        reach = min(n, _REACH)
+        for offset in range(1, reach):
+            candidate = (place.indices + offset) % n
+            (fault,) = self._preparation.fill(place.crop, _read(self.samples, candidate), place.draws, place.pixels)
+            if fault is None:
+                place.labels[:] = self.samples.labels[candidate]
+                return True
+            self.broken.add(int(candidate[0]), fault)
+        raise DataError(f"{reach} pictures in a row cannot be decoded, from {self.samples.name(int(place.indices[0]))} on")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where in a batch which samples go, and how they are cut: n of each."""
+
+    crop: Crop
+    indices: Indices
+    draws: Draws
+    pixels: Pixels
+    labels: NDArray[np.int64]
+
+    def part(self, which: slice) -> Places:
+        """Some of them."""
+        return Places(self.crop, self.indices[which], self.draws[which], self.pixels[which], self.labels[which])
+
+
+def _read(samples: EncodedSamples, indices: Indices) -> list[Read]:
+    read: list[Read] = []
+    for index in indices:
+        try:
+            read.append(samples.stored(int(index)))
+        except BrokenPicture as error:
+            read.append(error)
+    return read
 
 
 class Stream(Iterator[Batch]):

@@ -100,6 +100,7 @@ def _introduction(facts: base.Facts) -> list[str]:
         f"{facts.name}: {facts.model}, {facts.parameters / 1e6:.1f} M parameters, {facts.classes} classes, "
         f"{facts.train_samples:,} pictures to train and {facts.val_samples:,} to evaluate",
         f"{processes} on {e['device']}, {threads}, {agreement}, {e['precision']}",
+        *([f"pictures decoded by {e['decoder']}"] if e["decoder"] else []),
         f"global batch {facts.global_batch} = {facts.sharing} x {facts.accumulation} x {facts.micro_batch} "
         f"(replicas x micro-batches x samples), peak lr {facts.peak_lr:.4g} for {facts.lr_batch}, "
         f"{facts.total_steps:,} steps, {facts.steps_per_epoch:,} an epoch"

@@ -1,0 +1,170 @@
+"""The native decoder and Pillow behind one door: the same pixels, and the same pictures called broken."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from worldsize.batch import BatchPlan
+from worldsize.data import native
+from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop
+from worldsize.data.decode import BrokenPicture
+from worldsize.data.loader import Loader
+from worldsize.data.prepare import Preparation
+from worldsize.data.rng import Use, uniforms
+from worldsize.data.samples import EncodedSamples
+
+CROPS = [
+    RandomResizedCrop(48, True, (0.08, 1.0), (3 / 4, 4 / 3)),
+    CenterCrop(48, False, 64),
+    CenterCrop(96, True, 32),  # larger than the picture: black around it
+    PadCrop(32, True, 4),
+]
+
+needs_native = pytest.mark.skipif(native.load() is None, reason=f"no native decoder: {native.why_not()}")
+
+
+def encoded(picture: Image.Image, kind: str = "JPEG", **options) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def photo(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Smooth, with some noise."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+    return Image.fromarray(np.clip(np.asarray(coarse) + rng.normal(0, 6, (height, width, 3)), 0, 255).astype(np.uint8))
+
+
+def odd_pictures() -> dict[str, bytes | BrokenPicture | np.ndarray]:
+    jpeg = encoded(photo(120, 90), quality=85)
+    return {
+        "plain": jpeg,
+        "4:2:0": encoded(photo(121, 77), quality=90, subsampling=2),
+        "progressive": encoded(photo(97, 130), progressive=True),
+        "grey": encoded(photo(64, 50).convert("L")),
+        "CMYK": encoded(photo(64, 50).convert("CMYK")),
+        "a PNG": encoded(photo(50, 64), "PNG"),
+        "one pixel": encoded(photo(1, 1)),
+        "wide": encoded(photo(400, 9)),
+        "truncated": jpeg[: len(jpeg) // 2],
+        "without its last bytes": jpeg[:-2],
+        "flipped bits": jpeg[:500] + bytes(b ^ 0x55 for b in jpeg[500:520]) + jpeg[520:],
+        "text": b"this is no picture",
+        "empty": b"",
+        "unreadable": BrokenPicture("cannot be read: No such file or directory"),
+        "pixels": np.asarray(photo(70, 60)),
+    }
+
+
+def fill(crop, pictures: list, way: str, monkeypatch) -> tuple[np.ndarray, list[str | None]]:
+    preparation = Preparation()
+    if way == "Pillow":
+        monkeypatch.setattr(preparation, "_native", None)
+    out = np.full((len(pictures), crop.size, crop.size, 3), 7, np.uint8)
+    faults = preparation.fill(crop, pictures, uniforms(3, Use.AUGMENT, 0, np.arange(len(pictures)), crop.draws), out)
+    return out, faults
+
+
+@needs_native
+@pytest.mark.parametrize("crop", CROPS, ids=lambda crop: f"{type(crop).__name__}-{crop.size}")
+def test_both_give_the_same_pixels_and_the_same_faults(crop, monkeypatch):
+    pictures = odd_pictures()
+    by_native, faults = fill(crop, [*pictures.values()], "native", monkeypatch)
+    by_pillow, expected = fill(crop, [*pictures.values()], "Pillow", monkeypatch)
+    assert faults == expected
+    broken = {name for name, fault in zip(pictures, faults, strict=True) if fault is not None}
+    assert broken >= {"truncated", "text", "empty", "unreadable"} and "plain" not in broken
+    for name, ours, theirs in zip(pictures, by_native, by_pillow, strict=True):
+        if name not in broken:
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
+
+
+@needs_native
+def test_pictures_that_are_all_pixels_are_cut_natively(monkeypatch):
+    pictures = [np.asarray(photo(64, 64, seed)) for seed in range(3)]
+    by_native, faults = fill(CROPS[0], pictures, "native", monkeypatch)
+    np.testing.assert_array_equal(by_native, fill(CROPS[0], pictures, "Pillow", monkeypatch)[0])
+    assert faults == [None] * 3
+
+
+class Encoded(EncodedSamples):
+    """Pictures in a list."""
+
+    def __init__(self, pictures: list[bytes]) -> None:
+        self.pictures = pictures
+        self.labels = np.arange(len(pictures), dtype=np.int32)
+        self.classes = tuple(map(str, range(len(pictures))))
+        self.fingerprint = ""
+
+    def name(self, index: int) -> str:
+        return f"#{index}"
+
+    path = name
+
+    def length(self, index: int) -> int:
+        return len(self.pictures[index])
+
+    def encoded(self, index: int) -> bytes:
+        return self.pictures[index]
+
+
+@needs_native
+@pytest.mark.parametrize("crop", CROPS, ids=lambda crop: f"{type(crop).__name__}-{crop.size}")
+def test_an_epoch_is_the_same_by_both_and_with_any_threads(crop, monkeypatch):
+    broken = [p for p in odd_pictures().values() if isinstance(p, bytes)]
+    samples = Encoded([encoded(photo(60 + i, 70 - i, i), quality=70 + i) for i in range(20)] + broken)
+
+    def epoch(workers: int) -> list:
+        loader = Loader(samples, crop, seed=5, workers=workers, prefetch=3, pin=False)
+        batches = list(loader.training(BatchPlan(11, 11, 1), 0, 2)) + list(loader.evaluation(0, 1, 7))
+        loader.close()
+        return batches
+
+    reference = epoch(1)
+    for other in (epoch(4), without_native(monkeypatch, lambda: epoch(2))):
+        for a, b in zip(other, reference, strict=True):
+            assert torch.equal(a.pixels, b.pixels) and torch.equal(a.labels, b.labels)
+
+
+def without_native(monkeypatch, what):
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "load", lambda: None)
+        return what()
+
+
+@pytest.mark.parametrize("way", ["native", "Pillow"])
+def test_twenty_epochs_take_no_more_memory_than_five(monkeypatch, way):
+    if way == "Pillow":
+        monkeypatch.setattr(native, "load", lambda: None)
+    samples = Encoded([encoded(photo(200, 150, i % 5)) for i in range(96)])
+    loader = Loader(
+        samples, RandomResizedCrop(64, True, (0.08, 1.0), (3 / 4, 4 / 3)), seed=0, workers=2, prefetch=2, pin=False
+    )
+    resident = []
+    for epoch in range(20):
+        for _ in loader.training(BatchPlan(32, 32, 1), 0, epoch):
+            pass
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    loader.close()
+    # A batch is 0.4 MB, an epoch's decoded pictures are 8.6 MB.
+    assert max(resident[10:]) - max(resident[:5]) < 4e6
+
+
+@needs_native
+def test_scaling_is_for_large_pictures_alone_and_stays_near(monkeypatch):
+    crop = RandomResizedCrop(48, False, (0.9, 1.0), (1.0, 1.0))
+    draws = uniforms(0, Use.AUGMENT, 0, np.arange(2), crop.draws)
+    pictures = [encoded(photo(90, 90)), encoded(photo(800, 800))]
+    exact, scaled = (np.zeros((2, 48, 48, 3), np.uint8) for _ in range(2))
+    Preparation().fill(crop, pictures, draws, exact)
+    Preparation(scaling=True).fill(crop, pictures, draws, scaled)
+    np.testing.assert_array_equal(scaled[0], exact[0])
+    difference = np.abs(scaled[1].astype(int) - exact[1]).mean()
+    assert 0 < difference < 1
