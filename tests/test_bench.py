@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import typing
+from pathlib import Path
 
 import pytest
 
+import trees
 from processes import worldsize
 from worldsize import recipe
+from worldsize.arguments import BenchLoader
+from worldsize.bench import loader
 from worldsize.bench.strategies import Measured, table, variants
 from worldsize.parallel import STRATEGIES, usable
 
@@ -57,6 +61,47 @@ def test_the_comparison_itself(tmp_path):
     assert results["ddp fp16"]["sent_mb"] == pytest.approx(results["ddp"]["sent_mb"] / 2)
     assert all(r["images_per_s"] > 0 for r in results.values())
     assert (folder / "table.md").read_text() in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("speed", "busy", "reading", "limit"),
+    [
+        (3000, 0.5, 9000, "the consumer"),
+        (900, 0.95, 9000, "the CPU"),
+        (900, 0.3, 1000, "the disk"),
+        (900, 0.3, 9000, "not in this process"),
+    ],
+)
+def test_what_holds_the_loader_up(tmp_path, speed, busy, reading, limit):
+    assert loader.limit(speed, busy, reading, BenchLoader((tmp_path,))).startswith(limit)
+
+
+def some_pictures(root: Path) -> None:
+    trees.two_classes(root)
+    trees.tree(root, *(f"train/{name}/{i}.png" for name in ("cat", "dog") for i in range(10, 20)))
+
+
+def test_loaders_are_compared_on_the_same_files(tmp_path):
+    some_pictures(tmp_path / "data")
+    words = ("--batch", "8", "--rounds", "2", "--size", "16", "--workers", "1", "--against", "torchvision,webdataset")
+    packed = worldsize("data", "pack", "--root", "data", "--out", "shards", cwd=tmp_path)
+    assert packed.returncode == 0, packed.stderr
+    done = worldsize("bench", "loader", "--root", "data", "shards", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "bench-loader-1"
+    results = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert {r["round"] for r in results} == {1, 2}
+    ours, theirs = {"worldsize", "worldsize, shards"}, {"torchvision, 1 workers", "torchvision, 2 workers"}
+    assert {r["loader"] for r in results} == ours | theirs
+    assert all(r["images_per_s"] > 0 for r in results)
+    assert "left out: webdataset" in done.stdout
+    assert (folder / "table.md").read_text() in done.stdout
+
+
+def test_a_loader_that_nobody_knows(fails, tmp_path):
+    some_pictures(tmp_path / "data")
+    assert "torchvision" in fails("bench", "loader", "--root", "data", "--batch", "8", "--against", "fccv")
+    assert "--batch 80" in fails("bench", "loader", "--root", "data", "--batch", "80")
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,41 @@ class BenchStrategies:
     """Where the folder goes."""
 
 
+@dataclass
+class BenchLoader:
+    """How fast a data set's training pictures are read, decoded and cut here, by this loader and by others, in rounds in
+    which each takes its turn; what the limit is; how many cores a device needs.
+
+    Prints a table and leaves it, with all figures, in OUT/bench-loader-N.
+    """
+
+    root: tuple[Path, ...]
+    """The data set, in files or packed; others that are named after it, such as packed forms of it, are compared with it."""
+    data: Literal["imagenet", "folder", "cifar10"] | None = None
+    """How the data sets are laid out (default: found out)."""
+    against: str = ""
+    """Others to compare with, of torchvision, torchcodec, dali and webdataset, with commas between; each is tried with
+    half, once and twice as many worker processes."""
+    size: int = 224
+    """Side of the crops, pixels."""
+    batch: int = 64
+    """Pictures in a batch."""
+    workers: int | None = None
+    """Decoding threads (default: one per core)."""
+    readers: int = 16
+    """Reads in flight."""
+    prefetch: int = 4
+    """Batches prepared ahead."""
+    pictures: int = 2000
+    """Pictures of a pass, at most."""
+    rounds: int = 5
+    """How often each takes its turn, after one that is not counted."""
+    feed: float = 2500
+    """Images/s that a device uses; the default is about ResNet-50 in mixed precision on one A100 (NVIDIA)."""
+    out: Path = Path("runs")
+    """Where the folder goes."""
+
+
 def parse(kind: type[T], argv: list[str], default: T | None, title: str) -> T:
     """The command line as a ``kind``; without a ``default`` its fields' own.
 

@@ -27,6 +27,7 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
   worldsize recipes [NAME]                                    the named recipes; NAME prints its YAML
   worldsize strategies                                        how processes can agree, and which ways work here
   worldsize bench strategies [--procs N]                      how fast each of them is here
+  worldsize bench loader --root FOLDER [--against NAMES]      how fast pictures come, and what the limit is
   worldsize data fetch DATASET --to FOLDER                    download, verify and lay out a data set
   worldsize data verify --root FOLDER                         every picture decoded once: broken, odd, duplicate ones
   worldsize data info FOLDER|SHARDS                           classes, sizes, a page of pictures
@@ -228,13 +229,22 @@ def _bench(argv: list[str]) -> int:
     """``worldsize bench``."""
     from worldsize import arguments
 
-    if argv[:1] != ["strategies"]:
-        print("usage: worldsize bench strategies [--procs N] ...\n\nMeasures on this machine; --help says what.")
-        return 0 if _asks_help(argv) else 64
-    parsed = arguments.parse(arguments.BenchStrategies, argv[1:], arguments.BenchStrategies(), "bench strategies")
-    from worldsize.bench import strategies
+    def tell(line: str) -> None:
+        print(line, flush=True)
 
-    folder = strategies.run(parsed, lambda line: print(line, flush=True))
+    if argv[:1] == ["strategies"]:
+        asked = arguments.parse(arguments.BenchStrategies, argv[1:], arguments.BenchStrategies(), "bench strategies")
+        from worldsize.bench import strategies
+
+        folder = strategies.run(asked, tell)
+    elif argv[:1] == ["loader"]:
+        pictures = arguments.parse(arguments.BenchLoader, argv[1:], None, "bench loader")
+        from worldsize.bench import loader
+
+        folder = loader.run(pictures, tell)
+    else:
+        print("usage: worldsize bench strategies|loader ...\n\nMeasures on this machine; --help says what.")
+        return 0 if _asks_help(argv) else 64
     print(f"\n{(folder.path / 'table.md').read_text('utf-8')}\nAll figures: {folder.path / 'results.jsonl'}")
     return 0
 

@@ -1,0 +1,149 @@
+"""Other loaders that `worldsize bench loader` compares with, each used as its own documentation shows.
+
+All give batches of uint8 random resized crops of the same size, shuffled and mirrored, on the CPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+from torchvision.transforms import v2
+
+from worldsize.data.samples import EncodedSamples
+
+_FILES_ONLY = "it reads pictures in files, not packed ones"
+
+
+class NotHere(Exception):
+    """This loader cannot be compared here; the message says why."""
+
+
+class Peer(Protocol):
+    """A loader."""
+
+    def batches(self) -> Iterator[int]:
+        """One pass: how many pictures each batch has."""
+
+
+class _Files(TorchDataset[tuple[torch.Tensor, int]]):
+    """What torchvision's ImageFolder is, for some of its pictures."""
+
+    def __init__(
+        self, samples: EncodedSamples, read: Callable[[str], Any], transform: Callable[[Any], torch.Tensor]
+    ) -> None:
+        self._files = [samples.name(i) for i in range(len(samples))]
+        self._labels = samples.labels.tolist()
+        self._read, self._transform = read, transform
+        if not Path(self._files[0]).is_file():
+            raise NotHere(_FILES_ONLY)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._transform(self._read(self._files[index])), self._labels[index]
+
+
+class _Loaded:
+    """PyTorch's DataLoader with worker processes that stay."""
+
+    def __init__(self, data: Any, batch: int, workers: int, **options: Any) -> None:
+        # More processes than cores are among what is compared.
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        self._loader: Any = DataLoader(
+            data, batch, num_workers=workers, persistent_workers=True, drop_last=True, prefetch_factor=4, **options
+        )
+
+    def batches(self) -> Iterator[int]:
+        for _, labels in self._loader:
+            yield len(labels)
+
+
+def torchvision(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
+    """ImageFolder's reading by Pillow and torchvision's transforms, in DataLoader."""
+    from torchvision.datasets.folder import pil_loader
+
+    transform = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    return _Loaded(_Files(samples, pil_loader, transform), batch, workers, shuffle=True)
+
+
+def torchcodec(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
+    """TorchCodec's decoder and torchvision's transforms, in DataLoader."""
+    try:
+        from torchcodec.decoders import decode_image
+    except (ImportError, RuntimeError) as error:
+        raise NotHere(f"torchcodec 0.16 or later cannot be imported ({_first_line(error)})") from None
+
+    def read(path: str) -> torch.Tensor:
+        return decode_image(Path(path).read_bytes())[:3].expand(3, -1, -1)
+
+    transform = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+    return _Loaded(_Files(samples, read, transform), batch, workers, shuffle=True, multiprocessing_context="fork")
+
+
+class _Dali:
+    """DALI's own threads, on the CPU."""
+
+    def __init__(self, files: list[str], labels: list[int], size: int, batch: int, workers: int) -> None:
+        from nvidia.dali import fn, pipeline_def, types
+
+        def graph() -> Any:
+            data, label = fn.readers.file(files=files, labels=labels, random_shuffle=True, name="files")
+            pixels = fn.decoders.image_random_crop(data, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+            pixels = fn.resize(pixels, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=True)
+            return fn.flip(pixels, horizontal=fn.random.coin_flip()), label
+
+        define = pipeline_def(batch_size=batch, num_threads=workers, device_id=None, prefetch_queue_depth=4)
+        self._graph = define(graph)()
+        self._graph.build()
+        self._batch, self._steps = batch, len(files) // batch
+
+    def batches(self) -> Iterator[int]:
+        for _ in range(self._steps):
+            self._graph.run()
+            yield self._batch
+
+
+def dali(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
+    """NVIDIA DALI on the CPU."""
+    files = [samples.name(i) for i in range(len(samples))]
+    if not Path(files[0]).is_file():
+        raise NotHere(_FILES_ONLY)
+    try:
+        return _Dali(files, samples.labels.tolist(), size, batch, workers)
+    except (ImportError, RuntimeError) as error:
+        raise NotHere(f"nvidia.dali cannot be used ({_first_line(error)})") from None
+
+
+def webdataset(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
+    """WebDataset over packed shards, with Pillow and torchvision's transforms, in DataLoader."""
+    try:
+        import webdataset as wds
+    except ImportError as error:
+        raise NotHere(f"webdataset cannot be imported ({_first_line(error)})") from None
+    shards = sorted({samples.name(i).partition(".tar")[0] + ".tar" for i in range(len(samples))})
+    if not Path(shards[0]).is_file():
+        raise NotHere("it reads packed pictures (worldsize data pack)")
+    if workers > len(shards):
+        raise NotHere(f"{workers} workers have only {len(shards)} shards to share")
+    transform = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    data = wds.WebDataset(shards, shardshuffle=100).shuffle(1000).decode("pilrgb").to_tuple("jpg;png;ppm", "cls")
+    return _Loaded(data.map_tuple(transform, lambda label: label), batch, workers)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+PEERS: dict[str, Callable[[EncodedSamples, int, int, int], Peer]] = {
+    "torchvision": torchvision,
+    "torchcodec": torchcodec,
+    "dali": dali,
+    "webdataset": webdataset,
+}
