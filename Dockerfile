@@ -9,9 +9,9 @@ ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS dependencies
 USER root
 ENV LANG=C.UTF-8
-# A compiler and Python's headers are for torch.compile, which needs them when a run starts.
+# A compiler and Python's headers are for torch.compile, which needs them when a run starts; libjpeg-dev for the native decoder.
 RUN set -eu; \
-    packages=g++; \
+    packages="g++ libjpeg-dev"; \
     [ -e /etc/ssl/certs/ca-certificates.crt ] || packages="$packages ca-certificates"; \
     python3 -c 'import ensurepip' 2>/dev/null || packages="$packages python3-venv"; \
     headers=$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null || true); \
@@ -49,7 +49,8 @@ LABEL org.opencontainers.image.title="worldsize" \
       org.opencontainers.image.licenses="Apache-2.0"
 
 FROM dependencies AS package
-COPY pyproject.toml README.md LICENSE /build/
+COPY pyproject.toml setup.py README.md LICENSE /build/
+COPY native/src /build/native/src
 COPY src /build/src
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation --prefix=/package /build
 
@@ -59,7 +60,7 @@ USER 1000:1000
 WORKDIR /home/worldsize
 # Declared before RUN, or buildah would take the label from its cache with an old value.
 ARG CONTENT=unknown
-RUN worldsize --version && python -c "import torch, torchvision, worldsize.job"
+RUN worldsize --version && python -c "import torch, torchvision, worldsize.job" && worldsize env | grep "native, libjpeg"
 LABEL worldsize.content=$CONTENT
 
 FROM dependencies AS horovod

@@ -109,7 +109,8 @@ def test_dockerignore_means_what_docker_says(rules: str, ignored: list[str], kep
 def test_our_own_context_is_small_and_complete():
     found = {file.path: file for file in contents(ROOT)}
     assert {path.split("/")[0] for path in found} == {
-        "Dockerfile", "LICENSE", "README.md", "constraints.txt", "docker", "pyproject.toml", "scripts", "src",
+        "Dockerfile", "LICENSE", "README.md", "constraints.txt", "docker", "native", "pyproject.toml", "scripts",
+        "setup.py", "src",
     }  # fmt: skip
     assert sum((ROOT / path).stat().st_size for path in found) < 2 << 20
     assert found["docker/worldsize-sshd"].executable
