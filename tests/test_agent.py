@@ -103,6 +103,7 @@ def test_a_rank_that_dies_is_started_again(job, unbroken):
     assert identical(weights(job.folder), weights(unbroken))
 
 
+@pytest.mark.slow
 def test_what_must_not_be_retried_ends_all_nodes_once(tmp_path):
     ranks = Job(tmp_path)
     try:
@@ -117,6 +118,7 @@ def test_what_must_not_be_retried_ends_all_nodes_once(tmp_path):
         ranks.close()
 
 
+@pytest.mark.slow
 def test_a_run_that_gets_no_further_is_given_up(tmp_path):
     train = ("train", "digits", *SETTINGS, "--name", "a", "--autoresume", "--retries", "1")
     for _ in range(2):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,7 +189,6 @@ def test_extensions_tell_the_content(whole):
 
 
 def test_webdataset_reads_them(whole, originals):
-    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
     urls = [str(file) for file in sorted(whole.glob("train-*.tar"))]
     samples = opened(originals).train
     read = list(webdataset.WebDataset(urls, shardshuffle=False))
@@ -201,7 +201,6 @@ def test_webdataset_reads_them(whole, originals):
 
 
 def test_webdataset_decodes_raw_pixels(originals, tmp_path):
-    webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
     root = tmp_path / "root"
     for i, split in enumerate(("train", "val")):
         for label in "ab":
