@@ -161,13 +161,21 @@ def test_json_is_replaced_as_a_whole(tmp_path):
 
 def test_only_rank_0_always_leaves_a_log(tmp_path):
     folder = run.RunFolder(tmp_path)
-    handlers = [run.attach_log(folder, rank) for rank in (0, 1)]
-    try:
+    with run.RunLog(folder, 0), run.RunLog(folder, 1):
         assert [p.name for p in tmp_path.iterdir()] == ["log.txt"]
         logging.getLogger("worldsize.test").warning("something odd")
         assert {p.name for p in tmp_path.iterdir()} == {"log.txt", "log.rank1.txt"}
-        assert "something odd" in folder.log_file(1).read_text()
-    finally:
-        for handler in handlers:
-            logging.getLogger("worldsize").removeHandler(handler)
-            handler.close()
+    logging.getLogger("worldsize.test").warning("of the next run in this process")
+    assert "something odd" in folder.log_file(1).read_text()
+    assert "next run" not in folder.log_file(0).read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(UserError("no such class"), "no such class\n"), (KeyError("what"), "KeyError: 'what'\n")]
+)
+def test_a_log_ends_with_what_ended_the_run(tmp_path, error, expected):
+    folder = run.RunFolder(tmp_path)
+    logging.getLogger("worldsize").setLevel(logging.INFO)
+    with pytest.raises(type(error)), run.RunLog(folder, 0):
+        raise error
+    assert folder.log_file(0).read_text().endswith(expected)

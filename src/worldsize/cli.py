@@ -364,7 +364,6 @@ def _defect(trace: str) -> int:
 
     message = f"a defect in worldsize or below it; please report this:\n{trace}"
     report(message, 70)
-    logging.getLogger("worldsize").info("%s", message)
     if not _is_worker() or retried(70):
         print(f"worldsize: {message}", file=sys.stderr)
     launched = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID")

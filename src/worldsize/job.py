@@ -21,7 +21,7 @@ from worldsize.data.crops import Crop, RandomResizedCrop, evaluation_crop, train
 from worldsize.data.loader import Loader
 from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
-from worldsize.errors import Stopped, UserError, WorldsizeError
+from worldsize.errors import Stopped, UserError
 from worldsize.evaluate import Result
 from worldsize.loop import Loop
 from worldsize.parallel.base import Parts
@@ -63,11 +63,12 @@ def train(job: TrainJob, place: Place, stop: StopFlag) -> Summary | None:
     network = world.together(lambda: _network(job.recipe, plan, world, dataset))
     stop.arm()
     folder = _folder(job, world)
-    if job.autoresume:
-        step = snapshot.state["step"] if snapshot is not None else 0
-        world.together(lambda: run.count_start(folder, step, job.retries) if world.is_main else None)
-    trainer = _assemble(job, plan, world, dataset, network, folder, snapshot, facts, stop)
-    summary = _run(trainer, job, folder, dataset, begun)
+    with world.together(lambda: run.RunLog(folder, world.rank)):
+        if job.autoresume:
+            step = snapshot.state["step"] if snapshot is not None else 0
+            world.together(lambda: run.count_start(folder, step, job.retries) if world.is_main else None)
+        trainer = _assemble(job, plan, world, dataset, network, folder, snapshot, facts, stop)
+        summary = _run(trainer, job, folder, dataset, begun)
     # Only after success: a group with ranks that failed would be waited for.
     world.close()
     return summary
@@ -195,12 +196,7 @@ def _folder(job: TrainJob, world: World) -> RunFolder:
 
     folder = RunFolder(world.gather(world.together(prepare))[0])
 
-    def begin() -> None:
-        run.attach_log(folder, world.rank)
-        if world.is_main:
-            run.write_text(folder.recipe, catalog.to_yaml(job.recipe))
-
-    world.together(begin)
+    world.together(lambda: run.write_text(folder.recipe, catalog.to_yaml(job.recipe)) if world.is_main else None)
     return folder
 
 
@@ -288,9 +284,6 @@ def _run(trainer: Loop, job: TrainJob, folder: RunFolder, dataset: Dataset, begu
         return summary
     except Stopped as stopped:
         raise Stopped(f"{stopped}; all is saved. Go on with: worldsize train --resume {folder.path}") from None
-    except WorldsizeError as error:
-        log.info("%s", error)
-        raise
     except torch.OutOfMemoryError as error:
         what = str(error).split(". ")[0]
         raise UserError(f"the GPU's memory is too small for this: lower --micro-batch ({what})") from None

@@ -14,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from worldsize.errors import NoProgress, UserError
+from worldsize.errors import NoProgress, UserError, WorldsizeError
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -142,14 +144,33 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def attach_log(folder: RunFolder, rank: int) -> logging.Handler | None:
-    """Send this process's log to the run folder as well, where this machine has it; the handler that does so."""
-    if not folder.path.is_dir():
-        return None
-    handler = logging.FileHandler(folder.log_file(rank), delay=rank != 0)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger("worldsize").addHandler(handler)
-    return handler
+class RunLog:
+    """This process's log in the run folder, where this machine has it, while a ``with`` block runs.
+
+    What ends the block early is its last entry: the message of a `WorldsizeError`, the traceback of a defect.
+
+    Raises:
+        OSError: rank 0's file cannot be opened.
+    """
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        self._handler: logging.Handler | None = None
+        if folder.path.is_dir():
+            self._handler = logging.FileHandler(folder.log_file(rank), delay=rank != 0)
+            self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+            logging.getLogger("worldsize").addHandler(self._handler)
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, WorldsizeError):
+            log.info("%s", error)
+        elif isinstance(error, Exception):
+            log.info("a defect", exc_info=error)
+        if self._handler is not None:
+            logging.getLogger("worldsize").removeHandler(self._handler)
+            self._handler.close()
 
 
 def _number(name: str, stem: str) -> int:
