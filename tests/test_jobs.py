@@ -16,10 +16,11 @@ from processes import worldsize
 from specs import PLAIN
 from worldsize import cli
 from worldsize.errors import UserError
-from worldsize.launch import jobs, target
+from worldsize.launch import follow, jobs, target
 from worldsize.launch.answers import ClusterError
 from worldsize.launch.follow import Follower, Line, Note
 from worldsize.launch.pod import labels
+from worldsize.launch.spec import Placement
 
 SPEC = replace(PLAIN, namespace="team")
 TORCH = target.load("pytorchjob")
@@ -57,6 +58,16 @@ def submit(world, spec=SPEC, on=TORCH):
     jobs.submit(world.cluster, spec, on.render(spec))
 
 
+def notes(follower, seconds):
+    """What is said about the job itself, until it has ended or this time has passed."""
+    said, begun = [], time.monotonic()
+    for event in follower.events():
+        said += [event.text] if isinstance(event, Note) else []
+        if time.monotonic() - begun > seconds:
+            break
+    return said
+
+
 def there(world):
     """(kind, name) of what is there beside the world's own."""
     own = {*KeepingWorld().objects}
@@ -84,6 +95,21 @@ def test_what_failed_or_was_stopped_makes_way(world, phase):
     is_in(world, "MPIJob", phase)
     submit(world)
     assert [kind for kind, _ in there(world)] == ["configmaps", "networkpolicies", "pytorchjobs"]
+
+
+def test_what_waits_in_kueues_queue_is_neither_replaced_nor_stopped_nor_swept_away(world):
+    """Kueue itself suspends what it queues, and starts what others suspend."""
+    queued = replace(SPEC, placement=Placement(queue="team"))
+    submit(world, queued)
+    world.cluster.patch("PyTorchJob", "r50", {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}})
+    before = there(world)
+    with pytest.raises(UserError, match="r50 waits in Kueue's queue team already"):
+        submit(world, queued)
+    job = jobs.find(world.cluster, "r50")
+    with pytest.raises(UserError, match="Kueue decides when r50 runs"):
+        jobs.stop(world.cluster, job)
+    assert jobs.older_than([job], timedelta(seconds=-60)) == []
+    assert there(world) == before
 
 
 @pytest.mark.parametrize(
@@ -229,6 +255,29 @@ def test_a_job_that_is_deleted_meanwhile_has_failed(world):
             world.objects.pop("/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/r50", None)
         assert time.monotonic() - begun < 120  # it would go on for ever
     assert follower.state.phase == "Failed" and told[-1] == "the job was deleted"
+
+
+def test_a_job_that_is_deleted_before_it_is_looked_at_has_failed(world):
+    follower = Follower(world.cluster, TORCH, "r50")
+    assert notes(follower, 30) == ["the job was deleted"]
+    assert follower.state.phase == "Failed"
+
+
+def test_a_job_of_which_nobody_says_anything_is_told_once(world, monkeypatch):
+    monkeypatch.setattr(follow, "_PATIENCE_S", 1.0)
+    is_in(world, "TrainJob")
+    told = notes(Follower(world.cluster, target.load("trainjob"), "r50"), 3)
+    assert len(told) == 2 and "no pod yet, and no reason given" in told[1]
+
+
+@pytest.mark.parametrize("state", ["Suspended", "Created"])
+def test_of_a_job_that_need_not_have_pods_or_has_some_nothing_is_told(world, monkeypatch, state):
+    monkeypatch.setattr(follow, "_PATIENCE_S", 0.5)
+    is_in(world, "PyTorchJob", state)
+    if state == "Created":
+        pod(world, 0, phase="Pending")
+    told = notes(Follower(world.cluster, TORCH, "r50"), 2)
+    assert told and "no pod yet" not in " ".join(told)
 
 
 def invalid(world):

@@ -17,6 +17,7 @@ from worldsize.launch.target import Object, State, Target
 # Lines of worldsize's agent, and of mpirun --tag-output.
 _RANKED = re.compile(r"\[(?:1,)?(\d+)\](?:<std(?:out|err)>:)? ?(.*)", re.DOTALL)
 _DRAIN_S = 15.0  # for the last lines, once the job has ended
+_PATIENCE_S = 30.0  # for a job that nobody says anything about
 _BUFFERED = 20_000  # lines between the threads that read and the one that shows
 
 
@@ -43,7 +44,7 @@ class _Seen:
     job: Object | None = None
     pods: list[Object] = field(default_factory=list)
     events: list[Object] = field(default_factory=list)
-    there: bool = False
+    looked: bool = False
     listed: bool = False
     told: set[str] = field(default_factory=set)
     headline: str = ""
@@ -77,7 +78,7 @@ class Follower:
         self._feed("job", lambda: watch(self._target.kind, fields=f"metadata.name={name}", stop=self._stopped.is_set))
         self._feed("pods", lambda: watch("Pod", self._target.selector(name), stop=self._stopped.is_set))
         self._feed("events", lambda: watch("Event", stop=self._stopped.is_set))
-        ended: float | None = None
+        begun, ended = time.monotonic(), None
         try:
             while True:
                 try:
@@ -88,6 +89,8 @@ class Follower:
                     yield from self._take(what, value)
                     # Changes that say nothing may come without a pause: a busy namespace has events of others.
                     yield None
+                if time.monotonic() - begun > _PATIENCE_S:
+                    yield from self._tell_of_silence()
                 if self.state.ended:
                     ended = ended or time.monotonic()
                     if self._drained() or time.monotonic() - ended > _DRAIN_S:
@@ -129,7 +132,7 @@ class Follower:
             raise value
         elif what == "job":
             self._seen.job = value[0] if value else None
-            self._seen.there = self._seen.there or bool(value)
+            self._seen.looked = True
             yield from self._tell()
         elif what == "pods":
             self._seen.pods, self._seen.listed = value, True
@@ -144,7 +147,7 @@ class Follower:
         """What is new about the job's state."""
         seen, target = self._seen, self._target
         if seen.job is None:
-            if seen.there:
+            if seen.looked and not self.state.ended:
                 self.state = State("Failed", "the job was deleted")
                 yield Note("the job was deleted")
             return
@@ -164,6 +167,14 @@ class Follower:
                 if text not in seen.told:
                     seen.told.add(text)
                     yield Note(text)
+
+    def _tell_of_silence(self) -> Iterator[Note]:
+        """An operator that is down, or gave the job up without a word, is noticed by nothing else."""
+        seen = self._seen
+        if self.state.phase in ("Created", "Pending") and seen.listed and not seen.pods and not seen.told:
+            text = f"{self._target.kind} {self._name}: no pod yet, and no reason given: its operator's own log may have it"
+            seen.told.add(text)
+            yield Note(text)
 
     def _headline(self) -> str:
         pods, state = self._seen.pods, self.state

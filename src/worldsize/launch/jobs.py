@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
 from worldsize.errors import UserError
-from worldsize.launch import reasons, target
+from worldsize.launch import pod, reasons, target
 from worldsize.launch.answers import ClusterError
 from worldsize.launch.cluster import Cluster
 from worldsize.launch.spec import JobSpec
@@ -33,6 +33,11 @@ class Job:
     @property
     def name(self) -> str:
         return str(self.object["metadata"]["name"])
+
+    @property
+    def queue(self) -> str | None:
+        """Kueue's queue, which decides when the job runs."""
+        return self.object["metadata"].get("labels", {}).get(pod.QUEUE_LABEL)
 
     @property
     def age_s(self) -> float:
@@ -102,6 +107,8 @@ def _make_way(cluster: Cluster, old: Job) -> None:
             f"{name} has succeeded already: its run is on the volume. For another run choose another --name, or remove "
             f"the job with: worldsize delete {name}"
         )
+    if old.state.phase == "Suspended" and old.queue is not None:
+        raise UserError(f"{name} waits in Kueue's queue {old.queue} already; worldsize delete {name} takes it out")
     if old.state.phase not in ("Failed", "Suspended"):
         raise UserError(f"{name} is {old.state.phase} already: follow it with worldsize logs, end it with worldsize stop")
     delete(cluster, old)
@@ -119,10 +126,15 @@ def stop(cluster: Cluster, job: Job) -> None:
     """Ask the job's pods to save and leave; the job stays, and training again under its name goes on.
 
     Raises:
-        UserError: it has ended already.
+        UserError: it has ended already, or Kueue would start it again.
     """
     if job.state.ended:
         raise UserError(f"{job.name} has {job.state.phase.lower()} already")
+    if job.queue is not None:
+        raise UserError(
+            f"Kueue decides when {job.name} runs, and would start it again. worldsize delete {job.name} lets its pods save "
+            "and leave; the run stays on the volume, and training under the same name goes on"
+        )
     cluster.patch(job.target.kind, job.name, job.target.suspension())
     _wait_until_gone(cluster, job, all_of_them=False)
 
@@ -138,7 +150,11 @@ def delete(cluster: Cluster, job: Job) -> None:
 
 def older_than(jobs: list[Job], age: timedelta) -> list[Job]:
     """Those that have ended or were stopped, and were created longer ago than ``age``."""
-    return [job for job in jobs if (job.state.ended or job.state.phase == "Suspended") and job.age_s > age.total_seconds()]
+
+    def rests(job: Job) -> bool:
+        return job.state.ended or (job.state.phase == "Suspended" and job.queue is None)
+
+    return [job for job in jobs if rests(job) and job.age_s > age.total_seconds()]
 
 
 def _wait_until_gone(cluster: Cluster, job: Job, all_of_them: bool) -> None:

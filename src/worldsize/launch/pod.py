@@ -15,6 +15,7 @@ HOME = "/home/worldsize"
 # The image's user; numeric, because the kubelet must see that it is not root.
 USER = 1000
 RUN_LABEL = "app.kubernetes.io/instance"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 # What Pod Security calls restricted.
 POD_SECURITY: Object = {
@@ -53,7 +54,7 @@ def job_metadata(spec: JobSpec) -> Object:
     """The same of the job object itself, which is what Kueue queues."""
     whole = metadata(spec)
     if spec.placement.queue:
-        whole["labels"] |= {"kueue.x-k8s.io/queue-name": spec.placement.queue}
+        whole["labels"] |= {QUEUE_LABEL: spec.placement.queue}
     return whole
 
 
