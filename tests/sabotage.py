@@ -36,11 +36,10 @@ def own_statistics() -> None:
 
 def order_by_rank() -> None:
     """Each rank shuffles for itself."""
-    permute = loader.permute
     training = loader.Loader.training
 
     def own(self, plan, rank, epoch, first_step=0):
-        loader.permute = lambda seed, epoch, k, n: permute(seed + rank, epoch, k, n)
+        self._order = loader.FullShuffle(self._seed + rank, len(self.samples))
         return training(self, plan, rank, epoch, first_step)
 
     loader.Loader.training = own

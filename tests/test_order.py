@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from worldsize.data.order import permute
+from worldsize.data.rng import philox
 
 SEED = st.integers(0, 2**64 - 1)
 EPOCH = st.integers(0, 2**32 - 1)
@@ -109,6 +110,17 @@ def test_epochs_and_positions_broadcast():
     assert table.shape == (6, 30)
     for epoch in range(6):
         np.testing.assert_array_equal(table[epoch], permute(9, epoch, np.arange(30), 30))
+
+
+def test_parts_of_an_epoch_have_orders_of_their_own(monkeypatch):
+    table = permute(9, 3, np.arange(50)[None, :], 50, np.arange(4)[:, None])
+    assert len({tuple(row) for row in table}) == 4
+    np.testing.assert_array_equal(table[0], permute(9, 3, np.arange(50), 50))
+    np.testing.assert_array_equal(table[3], permute(9, 3, np.arange(50), 50, 3))
+    drawn = []
+    monkeypatch.setattr("worldsize.data.order.philox", lambda counter, key: drawn.append(counter[0]) or philox(counter, key))
+    permute(9, 3, np.arange(50), 50, np.arange(50))
+    assert len(np.unique(drawn[0])) == drawn[0].size == 24 * 50  # no key twice
 
 
 def test_a_single_position_equals_its_place_in_the_whole():

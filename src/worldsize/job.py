@@ -17,8 +17,10 @@ from worldsize.asynchronous import AsyncTrainer
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
 from worldsize.data import open_dataset
+from worldsize.data.blocks import BlockShuffle
 from worldsize.data.crops import Crop, RandomResizedCrop, evaluation_crop, training_crop
-from worldsize.data.loader import Loader
+from worldsize.data.loader import AT_ONCE, Loader
+from worldsize.data.order import Order
 from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
 from worldsize.errors import Stopped, UserError
@@ -227,7 +229,7 @@ def _assemble(
         state=state,
         compute=Compute(recipe, plan, mine.rank, world.device, state, number_format, normalise),
         lr_batch=parallel.lr_batch(recipe.parallel, plan, world.place),
-        training=loader_for(recipe, dataset.train, training_crop(recipe.data), world),
+        training=_training_loader(recipe, dataset.train, plan, world),
         validation=loader_for(recipe, dataset.val, evaluation_crop(recipe.data), world),
         trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
         saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, catalog.to_yaml(recipe), facts),
@@ -256,7 +258,16 @@ def _compiled(network: nn.Module, recipe: Recipe, accumulation: int) -> nn.Modul
     return torch.compile(network)  # type: ignore[return-value]
 
 
-def loader_for(recipe: Recipe, samples: Samples, crop: Crop, world: World) -> Loader:
+def _training_loader(recipe: Recipe, samples: Samples, plan: BatchPlan, world: World) -> Loader:
+    data, order = recipe.data, None
+    if data.shuffle == "block":
+        order = BlockShuffle(recipe.seed, len(samples), plan.global_batch, data.block, data.pool)
+        # And what reading ahead may begin before the last samples of other blocks were asked for.
+        samples = samples.in_blocks(data.block, order.blocks_in_use(plan.world_size) + AT_ONCE * data.readers)
+    return loader_for(recipe, samples, training_crop(data), world, order)
+
+
+def loader_for(recipe: Recipe, samples: Samples, crop: Crop, world: World, order: Order | None = None) -> Loader:
     """The split's loader, with the threads that this process may use."""
     return Loader(
         samples,
@@ -267,6 +278,7 @@ def loader_for(recipe: Recipe, samples: Samples, crop: Crop, world: World) -> Lo
         prefetch=recipe.data.prefetch,
         pin=world.device.type == "cuda",
         scaling=recipe.data.dct_scaling and isinstance(crop, RandomResizedCrop),
+        order=order,
     )
 
 

@@ -75,6 +75,11 @@ class Data(Settings):
     std: tuple[float, float, float] = Field((0.229, 0.224, 0.225), description="divided by per channel (range 0 to 1)")
     samples: int = Field(1024, ge=2, description="synthetic: how many training pictures there are")
     classes: int = Field(1000, ge=2, description="synthetic: how many classes there are")
+    shuffle: Literal["full", "block"] = Field(
+        "full", description="full: any order of an epoch; block: one that reads shards in blocks, and mixes less"
+    )
+    block: int = Field(32, ge=1, description="shuffle block: consecutive pictures that are read at once")
+    pool: int = Field(16384, ge=1, description="shuffle block: pictures that all processes together mix at a time")
     max_broken: float = _operational(0.001, ge=0, le=1, description="stop when more than this share cannot be decoded")
     workers: int | None = _operational(None, ge=1, description="decoding threads per process; None: this process's cores")
     readers: int = _operational(16, ge=1, description="reads in flight per process, each of up to 8 pictures")
@@ -94,6 +99,8 @@ class Data(Settings):
                 f"val_crop_size {self.val_crop_size} is larger than val_resize_size {self.val_resize_size}: "
                 f"the crop would not fit; raise val_resize_size to at least {self.val_crop_size}"
             )
+        if self.pool < self.block:
+            raise ValueError(f"pool {self.pool} is smaller than block {self.block}: it mixes whole blocks")
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std} must be positive")
         return self

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from worldsize.batch import BatchPlan, shard
 from worldsize.data.crops import Crop, Draws, Pixels
 from worldsize.data.decode import BrokenPicture
-from worldsize.data.order import permute
+from worldsize.data.order import FullShuffle, Indices, Order
 from worldsize.data.prepare import Preparation, Read
 from worldsize.data.rng import Use, uniforms
 from worldsize.data.samples import EncodedSamples, Samples
@@ -30,11 +30,9 @@ from worldsize.world import World
 
 log = logging.getLogger(__name__)
 
-_CHUNK = 8  # pictures per task: enough work to be worth a hand-over, little enough to share a micro-batch
+AT_ONCE = 8  # pictures per task: enough work to be worth a hand-over, little enough to share a micro-batch
 
 _REACH = 100  # how far to look for a whole picture in place of a broken one
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -90,6 +88,7 @@ class Loader:
         prefetch: batches prepared ahead.
         pin: whether batches go to a GPU.
         scaling: as in `Preparation`.
+        order: of the samples of an epoch; a full shuffle unless it is given.
     """
 
     def __init__(
@@ -103,11 +102,13 @@ class Loader:
         prefetch: int,
         pin: bool,
         scaling: bool = False,
+        order: Order | None = None,
     ) -> None:
         self.samples = samples
         self.broken = BrokenPictures(samples)
         self.crop = crop
         self._seed = seed
+        self._order = order or FullShuffle(seed, len(samples))
         self._prefetch = prefetch
         self._pin = pin
         self._preparation = Preparation(scaling)
@@ -134,10 +135,9 @@ class Loader:
         stream.add(self._parts(plan, 0, epoch, step))
 
     def _parts(self, plan: BatchPlan, rank: int, epoch: int, step: int, crop: Crop | None = None) -> Iterator[_Pending]:
-        n = len(self.samples)
         for micro in range(plan.accumulation):
             start = plan.first(step, rank, micro)
-            indices = permute(self._seed, epoch, np.arange(start, start + plan.forward_batch), n)
+            indices = self._order(epoch, np.arange(start, start + plan.forward_batch))
             yield self._submit(crop or self.crop, indices, epoch, replace=True)
 
     def evaluation(self, rank: int, world_size: int, batch: int) -> Iterator[Batch]:
@@ -163,7 +163,7 @@ class Loader:
             return _Pending(pixels, labels, [self._pool.submit(self._fill_from_memory, places)])
         assert isinstance(self.samples, EncodedSamples)
         parts = []
-        for part in (places.part(slice(i, i + _CHUNK)) for i in range(0, len(indices), _CHUNK)):
+        for part in (places.part(slice(i, i + AT_ONCE)) for i in range(0, len(indices), AT_ONCE)):
             read = self._readers.submit(_read, self.samples, part.indices)
             parts.append(self._pool.submit(self._fill_from_files, part, read, replace))
         return _Pending(pixels, labels, parts)

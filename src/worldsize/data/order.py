@@ -1,5 +1,7 @@
 """The order of an epoch: the k-th sample is a pure function of (seed, epoch, k).
 
+Every order is equally likely (`FullShuffle`); `worldsize.data.blocks` has one that is easier on slow storage.
+
 A keyed permutation in constant memory: a generalised Feistel network over a*b >= n cells, with
 cycle walking for the few cells beyond n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
 """
@@ -7,6 +9,8 @@ cycle walking for the few cells beyond n (Black and Rogaway 2002, "Ciphers with 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,10 +18,26 @@ from numpy.typing import ArrayLike, NDArray
 from worldsize.data.rng import Use, key_of, philox
 
 _ROUNDS = 24
+_APART = np.uint64(32)  # the rounds of one part from those of the next
 _LOW = np.uint64(0xFFFFFFFF)
 
+Indices = NDArray[np.int64]
+# (epoch, positions in it) to samples.
+Order = Callable[[int, Indices], Indices]
 
-def permute(seed: int, epoch: ArrayLike, k: ArrayLike, n: int) -> NDArray[np.int64]:
+
+@dataclass(frozen=True)
+class FullShuffle:
+    """Every order of ``samples`` samples is equally likely."""
+
+    seed: int
+    samples: int
+
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        return permute(self.seed, epoch, positions, self.samples)
+
+
+def permute(seed: int, epoch: ArrayLike, k: ArrayLike, n: int, part: ArrayLike = 0) -> Indices:
     """The sample at position ``k`` of an epoch over ``n`` samples.
 
     Args:
@@ -25,17 +45,19 @@ def permute(seed: int, epoch: ArrayLike, k: ArrayLike, n: int) -> NDArray[np.int
         epoch: integer or integer array.
         k: positions, 0 <= k < n; broadcasts with ``epoch``.
         n: number of samples, 1 <= n < 2**32.
+        part: which of several orders that one epoch has, 0 <= part < 2**27; broadcasts with ``epoch``.
 
     Returns:
-        int64 array of the broadcast shape; for a fixed epoch a bijection of 0..n-1.
+        int64 array of the broadcast shape; for a fixed epoch and part a bijection of 0..n-1.
     """
     if not 0 < n < 2**32:
         raise ValueError(f"n must be between 1 and 2**32 - 1, not {n}")
-    epochs, position = np.asarray(epoch, np.uint64), np.asarray(k, np.uint64)
+    epochs, parts = np.broadcast_arrays(np.asarray(epoch, np.uint64), np.asarray(part, np.uint64))
+    position = np.asarray(k, np.uint64)
     shape = np.broadcast_shapes(epochs.shape, position.shape)
-    # Round keys depend on the epoch alone: computed once for it, then seen at every position.
+    # Round keys depend on epoch and part alone: computed once for them, then seen at every position.
     rounds = np.arange(_ROUNDS, dtype=np.uint64).reshape(-1, *[1] * epochs.ndim)
-    words = philox((rounds, epochs, n, Use.ORDER), key_of(seed))[0]
+    words = philox((rounds + parts * _APART, epochs, n, Use.ORDER), key_of(seed))[0]
     words = words.reshape(_ROUNDS, *[1] * (len(shape) - epochs.ndim), *epochs.shape)
     keys = np.broadcast_to(words, (_ROUNDS, *shape)).reshape(_ROUNDS, -1)
     out = _network(np.broadcast_to(position, shape).reshape(-1), keys, n)

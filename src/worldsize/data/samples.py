@@ -56,6 +56,13 @@ class Samples(ABC):
         """Heights and widths (n, 2) of these pictures, (0, 0) of broken ones; None where they are not known unread."""
         return None
 
+    def in_blocks(self, block: int, most: int) -> Samples:
+        """The same pictures for an order that wants each ``block`` of consecutive ones soon after one another.
+
+        Where they lie one after the other, each such block is then read at once, and at most ``most`` are kept at a time.
+        """
+        return self
+
 
 class EncodedSamples(Samples):
     """Pictures that are kept as bytes of some picture format. Everything may be called from many threads."""

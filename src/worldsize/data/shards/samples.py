@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from worldsize.data.decode import BrokenPicture
 from worldsize.data.samples import EncodedSamples, Stored
 from worldsize.data.shards import tar
+from worldsize.data.shards.ahead import Ahead, Pieces
 from worldsize.data.shards.format import INDEX, RECORD, Kind, Packed, Records, identity, shard_name
 from worldsize.data.shards.store import Bytes, Store
 from worldsize.errors import DataError
@@ -111,6 +113,12 @@ class ShardSamples(EncodedSamples):
         pixels = np.frombuffer(self.encoded(index), np.uint8)[-height * width * 3 :]
         return pixels.reshape(height, width, 3)
 
+    def in_blocks(self, block: int, most: int) -> ShardSamples:
+        numbers = {shard_name(self._split, number): number for number in range(len(self.shards))}
+        other = copy.copy(self)
+        other._store = Ahead(self._store, lambda name: self._pieces(numbers[name], block), most)
+        return other
+
     def shard_of(self, index: int) -> int:
         """The number of the shard that holds the picture."""
         return bisect_right(self._firsts, index) - 1
@@ -127,6 +135,14 @@ class ShardSamples(EncodedSamples):
     def read(self, index: int, offset: int, length: int) -> Bytes:
         """Bytes of the shard that holds picture ``index``, fewer where it ends before. Raises OSError."""
         return self._store.read(shard_name(self._split, self.shard_of(index)), offset, length)
+
+    def _pieces(self, number: int, block: int) -> Pieces:
+        """A shard's parts of the blocks."""
+        first, end = self._firsts[number : number + 2]
+        samples = np.array([first, *range((first // block + 1) * block, end, block)])
+        last = self.records[end - 1]
+        begins = np.append(self.records["offset"][samples], last["offset"] + last["length"]).astype(np.int64)
+        return Pieces(begins, np.add.reduceat(self.records["length"][first:end] > 0, samples - first, dtype=np.int64))
 
     def _index(self) -> Records:
         name = f"{self._split}.index"

@@ -37,6 +37,10 @@ class Store(ABC):
     def read(self, name: str, offset: int, length: int) -> Bytes:
         """These bytes of the file, fewer where it ends before."""
 
+    @abstractmethod
+    def copy(self, name: str, offset: int, length: int) -> bytes:
+        """The same, in memory when this returns."""
+
 
 class Local(Store):
     """Files that are mapped when they are first read, and not copied.
@@ -78,6 +82,11 @@ class Local(Store):
                     self._maps.popitem(last=False)
         return view[offset : offset + length]
 
+    def copy(self, name: str, offset: int, length: int) -> bytes:
+        with open(f"{self.where}/{name}", "rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(length)
+
 
 class Remote(Store):
     """Files at a URL (``s3://BUCKET/FOLDER``, ``gs://``, ``https://``, ...), one request for each read."""
@@ -102,6 +111,9 @@ class Remote(Store):
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         return bytes(self._files.cat_file(self._path(name), start=offset, end=offset + length))
+
+    def copy(self, name: str, offset: int, length: int) -> bytes:
+        return self.read(name, offset, length)
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"

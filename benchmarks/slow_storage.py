@@ -1,0 +1,88 @@
+"""The whole loader on storage that answers slowly: the full shuffle against the block shuffle.
+
+    python benchmarks/slow_storage.py SHARDS [ROUNDS]
+
+SHARDS is a folder that `worldsize data pack` made. Each read is held back by a latency, and all reads together by a
+bandwidth, as on a disk across the network. The two take turns, an epoch each a round. Prints a table in markdown.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+
+from worldsize.batch import BatchPlan
+from worldsize.data import shards
+from worldsize.data.blocks import BlockShuffle
+from worldsize.data.crops import RandomResizedCrop
+from worldsize.data.loader import AT_ONCE, Loader
+from worldsize.data.shards.store import Local
+from worldsize.place import cores
+
+BATCH, BLOCK, POOL, READERS = 64, 32, 512, 16
+MB_S = 500.0
+
+
+class Slow(Local):
+    """A folder whose reads take time.
+
+    Attributes:
+        latency: seconds before each.
+        requests: how many there were.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.latency, self.requests = 0.0, 0
+        self._line, self._free = threading.Lock(), 0.0
+
+    def read(self, name: str, offset: int, length: int) -> memoryview:
+        self._wait(length)
+        return super().read(name, offset, length)
+
+    def copy(self, name: str, offset: int, length: int) -> bytes:
+        self._wait(length)
+        return super().copy(name, offset, length)
+
+    def _wait(self, length: int) -> None:
+        with self._line:
+            self.requests += 1
+            sent = max(self._free, time.perf_counter() + self.latency) + length / (MB_S * 1e6)
+            self._free = sent
+        time.sleep(max(0.0, sent - time.perf_counter()))
+
+
+def epoch(store: Slow, number: int, block: bool) -> tuple[float, float]:
+    """(images/s, requests per picture) of a whole epoch, the filling of the first pool included."""
+    samples, order = shards.open_dataset(store).train, None
+    if block:
+        order = BlockShuffle(0, len(samples), BATCH, BLOCK, POOL)
+        samples = samples.in_blocks(BLOCK, order.blocks_in_use(1) + AT_ONCE * READERS)
+    crop = RandomResizedCrop(224, True, (0.08, 1.0), (3 / 4, 4 / 3))
+    loader = Loader(samples, crop, seed=0, workers=cores(), readers=READERS, prefetch=4, pin=False, order=order)
+    requests, begun = store.requests, time.perf_counter()
+    pictures = sum(len(batch.labels) for batch in loader.training(BatchPlan(BATCH, BATCH, 1), 0, number))
+    took = time.perf_counter() - begun
+    loader.close()
+    return pictures / took, (store.requests - requests) / pictures
+
+
+def main() -> None:
+    store, rounds = Slow(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 5
+    print(f"{MB_S:.0f} MB/s, {READERS} reads at once, batches of {BATCH}, block {BLOCK}, pool {POOL}\n")
+    print("| latency of a read | full shuffle, images/s | block shuffle, images/s | ratio | reads per picture |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for latency in (0.0, 0.005, 0.02, 0.1):
+        store.latency = latency
+        measured = [(epoch(store, number, False), epoch(store, number, True)) for number in range(rounds)]
+        full, block = (statistics.median(pair[i][0] for pair in measured) for i in (0, 1))
+        ratio = statistics.median(pair[1][0] / pair[0][0] for pair in measured)
+        reads = [statistics.median(pair[i][1] for pair in measured) for i in (0, 1)]
+        print(f"| {latency * 1e3:.0f} ms | {full:,.0f} | {block:,.0f} | {ratio:.2f} | {reads[0]:.2f} and {reads[1]:.3f} |")
+
+
+if __name__ == "__main__":
+    main()
