@@ -434,6 +434,47 @@ def test_remote_shards_are_read_too(whole):
         shards.open_dataset("memory://bucket/shards")
 
 
+class Fault(Exception):
+    """As stores' programs have of their own."""
+
+
+def test_a_store_that_cannot_be_reached_is_told_in_its_own_words(whole, monkeypatch):
+    def fails(*_, **__):
+        raise Fault("Unable to locate credentials")
+
+    remote = Remote(f"file://{whole}")
+    monkeypatch.setattr(type(remote._files), "cat_file", fails)
+    with pytest.raises(UserError, match="cannot be read: Fault: Unable to locate credentials"):
+        shards.open_dataset(remote)
+
+
+def test_a_remote_read_that_fails_is_tried_again_for_a_while(whole, monkeypatch):
+    samples, slept = shards.open_dataset(f"file://{whole}").train, []
+    expected, cat = bytes(samples.encoded(0)), type(samples._store._files).cat_file
+    monkeypatch.setattr("time.sleep", slept.append)
+
+    def fails(times: int, error: Exception):
+        left = iter(range(times))
+
+        def cat_file(*arguments, **options):
+            if next(left, None) is not None:
+                raise error
+            return cat(*arguments, **options)
+
+        monkeypatch.setattr(type(samples._store._files), "cat_file", cat_file)
+
+    fails(5, Fault("reset by peer"))
+    assert bytes(samples.encoded(0)) == expected and slept == [1, 2, 4, 8, 8]
+    fails(6, Fault("reset by peer"))
+    with pytest.raises(BrokenPicture, match="reset by peer"):
+        samples.encoded(0)
+    slept.clear()
+    fails(1, PermissionError("no"))
+    with pytest.raises(BrokenPicture, match="no"):
+        samples.encoded(0)
+    assert slept == []
+
+
 def test_a_recipe_may_name_a_url(whole, tmp_path):
     remote, local = (open_dataset(Data(root=Path(root)), tmp_path) for root in (f"file://{whole}", whole))
     assert isinstance(remote.train._store, Remote)

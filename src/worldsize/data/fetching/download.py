@@ -19,6 +19,7 @@ from worldsize import __version__
 from worldsize.data.fetching import Interrupted
 from worldsize.data.fetching.progress import Meter, say
 from worldsize.data.fetching.state import State
+from worldsize.data.stores import faults_as_oserror
 from worldsize.errors import DataError, UserError
 
 PATIENCE_S = 120.0  # with a source from which nothing comes
@@ -141,16 +142,19 @@ def from_store(url: str) -> Opener:
 
     def open_at(offset: int, validator: str) -> Remote:
         try:
-            store, path = fsspec.core.url_to_fs(url)
-            info = store.info(path)
-            current = str(store.ukey(path))
-            if info["type"] == "directory":
-                raise UserError(f"{shown(url)} is a folder: name an archive in it (.zip, .tar, .tar.gz)")
-            stream = store.open(path, "rb", cache_type="readahead", block_size=8 << 20)
-            start = offset if validator == current else 0
-            stream.seek(start)
+            with faults_as_oserror():
+                store, path = fsspec.core.url_to_fs(url)
+                info = store.info(path)
+                current = str(store.ukey(path))
+                if info["type"] == "directory":
+                    raise IsADirectoryError
+                stream = store.open(path, "rb", cache_type="readahead", block_size=8 << 20)
+                start = offset if validator == current else 0
+                stream.seek(start)
         except FileNotFoundError:
             raise UserError(f"{shown(url)}: there is no such file") from None
+        except IsADirectoryError:
+            raise UserError(f"{shown(url)} is a folder: name an archive in it (.zip, .tar, .tar.gz)") from None
         except PermissionError as error:
             raise UserError(f"{shown(url)}: the store refuses ({error}); does it need credentials?") from None
         except ImportError as error:

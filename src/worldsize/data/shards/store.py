@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+from worldsize.data.stores import faults_as_oserror
 from worldsize.errors import UserError
 
+log = logging.getLogger(__name__)
+
 Bytes = bytes | memoryview
+_PAUSES_S = (1, 2, 4, 8, 8)  # as long as stopping a run may have to wait for
 
 
 class Store(ABC):
@@ -89,7 +95,10 @@ class Local(Store):
 
 
 class Remote(Store):
-    """Files at a URL (``s3://BUCKET/FOLDER``, ``gs://``, ``https://``, ...), one request for each read."""
+    """Files at a URL (``s3://BUCKET/FOLDER``, ``gs://``, ``https://``, ...), one request for each read.
+
+    A read that fails is tried again for a while: who reads is in the middle of a long run.
+    """
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
@@ -104,16 +113,30 @@ class Remote(Store):
         return Remote, (self.where,)
 
     def whole(self, name: str) -> bytes:
-        return bytes(self._files.cat_file(self._path(name)))
+        with faults_as_oserror():
+            return bytes(self._files.cat_file(self._path(name)))
 
     def look(self, name: str, length: int) -> tuple[int, bytes]:
-        return int(self._files.size(self._path(name))), self.read(name, 0, length)
+        with faults_as_oserror():
+            return int(self._files.size(self._path(name))), self._part(name, 0, length)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        return bytes(self._files.cat_file(self._path(name), start=offset, end=offset + length))
+        for pause in _PAUSES_S:
+            try:
+                return self._part(name, offset, length)
+            except (FileNotFoundError, PermissionError):
+                raise
+            except OSError as error:
+                log.warning("%s does not give %s (%s); trying again in %d s", self.where, name, error, pause)
+                time.sleep(pause)
+        return self._part(name, offset, length)
 
     def copy(self, name: str, offset: int, length: int) -> bytes:
         return self.read(name, offset, length)
+
+    def _part(self, name: str, offset: int, length: int) -> bytes:
+        with faults_as_oserror():
+            return bytes(self._files.cat_file(self._path(name), start=offset, end=offset + length))
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"

@@ -1,0 +1,17 @@
+"""What fsspec's many programs have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def faults_as_oserror() -> Iterator[None]:
+    """They fail with exceptions of their own (botocore's, aiohttp's, ...); raise OSError instead, with their words."""
+    try:
+        yield
+    except (OSError, ImportError, ValueError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
