@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -17,12 +18,18 @@ from processes import distance, weights
 from trees import put
 from worldsize.batch import BatchPlan
 from worldsize.data.blocks import BlockShuffle
-from worldsize.data.crops import RandomResizedCrop
+from worldsize.data.crops import RandomResizedCrop, evaluation_crop
 from worldsize.data.loader import Loader
+from worldsize.data.samples import ArraySamples
 from worldsize.data.shards import open_dataset
 from worldsize.data.shards.ahead import Ahead, Pieces
 from worldsize.data.shards.store import Local
+from worldsize.job import _training_loader, loader_for
+from worldsize.place import Place
+from worldsize.recipe import Data, Recipe
+from worldsize.world import World
 
+ALONE = World(Place("none", 0, 1, 0, 1), torch.device("cpu"), None, 1)
 SEEDS, EPOCHS = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 
 
@@ -113,18 +120,18 @@ def test_lanes_share_the_batch_evenly_and_fill_the_pool(batch, pool):
 
 
 class Counting(Local):
-    """Notes what is read as a whole."""
+    """Notes what is read: (file, offset, length)."""
 
     def __init__(self, folder) -> None:
         super().__init__(folder)
-        self.copied, self.read_alone = [], 0
+        self.reads, self.looked = [], []
 
-    def copy(self, name, offset, length):
-        self.copied.append((name, offset))
-        return super().copy(name, offset, length)
+    def look(self, name, length):
+        self.looked.append(name)
+        return super().look(name, length)
 
     def read(self, name, offset, length):
-        self.read_alone += 1
+        self.reads.append((name, offset, length))
         return super().read(name, offset, length)
 
 
@@ -142,8 +149,7 @@ def test_blocks_give_the_same_bytes_and_each_is_read_once(folder, block):
     for index in np.random.default_rng(block).permutation(len(plain)):
         assert bytes(samples.encoded(int(index))) == bytes(plain.encoded(int(index)))
     parts = {(plain.shard_of(i), i // block) for i in range(len(plain)) if plain.length(i)}
-    assert len(store.copied) == len(set(store.copied)) == len(parts)
-    assert store.read_alone == 0
+    assert len(store.reads) == len(set(store.reads)) == len(parts)
     assert samples._store._kept == {}
     assert samples.path(0) == plain.path(0)
 
@@ -154,14 +160,14 @@ def test_training_in_blocks_cuts_the_same_pictures_from_files_as_from_shards(fol
     plain, store = open_dataset(folder).train, Counting(folder)
     order = BlockShuffle(0, len(plain), 4, 3, 6)
     batches = []
-    for samples in (plain, open_dataset(store).train.in_blocks(3, 2 * order.blocks_in_use(1))):
+    for samples in (plain, open_dataset(store).train.in_blocks(3, order.kept(1, workers))):
         loader = Loader(samples, crop, seed=0, workers=workers, readers=workers, prefetch=2, pin=False, order=order)
         batches.append([batch for epoch in (0, 1) for batch in loader.training(plan, 0, epoch)])
         loader.close()
     assert len(batches[0]) == len(batches[1]) > 4
     for one, other in zip(*batches, strict=True):
         assert (one.pixels == other.pixels).all() and (one.labels == other.labels).all()
-    assert store.copied and store.read_alone == 0
+    assert len(store.reads) < 4 * len(batches[1])  # pictures
 
 
 def pieces(_name: str) -> Pieces:
@@ -174,44 +180,63 @@ def digits(tmp_path):
     return Counting(tmp_path)
 
 
+def test_a_recipe_decides_whether_blocks_are_read(folder, caplog):
+    def loader(samples, **settings):
+        recipe = Recipe(global_batch=4, micro_batch=2, data=Data(train_crop_size=16, **settings))
+        return _training_loader(recipe, samples, BatchPlan(4, 2, 1), ALONE)
+
+    for shuffle, whole in (("full", False), ("block", True)):
+        store = Counting(folder)
+        samples, opened = open_dataset(store).train, len(store.looked)
+        blocks = loader(samples, shuffle=shuffle, block=3, pool=6)
+        assert len(store.looked) == opened  # nothing is opened again
+        list(blocks.training(BatchPlan(4, 2, 1), 0, 0))
+        blocks.close()
+        longest = samples.records["length"].max()
+        assert any(length > longest for _, _, length in store.reads) == whole
+    assert "not packed" not in caplog.text
+    loader(ArraySamples("noise", np.zeros((8, 16, 16, 3), np.uint8), np.zeros(8, np.int32), ("a",)), shuffle="block").close()
+    assert "these pictures are not packed" in caplog.text
+
+
 def test_what_lies_in_no_piece_or_in_two_is_read_alone(digits):
     ahead = Ahead(digits, pieces, 4)
     assert [bytes(ahead.read("f", at, 4)) for at in (0, 8, 18, 28, 30, 38)] == [
         b"0123", b"8901", b"8901", b"8901", b"0123", b"89",
     ]  # fmt: skip
-    assert digits.copied == []
-    assert bytes(ahead.read("f", 16, 4)) == b"6789" and digits.copied == [("f", 10)]
+    assert {length for _, _, length in digits.reads} == {4}
+    assert bytes(ahead.read("f", 16, 4)) == b"6789" and digits.reads[-1] == ("f", 10, 10)
 
 
 def test_no_more_pieces_are_kept_than_allowed_and_those_of_longest_ago_go_first(digits):
     ahead = Ahead(digits, lambda name: Pieces(np.arange(0, 41, 10), np.full(4, 9)), 2)
     for at in (0, 10, 0, 20, 0, 10):
         ahead.read("f", at, 1)
-    assert digits.copied == [("f", 0), ("f", 10), ("f", 20), ("f", 10)]
+    assert digits.reads == [("f", at, 10) for at in (0, 10, 20, 10)]
 
 
 def test_a_piece_that_cannot_be_read_is_tried_again(digits, monkeypatch):
     ahead = Ahead(digits, pieces, 4)
     with monkeypatch.context() as broken:
-        broken.setattr(digits, "copy", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        broken.setattr(digits, "read", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         with pytest.raises(OSError, match="Input/output error"):
             ahead.read("f", 10, 4)
     assert bytes(ahead.read("f", 10, 4)) == b"0123"
 
 
 def test_those_who_want_one_piece_at_once_wait_for_one_read(digits, monkeypatch):
-    ahead, copy, gate = Ahead(digits, lambda _: Pieces(np.array([0, 40]), np.array([99])), 4), digits.copy, threading.Event()
+    ahead, read, gate = Ahead(digits, lambda _: Pieces(np.array([0, 40]), np.array([99])), 4), digits.read, threading.Event()
 
     def slow(*what):
         gate.wait(30)
-        return copy(*what)
+        return read(*what)
 
-    monkeypatch.setattr(digits, "copy", slow)
+    monkeypatch.setattr(digits, "read", slow)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(ahead.read, "f", at, 1) for at in range(8)]
         gate.set()
         assert b"".join(bytes(one.result()) for one in asked) == b"01234567"
-    assert digits.copied == [("f", 0)]
+    assert digits.reads == [("f", 0, 40)]
 
 
 @pytest.mark.parametrize("world_size", [1, 4, 16])
@@ -222,12 +247,13 @@ def test_a_rank_reads_few_blocks_of_others_and_few_twice(tmp_path, world_size):
     read = 0
     for rank in range(world_size):
         store = Counting(tmp_path)
-        ahead = Ahead(store, lambda _: Pieces(np.arange(0, 20_001, 16), np.full(1250, 16)), order.blocks_in_use(world_size))
+        ahead = Ahead(store, lambda _: Pieces(np.arange(0, 20_001, 16), np.full(1250, 16)), order.kept(world_size, 0))
         for step in range(plan.steps_per_epoch(order.samples)):
             first = plan.first(step, rank, 0)
             for sample in order(7, np.arange(first, first + plan.per_process)):
                 ahead.read("f", int(sample), 1)
-        read += len(store.copied)
+            assert len(ahead._kept) <= 1.25 * (2048 / 16 / world_size + order.mixed)
+        read += len(store.reads)
     assert 1240 <= read <= 1250 + 2 * 128
 
 
@@ -248,3 +274,14 @@ def test_a_run_in_blocks_has_the_same_weights_in_two_processes_and_from_a_url(ra
     files = train(1, "files", tmp_path / "root", *block)
     assert distance(weights(train(2, "shards", f"file://{tmp_path}/shards", *block)), weights(files)) < 1e-9
     assert distance(weights(train(1, "full", tmp_path / "shards")), weights(files)) > 1e-3
+
+
+def test_evaluation_reads_each_block_once(folder):
+    store = Counting(folder)
+    recipe = Recipe(data=Data(val_crop_size=16, val_resize_size=16, shuffle="block", block=3, pool=3))
+    val = open_dataset(store).val
+    loader = loader_for(recipe, val, evaluation_crop(recipe.data), ALONE)
+    store.reads.clear()
+    assert sum(len(batch.labels) for batch in loader.evaluation(0, 1, 4)) == len(val) == 2
+    loader.close()
+    assert len(store.reads) == 1

@@ -103,7 +103,7 @@ def test_what_waits_in_kueues_queue_is_neither_replaced_nor_stopped_nor_swept_aw
     submit(world, queued)
     world.cluster.patch("PyTorchJob", "r50", {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}})
     before = there(world)
-    with pytest.raises(UserError, match="r50 waits in Kueue's queue team already"):
+    with pytest.raises(UserError, match=r"Suspended, in Kueue's queue team, already.*worldsize delete r50 ends it"):
         submit(world, queued)
     job = jobs.find(world.cluster, "r50")
     with pytest.raises(UserError, match="Kueue decides when r50 runs"):
@@ -268,6 +268,19 @@ def test_a_job_of_which_nobody_says_anything_is_told_once(world, monkeypatch):
     is_in(world, "TrainJob")
     told = notes(Follower(world.cluster, target.load("trainjob"), "r50"), 3)
     assert len(told) == 2 and "no pod yet, and no reason given" in told[1]
+
+
+def test_patience_begins_anew_when_a_job_leaves_its_queue(world, monkeypatch):
+    monkeypatch.setattr(follow, "_PATIENCE_S", 2.0)
+    is_in(world, "PyTorchJob", "Suspended")
+    follower, told, begun = Follower(world.cluster, TORCH, "r50"), [], time.monotonic()
+    for event in follower.events():
+        told += [event.text] if isinstance(event, Note) else []
+        if follower.state.phase == "Suspended" and time.monotonic() - begun > 3:
+            is_in(world, "PyTorchJob", "Created")
+        if time.monotonic() - begun > 4.5:
+            break
+    assert told == ["PyTorchJob r50: Suspended", "PyTorchJob r50: Pending"]
 
 
 @pytest.mark.parametrize("state", ["Suspended", "Created"])

@@ -449,6 +449,14 @@ def test_a_job_that_failed_or_was_stopped_makes_way(world, phase):
     assert f"PyTorchJob r50 is {phase}; it makes way, and its run goes on" in [one.what for one in found]
 
 
+def test_a_job_in_kueues_queue_does_not(world):
+    labels = {"kueue.x-k8s.io/queue-name": "team"}
+    status = {"conditions": [{"type": "Suspended", "status": "True"}]}
+    world.add("PyTorchJob", "r50", metadata={"labels": labels}, status=status)
+    found = the_one(look(world.cluster))
+    assert found.level == "error" and "worldsize delete r50 ends it" in found.remedy
+
+
 def test_an_elastic_job_needs_room_for_its_fewest_nodes(world):
     elastic = replace(SPEC, nodes=3, elastic=(2, 4))
     assert "3 pods asked for, and room for 2 at present" in the_one(look(world.cluster, elastic), "warning").what

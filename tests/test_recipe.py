@@ -186,6 +186,20 @@ def test_a_base_is_looked_for_beside_the_file_that_names_it(tmp_path, monkeypatc
     assert catalog.load(mine).seed == 5
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": {"shuffle": "block", "block": 32, "pool": 31}}, "pool 31 is smaller than block 32"),
+        ({"data": {"shuffle": "block"}, "parallel": {"strategy": "async"}}, "async any step to any: use full"),
+    ],
+)
+def test_a_block_shuffle_that_cannot_be_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        Recipe(**changes)
+    changes["data"]["shuffle"] = "full"
+    Recipe(**changes)
+
+
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_a_base_that_leads_back_to_itself_is_refused(tmp_path, length):
     paths = [tmp_path / f"{i}.yaml" for i in range(length)]

@@ -170,12 +170,18 @@ def test_only_rank_0_always_leaves_a_log(tmp_path):
     assert "next run" not in folder.log_file(0).read_text()
 
 
+def test_a_log_that_its_disk_has_no_room_for_hides_no_error(tmp_path):
+    (tmp_path / "log.txt").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="what really happened"), run.RunLog(run.RunFolder(tmp_path), 0):
+        raise UserError("what really happened")
+
+
 @pytest.mark.parametrize(
     ("error", "expected"), [(UserError("no such class"), "no such class\n"), (KeyError("what"), "KeyError: 'what'\n")]
 )
-def test_a_log_ends_with_what_ended_the_run(tmp_path, error, expected):
+def test_a_log_ends_with_what_ended_the_run(tmp_path, caplog, error, expected):
     folder = run.RunFolder(tmp_path)
-    logging.getLogger("worldsize").setLevel(logging.INFO)
+    caplog.set_level(logging.INFO, "worldsize")
     with pytest.raises(type(error)), run.RunLog(folder, 0):
         raise error
     assert folder.log_file(0).read_text().endswith(expected)

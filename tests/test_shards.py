@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from worldsize.data.shards import tar
 from worldsize.data.shards.format import RECORD, Kind, Packed, Shard, Split, identity
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.data.shards.store import Local, Remote
-from worldsize.errors import DataError, UserError
+from worldsize.errors import DataError, StoreUnreachable, UserError
 from worldsize.recipe import Data
 
 
@@ -105,14 +106,6 @@ def test_the_index_knows_sizes_kinds_and_components(originals, whole):
         elif record["kind"] != Kind.BROKEN:
             assert tuple(sizes[i]) == samples.picture(i).size[::-1]
     assert seen == len(expected)
-
-
-def test_slices_of_the_map_are_not_copied(whole):
-    samples = shards.open_dataset(whole).train
-    first = samples.encoded(0)
-    assert isinstance(first, memoryview)
-    assert first.readonly
-    assert np.shares_memory(np.frombuffer(first, np.uint8), np.frombuffer(samples.encoded(0), np.uint8))
 
 
 def test_the_index_takes_at_most_64_bytes_a_sample(whole):
@@ -377,13 +370,29 @@ def test_a_shard_that_goes_away_later_breaks_its_pictures(copied):
 
 
 def test_more_shards_than_descriptors(whole):
-    """A mapping may keep a descriptor, and there may be more shards than those."""
+    samples, expected = (shards.open_dataset(whole).train for _ in range(2))
+    samples._store._most, before = 1, len(os.listdir("/proc/self/fd"))
+    assert [samples.encoded(i) for i in range(len(samples))] == [expected.encoded(i) for i in range(len(samples))]
+    assert len(os.listdir("/proc/self/fd")) - before == 1 + len(expected.shards)
+
+
+def test_readers_that_share_one_descriptor_get_their_own_pictures(whole):
+    """While each takes the other's file away."""
     samples = shards.open_dataset(whole).train
+    expected = [samples.encoded(i) for i in range(len(samples))]
     samples._store._most = 1
-    kept = [samples.encoded(i) for i in range(len(samples))]
-    assert len(samples._store._maps) == 1
-    fresh = shards.open_dataset(whole).train
-    assert [bytes(data) for data in kept] == [bytes(fresh.encoded(i)) for i in range(len(samples))]
+    with ThreadPoolExecutor(8) as pool:
+        chosen = np.random.default_rng(0).integers(0, len(samples), 4000).tolist()
+        assert list(pool.map(samples.encoded, chosen)) == [expected[i] for i in chosen]
+
+
+def test_a_shard_that_is_cut_off_while_it_is_read_breaks_its_pictures(copied):
+    """Were it mapped, the process would be ended."""
+    samples = shards.open_dataset(copied).train
+    samples.encoded(0)
+    os.truncate(copied / "train-00000.tar", 100)
+    with pytest.raises(BrokenPicture, match="damaged at byte"):
+        samples.encoded(0)
 
 
 def synthetic(folder: Path, samples: int, count: int) -> None:
@@ -440,11 +449,11 @@ class Fault(Exception):
 
 def test_a_store_that_cannot_be_reached_is_told_in_its_own_words(whole, monkeypatch):
     def fails(*_, **__):
-        raise Fault("Unable to locate credentials")
+        raise Fault("could not connect")
 
     remote = Remote(f"file://{whole}")
     monkeypatch.setattr(type(remote._files), "cat_file", fails)
-    with pytest.raises(UserError, match="cannot be read: Fault: Unable to locate credentials"):
+    with pytest.raises(StoreUnreachable, match=r"index\.json cannot be read: Fault: could not connect"):
         shards.open_dataset(remote)
 
 
@@ -466,13 +475,15 @@ def test_a_remote_read_that_fails_is_tried_again_for_a_while(whole, monkeypatch)
     fails(5, Fault("reset by peer"))
     assert bytes(samples.encoded(0)) == expected and slept == [1, 2, 4, 8, 8]
     fails(6, Fault("reset by peer"))
-    with pytest.raises(BrokenPicture, match="reset by peer"):
+    with pytest.raises(StoreUnreachable, match=r"train-00000\.tar cannot be read: Fault: reset by peer"):
         samples.encoded(0)
     slept.clear()
-    fails(1, PermissionError("no"))
-    with pytest.raises(BrokenPicture, match="no"):
-        samples.encoded(0)
-    assert slept == []
+    for error in (PermissionError("no"), FileNotFoundError("no"), Fault("no credentials")):
+        fails(1, error)
+        with pytest.raises(BrokenPicture, match="no"):
+            samples.encoded(0)
+    fails(1, Fault("reset by peer"))
+    assert samples.name(0).endswith("sample 0") and slept == []
 
 
 def test_a_recipe_may_name_a_url(whole, tmp_path):

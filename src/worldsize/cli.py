@@ -44,8 +44,9 @@ On a Kubernetes cluster with Kubeflow (docs/kubernetes.md):
 Every command explains itself: worldsize train --help
 Under torchrun, mpirun or srun the world is found: torchrun --nproc-per-node 8 -m worldsize train RECIPE
 
-Exit codes: 0 done, 64 your input, 65 broken pictures, 66 damaged checkpoints, 69 a process is missing, 70 a defect,
-71 no progress, 74 not saved, 75 stopped and saved (--resume goes on), 76 the loss is not finite, 130 and 143 left at once.
+Exit codes: 0 done, 64 your input, 65 broken pictures, 66 damaged checkpoints, 69 a process or a store is missing,
+70 a defect, 71 no progress, 74 not saved, 75 stopped and saved (--resume goes on), 76 the loss is not finite,
+130 and 143 left at once.
 Following a job on a cluster: 0 succeeded, 1 failed, 2 refused by preflight, 3 timed out, 130 detached.
 """
 

@@ -289,14 +289,15 @@ def _follow(cluster: Cluster, name: str, timeout: float | None, rank: int | None
     from worldsize.launch import jobs, show
     from worldsize.launch.follow import Follower
 
-    follower = Follower(cluster, jobs.find(cluster, name).target, name, logs)
+    job = jobs.find(cluster, name)
+    follower = Follower(cluster, job.target, name, logs)
     try:
         state: State = show.follow(follower, timeout, rank)
     except show.TimedOut:
         show.note(f"{name} has not ended after {timeout:g} s; it goes on. worldsize logs {name} follows it")
         return _TIMED_OUT
     except KeyboardInterrupt:
-        show.note(f"{name} goes on. worldsize logs {name} follows it, worldsize stop {name} ends it")
+        show.note(f"{name} goes on. worldsize logs {name} follows it, {job.end} ends it")
         return _DETACHED
     show.ending(state, follower.failures())
     return 0 if state.phase == "Succeeded" else _FAILED

@@ -7,7 +7,7 @@ code   meaning
 64     the user can mend it: recipe, command line, folders, names (do not retry)
 65     the data: more broken pictures than the recipe allows
 66     the checkpoints: none of them can be trusted, or they belong to another run
-69     the processes of the run did not find each other (retry)
+69     the processes of the run did not find each other, or a store does not answer (retry)
 70     a defect in worldsize or a library under it (the traceback is in the log)
 71     started again and again without getting any further (``--autoresume``)
 74     the last state could not be saved (a full disk); older checkpoints are as they were
@@ -49,6 +49,12 @@ class CheckpointError(WorldsizeError):
 
 class Unmet(WorldsizeError):
     """The other processes were not there, or left while all were meeting."""
+
+    exit_code = 69
+
+
+class StoreUnreachable(WorldsizeError):
+    """A store across the network does not answer, or not any more."""
 
     exit_code = 69
 

@@ -19,7 +19,7 @@ from worldsize.compute import Compute
 from worldsize.data import open_dataset
 from worldsize.data.blocks import BlockShuffle
 from worldsize.data.crops import Crop, RandomResizedCrop, evaluation_crop, training_crop
-from worldsize.data.loader import AT_ONCE, Loader
+from worldsize.data.loader import Loader
 from worldsize.data.order import Order
 from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
@@ -259,16 +259,20 @@ def _compiled(network: nn.Module, recipe: Recipe, accumulation: int) -> nn.Modul
 
 
 def _training_loader(recipe: Recipe, samples: Samples, plan: BatchPlan, world: World) -> Loader:
-    data, order = recipe.data, None
-    if data.shuffle == "block":
-        order = BlockShuffle(recipe.seed, len(samples), plan.global_batch, data.block, data.pool)
-        # And what reading ahead may begin before the last samples of other blocks were asked for.
-        samples = samples.in_blocks(data.block, order.blocks_in_use(plan.world_size) + AT_ONCE * data.readers)
-    return loader_for(recipe, samples, training_crop(data), world, order)
+    data = recipe.data
+    if data.shuffle == "full":
+        return loader_for(recipe, samples, training_crop(data), world)
+    order = BlockShuffle(recipe.seed, len(samples), plan.global_batch, data.block, data.pool)
+    blocks = samples.in_blocks(data.block, order.kept(world.size, data.readers))
+    if blocks is samples and world.is_main:
+        log.warning("--data.shuffle block reads shards; these pictures are not packed, so it only shuffles them less")
+    return loader_for(recipe, blocks, training_crop(data), world, order)
 
 
 def loader_for(recipe: Recipe, samples: Samples, crop: Crop, world: World, order: Order | None = None) -> Loader:
     """The split's loader, with the threads that this process may use."""
+    if recipe.data.shuffle == "block" and order is None:  # one after the other
+        samples = samples.in_blocks(recipe.data.block, 2 * recipe.data.readers)
     return Loader(
         samples,
         crop,

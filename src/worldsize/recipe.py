@@ -99,7 +99,7 @@ class Data(Settings):
                 f"val_crop_size {self.val_crop_size} is larger than val_resize_size {self.val_resize_size}: "
                 f"the crop would not fit; raise val_resize_size to at least {self.val_crop_size}"
             )
-        if self.pool < self.block:
+        if self.shuffle == "block" and self.pool < self.block:
             raise ValueError(f"pool {self.pool} is smaller than block {self.block}: it mixes whole blocks")
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std} must be positive")
@@ -297,6 +297,8 @@ class Recipe(Settings):
                 "parallel.compression powersgd carries its error from step to step, which fp16's changing loss scale would "
                 "spoil: use --precision bf16 or fp32"
             )
+        if self.parallel.strategy == "async" and self.data.shuffle == "block":
+            raise ValueError("data.shuffle block gives each process its own blocks, and async any step to any: use full")
         return self
 
     @model_validator(mode="after")

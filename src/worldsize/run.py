@@ -158,10 +158,10 @@ class RunLog:
         if folder.path.is_dir():
             self._handler = logging.FileHandler(folder.log_file(rank), delay=rank != 0)
             self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-            logging.getLogger("worldsize").addHandler(self._handler)
 
-    def __enter__(self) -> RunLog:
-        return self
+    def __enter__(self) -> None:
+        if self._handler is not None:
+            logging.getLogger("worldsize").addHandler(self._handler)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, WorldsizeError):
@@ -170,7 +170,8 @@ class RunLog:
             log.info("a defect", exc_info=error)
         if self._handler is not None:
             logging.getLogger("worldsize").removeHandler(self._handler)
-            self._handler.close()
+            with suppress(OSError):  # a full disk: what it could not take is told by what needs it
+                self._handler.close()
 
 
 def _number(name: str, stem: str) -> int:

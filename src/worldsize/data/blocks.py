@@ -3,7 +3,8 @@
 For storage that answers slowly and sends fast, such as shards on an object store: what is read at once is a block of
 consecutive samples, and all ranks together mix a pool of blocks at a time. Like the full shuffle it is a pure function of
 seed, epoch and position, the same in any world and resumable at any step. What it weakens: samples of one block, which are
-often of one class, come within the steps that use up a pool, so steps near each other are more alike than they would be.
+often of one class, mostly come within the steps that use up a pool, so steps near each other are more alike than they would
+be; and so is one batch, where the pool has fewer blocks than the batch has samples.
 
 How: the blocks are put into a keyed order, and the samples of each ``mixed`` blocks that follow one another are permuted;
 call what results the stream. A global batch is not the stream's next piece, for then every rank would need every block: it
@@ -51,9 +52,10 @@ class BlockShuffle:
         """Blocks that one lane mixes."""
         return max(1, self.pool // (self.block * self.lanes))
 
-    def blocks_in_use(self, world_size: int) -> int:
-        """Blocks from which the samples of one of so many ranks come at a time, at most."""
-        return (-(-self.lanes // world_size) + 1) * self.mixed
+    def kept(self, world_size: int, readers: int) -> int:
+        """Blocks that each of so many ranks should keep: those that its lanes mix, and others that reading ahead begins."""
+        lanes = -(-self.lanes // world_size) + 1
+        return lanes * self.mixed * 5 // 4 + readers
 
     def __call__(self, epoch: int, positions: Indices) -> Indices:
         """The samples at these positions of the epoch.
@@ -81,7 +83,7 @@ class BlockShuffle:
         mixed = np.empty_like(places)
         for chosen, length in ((part < self.samples // size, size), (part >= self.samples // size, self.samples % size)):
             if chosen.any():
-                mixed[chosen] = permute(self.seed, epoch, within[chosen], length, part[chosen])
+                mixed[chosen] = permute(self.seed, epoch, within[chosen], length, part[chosen] + 1)
         return part * size + mixed
 
     def _sample(self, epoch: int, places: Indices) -> Indices:

@@ -30,7 +30,7 @@ from worldsize.world import World
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 8  # pictures per task: enough work to be worth a hand-over, little enough to share a micro-batch
+_CHUNK = 8  # pictures per task: enough work to be worth a hand-over, little enough to share a micro-batch
 
 _REACH = 100  # how far to look for a whole picture in place of a broken one
 
@@ -163,7 +163,7 @@ class Loader:
             return _Pending(pixels, labels, [self._pool.submit(self._fill_from_memory, places)])
         assert isinstance(self.samples, EncodedSamples)
         parts = []
-        for part in (places.part(slice(i, i + AT_ONCE)) for i in range(0, len(indices), AT_ONCE)):
+        for part in (places.part(slice(i, i + _CHUNK)) for i in range(0, len(indices), _CHUNK)):
             read = self._readers.submit(_read, self.samples, part.indices)
             parts.append(self._pool.submit(self._fill_from_files, part, read, replace))
         return _Pending(pixels, labels, parts)

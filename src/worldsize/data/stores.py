@@ -11,7 +11,9 @@ def faults_as_oserror() -> Iterator[None]:
     """They fail with exceptions of their own (botocore's, aiohttp's, ...); raise OSError instead, with their words."""
     try:
         yield
-    except (OSError, ImportError, ValueError):
+    except (OSError, TypeError, AttributeError, NotImplementedError):  # the latter are defects
         raise
     except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
+        name = type(error).__name__
+        kind = PermissionError if "credential" in f"{name} {error}".lower() else OSError
+        raise kind(f"{name}: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from worldsize.launch import target
+from worldsize.launch import pod, target
 from worldsize.launch.answers import ClusterError, Unreachable
 from worldsize.launch.checks import Context, Finding, at_once, denied, names, optional
 from worldsize.launch.cluster import Object
@@ -172,10 +172,12 @@ def _get(context: Context, kind: str, name: str) -> Object | None:
 def _earlier(name: str, kind: str, job: Object, phase: target.Phase) -> Finding:
     if job["metadata"].get("deletionTimestamp"):
         return Finding("error", f"{kind} {name} is being deleted", "wait a moment and try again")
-    if phase in ("Failed", "Suspended"):
+    queue = pod.queue_of(job)
+    if phase == "Failed" or (phase == "Suspended" and queue is None):
         return Finding("ok", f"{kind} {name} is {phase}; it makes way, and its run goes on")
     again = f"worldsize delete {name} removes the job; its run stays on the volume. Or choose another --name"
-    follow = f"worldsize logs {name} follows it, worldsize stop {name} ends it. Or choose another --name"
+    end = "stop" if queue is None else "delete"
+    follow = f"worldsize logs {name} follows it, worldsize {end} {name} ends it. Or choose another --name"
     return Finding("error", f"{kind} {name} is {phase} already", again if phase == "Succeeded" else follow)
 
 

@@ -48,6 +48,7 @@ class _Seen:
     listed: bool = False
     told: set[str] = field(default_factory=set)
     headline: str = ""
+    headline_at: float = 0.0
 
 
 class Follower:
@@ -78,7 +79,7 @@ class Follower:
         self._feed("job", lambda: watch(self._target.kind, fields=f"metadata.name={name}", stop=self._stopped.is_set))
         self._feed("pods", lambda: watch("Pod", self._target.selector(name), stop=self._stopped.is_set))
         self._feed("events", lambda: watch("Event", stop=self._stopped.is_set))
-        begun, ended = time.monotonic(), None
+        ended: float | None = None
         try:
             while True:
                 try:
@@ -89,8 +90,7 @@ class Follower:
                     yield from self._take(what, value)
                     # Changes that say nothing may come without a pause: a busy namespace has events of others.
                     yield None
-                if time.monotonic() - begun > _PATIENCE_S:
-                    yield from self._tell_of_silence()
+                yield from self._tell_of_silence()
                 if self.state.ended:
                     ended = ended or time.monotonic()
                     if self._drained() or time.monotonic() - ended > _DRAIN_S:
@@ -160,7 +160,7 @@ class Follower:
                 yield Note(f"{reason}: {message}")
         headline = self._headline()
         if headline != seen.headline:
-            seen.headline = headline
+            seen.headline, seen.headline_at = headline, time.monotonic()
             yield Note(headline)
         if not self.state.ended:
             for text in reasons.waiting(target, seen.pods):
@@ -171,7 +171,9 @@ class Follower:
     def _tell_of_silence(self) -> Iterator[Note]:
         """An operator that is down, or gave the job up without a word, is noticed by nothing else."""
         seen = self._seen
-        if self.state.phase in ("Created", "Pending") and seen.listed and not seen.pods and not seen.told:
+        quiet = seen.job is not None and seen.listed and not seen.pods and not seen.told
+        late = time.monotonic() - seen.headline_at > _PATIENCE_S
+        if self.state.phase in ("Created", "Pending") and quiet and late:
             text = f"{self._target.kind} {self._name}: no pod yet, and no reason given: its operator's own log may have it"
             seen.told.add(text)
             yield Note(text)

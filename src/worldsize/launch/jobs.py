@@ -36,8 +36,13 @@ class Job:
 
     @property
     def queue(self) -> str | None:
-        """Kueue's queue, which decides when the job runs."""
-        return self.object["metadata"].get("labels", {}).get(pod.QUEUE_LABEL)
+        """As of `pod.queue_of`."""
+        return pod.queue_of(self.object)
+
+    @property
+    def end(self) -> str:
+        """The command that ends it in good order: what others suspend, Kueue starts again."""
+        return f"worldsize {'stop' if self.queue is None else 'delete'} {self.name}"
 
     @property
     def age_s(self) -> float:
@@ -107,10 +112,10 @@ def _make_way(cluster: Cluster, old: Job) -> None:
             f"{name} has succeeded already: its run is on the volume. For another run choose another --name, or remove "
             f"the job with: worldsize delete {name}"
         )
-    if old.state.phase == "Suspended" and old.queue is not None:
-        raise UserError(f"{name} waits in Kueue's queue {old.queue} already; worldsize delete {name} takes it out")
-    if old.state.phase not in ("Failed", "Suspended"):
-        raise UserError(f"{name} is {old.state.phase} already: follow it with worldsize logs, end it with worldsize stop")
+    waits = old.state.phase == "Suspended" and old.queue is not None
+    if waits or old.state.phase not in ("Failed", "Suspended"):
+        phase = f"Suspended, in Kueue's queue {old.queue}," if waits else old.state.phase
+        raise UserError(f"{name} is {phase} already: worldsize logs {name} follows it, {old.end} ends it")
     delete(cluster, old)
 
 
@@ -132,7 +137,7 @@ def stop(cluster: Cluster, job: Job) -> None:
         raise UserError(f"{job.name} has {job.state.phase.lower()} already")
     if job.queue is not None:
         raise UserError(
-            f"Kueue decides when {job.name} runs, and would start it again. worldsize delete {job.name} lets its pods save "
+            f"Kueue decides when {job.name} runs, and would start it again. {job.end} lets its pods save "
             "and leave; the run stays on the volume, and training under the same name goes on"
         )
     cluster.patch(job.target.kind, job.name, job.target.suspension())

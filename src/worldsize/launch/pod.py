@@ -45,6 +45,12 @@ def labels(name: str, component: str = "training") -> dict[str, str]:
     }
 
 
+def queue_of(job: Object) -> str | None:
+    """The Kueue queue that decides when the job runs."""
+    queue: str | None = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    return queue
+
+
 def metadata(spec: JobSpec, name: str | None = None) -> Object:
     """Name, namespace and labels of an object of the job."""
     return {"name": name or spec.name, "namespace": spec.namespace, "labels": labels(spec.name)}

@@ -31,7 +31,7 @@ class Pieces:
 @dataclass
 class _Kept:
     left: int
-    data: Future[bytes] = field(default_factory=Future)
+    data: Future[Bytes] = field(default_factory=Future)
 
 
 class Ahead(Store):
@@ -58,8 +58,8 @@ class Ahead(Store):
     def look(self, name: str, length: int) -> tuple[int, bytes]:
         return self._store.look(name, length)
 
-    def copy(self, name: str, offset: int, length: int) -> bytes:
-        return self._store.copy(name, offset, length)
+    def peek(self, name: str, offset: int, length: int) -> Bytes:
+        return self._store.peek(name, offset, length)
 
     def read(self, name: str, offset: int, length: int) -> Bytes:
         if length == 0:
@@ -74,7 +74,7 @@ class Ahead(Store):
         data = self._piece((name, number), begin, end, int(cuts.uses[number]))
         return memoryview(data)[offset - begin : offset - begin + length]
 
-    def _piece(self, key: tuple[str, int], begin: int, end: int, uses: int) -> bytes:
+    def _piece(self, key: tuple[str, int], begin: int, end: int, uses: int) -> Bytes:
         with self._lock:
             kept = self._kept.get(key)
             first = kept is None
@@ -94,7 +94,7 @@ class Ahead(Store):
     def _fetch(self, key: tuple[str, int], kept: _Kept, begin: int, end: int) -> None:
         """Read the piece; what cannot be read is tried again by the next who wants it."""
         try:
-            kept.data.set_result(self._store.copy(key[0], begin, end - begin))
+            kept.data.set_result(self._store.read(key[0], begin, end - begin))
         except BaseException as error:
             with self._lock:
                 if self._kept.get(key) is kept:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_right
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +70,7 @@ class ShardSamples(EncodedSamples):
         record = self.records[index]
         head = int(record["head"])
         try:
-            blocks = self.read(index, int(record["offset"]) - head, head)
+            blocks = self._store.peek(shard_name(self._split, self.shard_of(index)), int(record["offset"]) - head, head)
         except (OSError, ValueError):
             return f"sample {index}"
         return tar.path_of(tar.member_name(blocks)) or f"sample {index}"
@@ -84,7 +83,7 @@ class ShardSamples(EncodedSamples):
         return np.stack([chosen["height"], chosen["width"]], axis=1).astype(np.int32)
 
     def encoded(self, index: int) -> Bytes:
-        """The picture's bytes, a slice of the mapped shard.
+        """The picture's bytes.
 
         Raises:
             BrokenPicture: the shard cannot be read there, or the bytes do not have their checksum.
@@ -99,8 +98,7 @@ class ShardSamples(EncodedSamples):
             data = self.read(index, offset, length)
         except OSError as error:
             raise BrokenPicture(f"cannot be read: {error.strerror or error}") from error
-        # Pages that are not in memory yet are read in here: others must be able to go on meanwhile.
-        if len(data) != length or crc32c.crc32c(data, gil_release_mode=1) != record["crc"]:
+        if len(data) != length or crc32c.crc32c(data) != record["crc"]:
             shard = shard_name(self._split, number)
             raise BrokenPicture(f"{shard} is damaged at byte {offset:,}: sample {index} does not have its checksum")
         return data
@@ -115,8 +113,12 @@ class ShardSamples(EncodedSamples):
 
     def in_blocks(self, block: int, most: int) -> ShardSamples:
         numbers = {shard_name(self._split, number): number for number in range(len(self.shards))}
-        other = copy.copy(self)
-        other._store = Ahead(self._store, lambda name: self._pieces(numbers[name], block), most)
+        # A block that goes on in the next shard is two pieces.
+        blocks = -(-len(self) // block)
+        pieces = most * (blocks + len(self.shards)) // blocks + 1
+        other = object.__new__(ShardSamples)
+        other.__dict__ |= self.__dict__
+        other._store = Ahead(self._store, lambda name: self._pieces(numbers[name], block), pieces)
         return other
 
     def shard_of(self, index: int) -> int:

@@ -1,29 +1,35 @@
-"""Where shards are read from: files of this machine, mapped, or anything that fsspec reaches."""
+"""Where shards are read from: files of this machine, or anything that fsspec reaches."""
 
 from __future__ import annotations
 
 import logging
 import mmap
 import os
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from worldsize.data.stores import faults_as_oserror
-from worldsize.errors import UserError
+from worldsize.errors import StoreUnreachable, UserError
 
 log = logging.getLogger(__name__)
 
 Bytes = bytes | memoryview
-_PAUSES_S = (1, 2, 4, 8, 8)  # as long as stopping a run may have to wait for
+_MOST_FILES = 32_000
+_PAUSES_S = (1, 2, 4, 8, 8)  # stopping a run may have to wait for them
 
 
 class Store(ABC):
-    """The files of one folder. Everything may be called from many threads, and raises OSError.
+    """The files of one folder. Everything may be called from many threads.
+
+    Raises:
+        OSError: by every method: the file is not there, or may not or cannot be read.
+        StoreUnreachable: by every method but `peek`: the store does not answer.
 
     Attributes:
         where: the folder, as the user named it.
@@ -43,23 +49,24 @@ class Store(ABC):
     def read(self, name: str, offset: int, length: int) -> Bytes:
         """These bytes of the file, fewer where it ends before."""
 
-    @abstractmethod
-    def copy(self, name: str, offset: int, length: int) -> bytes:
-        """The same, in memory when this returns."""
+    def peek(self, name: str, offset: int, length: int) -> Bytes:
+        """The same, for a message that can do without them: a store that does not answer is not waited for."""
+        return self.read(name, offset, length)
 
 
 class Local(Store):
-    """Files that are mapped when they are first read, and not copied.
+    """Files of this machine: an index is mapped, of shards what is wanted is read.
 
-    A mapping that is still in use when others take its place lives on until nobody holds a slice of it.
+    Not mapped as well, for where a mapped file cannot be read any more (somebody has cut it off, a disk across the network
+    fails) a signal ends the process, and no error says why.
     """
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
         self._folder = folder
         self._lock = threading.Lock()
-        self._maps: OrderedDict[str, memoryview] = OrderedDict()
-        self._most = _most_mappings()
+        self._files: OrderedDict[str, _File] = OrderedDict()
+        self._most = _most_files()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Local, (self._folder,)
@@ -75,29 +82,40 @@ class Local(Store):
         finally:
             os.close(descriptor)
 
-    def read(self, name: str, offset: int, length: int) -> memoryview:
+    def read(self, name: str, offset: int, length: int) -> bytes:
         with self._lock:
-            view = self._maps.get(name)
-            if view is not None:
-                self._maps.move_to_end(name)
-        if view is None:
-            view = _mapped(self._folder / name)
+            file = self._files.get(name)
+            if file is not None:
+                self._files.move_to_end(name)
+        if file is None:
+            file = _File(f"{self.where}/{name}")
             with self._lock:
-                self._maps[name] = view
-                if len(self._maps) > self._most:
-                    self._maps.popitem(last=False)
-        return view[offset : offset + length]
+                self._files[name] = file
+                if len(self._files) > self._most:
+                    self._files.popitem(last=False)
+        data = os.pread(file.descriptor, length, offset)
+        # One call gives no more than 2 GB, and some file systems less.
+        while len(data) < length and (more := os.pread(file.descriptor, length - len(data), offset + len(data))):
+            data += more
+        return data
 
-    def copy(self, name: str, offset: int, length: int) -> bytes:
-        with open(f"{self.where}/{name}", "rb", buffering=0) as file:
-            file.seek(offset)
-            return file.read(length)
+
+class _File:
+    """An open file, until nobody reads from it any more: others may take its place meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
 
 
 class Remote(Store):
     """Files at a URL (``s3://BUCKET/FOLDER``, ``gs://``, ``https://``, ...), one request for each read.
 
-    A read that fails is tried again for a while: who reads is in the middle of a long run.
+    A read that fails is tried again for a while: who reads is in the middle of a long run. What is lost then is the run's
+    start, not a picture: to put others in the place of those that cannot be had would change its numbers.
     """
 
     def __init__(self, url: str) -> None:
@@ -113,49 +131,53 @@ class Remote(Store):
         return Remote, (self.where,)
 
     def whole(self, name: str) -> bytes:
-        with faults_as_oserror():
+        with self._reachable(name):
             return bytes(self._files.cat_file(self._path(name)))
 
     def look(self, name: str, length: int) -> tuple[int, bytes]:
-        with faults_as_oserror():
-            return int(self._files.size(self._path(name))), self._part(name, 0, length)
+        with self._reachable(name):
+            return int(self._files.size(self._path(name))), self.peek(name, 0, length)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         for pause in _PAUSES_S:
             try:
-                return self._part(name, offset, length)
+                return self.peek(name, offset, length)
             except (FileNotFoundError, PermissionError):
                 raise
             except OSError as error:
-                log.warning("%s does not give %s (%s); trying again in %d s", self.where, name, error, pause)
+                log.warning("%s/%s cannot be read (%s); trying again in %d s", self.where, name, error, pause)
                 time.sleep(pause)
-        return self._part(name, offset, length)
+        with self._reachable(name):
+            return self.peek(name, offset, length)
 
-    def copy(self, name: str, offset: int, length: int) -> bytes:
-        return self.read(name, offset, length)
-
-    def _part(self, name: str, offset: int, length: int) -> bytes:
+    def peek(self, name: str, offset: int, length: int) -> bytes:
         with faults_as_oserror():
             return bytes(self._files.cat_file(self._path(name), start=offset, end=offset + length))
+
+    @contextmanager
+    def _reachable(self, name: str) -> Iterator[None]:
+        try:
+            with faults_as_oserror():
+                yield
+        except (FileNotFoundError, PermissionError):
+            raise
+        except OSError as error:
+            raise StoreUnreachable(f"{self.where}/{name} cannot be read: {error}") from error
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"
 
 
 def _mapped(path: Path) -> memoryview:
-    # Until Python 3.13 a mapping keeps a file descriptor.
-    options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **options))
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _most_mappings() -> int:
-    """How many shards are kept mapped: half of what the system allows to one process."""
-    if sys.version_info >= (3, 13):
-        return 32_000
+def _most_files() -> int:
+    """How many shards are kept open: half of what the system allows to one process."""
     import resource  # not on every system
 
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 32_000 if soft == resource.RLIM_INFINITY else min(max(soft // 2, 16), 32_000)
+    return _MOST_FILES if soft == resource.RLIM_INFINITY else min(max(soft // 2, 16), _MOST_FILES)
