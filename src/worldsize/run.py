@@ -144,6 +144,11 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A disk that is full is told by what needs it; a log line is not worth a traceback on the terminal."""
+
+
 class RunLog:
     """This process's log in the run folder, where this machine has it, while a ``with`` block runs.
 
@@ -156,7 +161,7 @@ class RunLog:
     def __init__(self, folder: RunFolder, rank: int) -> None:
         self._handler: logging.Handler | None = None
         if folder.path.is_dir():
-            self._handler = logging.FileHandler(folder.log_file(rank), delay=rank != 0)
+            self._handler = _LogFile(folder.log_file(rank), delay=rank != 0)
             self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def __enter__(self) -> None:
@@ -170,7 +175,7 @@ class RunLog:
             log.info("a defect", exc_info=error)
         if self._handler is not None:
             logging.getLogger("worldsize").removeHandler(self._handler)
-            with suppress(OSError):  # a full disk: what it could not take is told by what needs it
+            with suppress(OSError):  # what could not be written is flushed again
                 self._handler.close()
 
 
