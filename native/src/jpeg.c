@@ -12,6 +12,13 @@
 #error "libjpeg-turbo's jpeglib.h is needed"
 #endif
 
+/* libjpeg-turbo has the interfaces of libjpeg 6 (Debian), 7 and 8 (Ubuntu), as it was built. */
+#if JPEG_LIB_VERSION >= 70
+#define BLOCK_WIDTH min_DCT_h_scaled_size
+#else
+#define BLOCK_WIDTH min_DCT_scaled_size
+#endif
+
 #define MOST_SCANS 500
 #define MOST_MEMORY (1L << 29) /* bytes; only the coefficients of progressive pictures ever need much */
 
@@ -67,7 +74,7 @@ static int32_t scale_of(const ws_cut *cut) {
 /* Tells libjpeg which columns are wanted, and gives where in a decoded row the first of them is. One block more on either
    side, since the smooth enlargement of the colours looks at neighbours: the pixels equal those of the whole picture. */
 static JDIMENSION crop_columns(j_decompress_ptr jpeg, JDIMENSION left, JDIMENSION width) {
-    const JDIMENSION block = (JDIMENSION)(jpeg->max_h_samp_factor * jpeg->min_DCT_scaled_size);
+    const JDIMENSION block = (JDIMENSION)(jpeg->max_h_samp_factor * jpeg->BLOCK_WIDTH);
     JDIMENSION from = left / block * block;
     JDIMENSION to = (left + width + block - 1) / block * block + block;
     from = from > block ? from - block : 0;
