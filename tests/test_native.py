@@ -53,7 +53,7 @@ def test_raw_pixels_equal_pillows(data):
 
 def has_compiler_and_headers() -> bool:
     compiler = shutil.which(os.environ.get("CC", "cc"))
-    source = "#include <stdio.h>\n#include <jpeglib.h>\n#ifndef JCS_EXTENSIONS\n#error\n#endif\n"
+    source = "#include <stdio.h>\n#include <jpeglib.h>\n#if LIBJPEG_TURBO_VERSION_NUMBER < 2001000\n#error\n#endif\n"
     arguments = [compiler or "", "-fsyntax-only", "-x", "c", "-"]
     return compiler is not None and subprocess.run(arguments, input=source.encode(), capture_output=True).returncode == 0
 

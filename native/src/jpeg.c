@@ -8,8 +8,10 @@
 
 #include "sniff.h"
 
-#ifndef JCS_EXTENSIONS
-#error "libjpeg-turbo's jpeglib.h is needed"
+/* Before 2.0.0, skipping rows of a progressive 4:2:0 picture could loop for ever; before 2.0.3, the colours of 4:4:0 were
+   enlarged in another way than in Pillow's copy. */
+#if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
+#error "the headers of libjpeg-turbo 2.1 or later are needed"
 #endif
 
 /* libjpeg-turbo has the interfaces of libjpeg 6 (Debian), 7 and 8 (Ubuntu), as it was built. */

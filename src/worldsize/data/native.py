@@ -147,7 +147,8 @@ def _loaded() -> tuple[Native | None, str | None]:
         return None, f"{DECODER}=pillow turns it off"
     library = _library()
     if library is None:
-        return None, "it was not built: that needs a C compiler and libjpeg-turbo's headers (libjpeg-dev) at installation"
+        needed = "a C compiler and the headers of libjpeg-turbo 2.1 or later (libjpeg-dev)"
+        return None, f"it was not built: that needs {needed} at installation"
     try:
         return Native(library), None
     except (OSError, AttributeError) as error:
