@@ -142,15 +142,20 @@ static void decode(ws_workspace *space, decoder *d, const ws_cut *cut, int flip,
     if (!ends_well(jpeg)) give_up((j_common_ptr)jpeg, WS_DAMAGED);
 }
 
+/* The decoder is the caller's: what longjmp leaves in a changed variable of the function that called setjmp is not defined. */
+static void try_to_decode(ws_workspace *space, decoder *d, const uint8_t *data, size_t size, const ws_cut *cut, int flip,
+                          const ws_format *format, uint8_t *out) {
+    if (setjmp(d->leave) != 0) return;
+    prepare(d, data, size);
+    decode(space, d, cut, flip, format, out);
+}
+
 int ws_jpeg(ws_workspace *space, const uint8_t *data, size_t size, const ws_cut *cut, int flip, const ws_format *format,
             uint8_t *out) {
     ws_head head;
     if (ws_sniff(data, size, &head) != WS_DONE) return WS_FOREIGN;
     decoder d = {.status = WS_DONE};
-    if (setjmp(d.leave) == 0) {
-        prepare(&d, data, size);
-        decode(space, &d, cut, flip, format, out);
-    }
+    try_to_decode(space, &d, data, size, cut, flip, format, out);
     jpeg_destroy_decompress(&d.jpeg);
     return d.status;
 }
