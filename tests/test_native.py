@@ -58,7 +58,10 @@ def has_compiler_and_headers() -> bool:
     return compiler is not None and subprocess.run(arguments, input=source.encode(), capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not (REPOSITORY / "setup.py").exists(), reason="not a checkout")
+needs_checkout = pytest.mark.skipif(not (REPOSITORY / "setup.py").exists(), reason="not a checkout")
+
+
+@needs_checkout
 def test_it_is_built_where_it_can_be():
     if os.environ.get(native.DECODER) == "pillow":
         pytest.skip(f"{native.DECODER}=pillow turns it off")
@@ -66,6 +69,25 @@ def test_it_is_built_where_it_can_be():
         pytest.skip("no C compiler, or no headers of libjpeg-turbo (libjpeg-dev)")
     assert NATIVE is not None, native.why_not()
     assert native.why_not() is None
+
+
+@needs_checkout
+def test_the_interface_has_one_number():
+    header = (REPOSITORY / "native" / "src" / "worldsize.h").read_text()
+    assert f"WS_INTERFACE = {native._INTERFACE} }}" in header
+
+
+@pytest.mark.parametrize("source", ["int ws_interface(void) { return -1; }", "int ws_headers(void) { return 0; }"])
+def test_a_library_of_other_sources_is_not_used(tmp_path, monkeypatch, source):
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = tmp_path / "_native.so"
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", str(library), "-"]
+    subprocess.run(command, input=source.encode(), check=True)
+    monkeypatch.delenv(native.DECODER, raising=False)
+    monkeypatch.setattr(native, "_library", lambda: library)
+    assert native._loaded.__wrapped__() == (None, f"{library} was built from other sources: install worldsize again")
 
 
 def run_python(program: str, **environment: str) -> str:

@@ -21,6 +21,8 @@ __attribute__((constructor)) static void choose(void) {
     strcat(version, kernels->name);
 }
 
+int ws_interface(void) { return WS_INTERFACE; }
+
 const char *ws_version(void) { return version; }
 
 /* libjpeg-turbo writes rows that lie at a multiple of 32 bytes around the cache, and reading them back would take longer

@@ -15,6 +15,11 @@
 #define WS_API
 #endif
 
+/* Which interface this is: one more with each change of what follows. worldsize.data.native asks for it first, since a library
+   that was built before a change stays where it is until worldsize is installed again. */
+enum { WS_INTERFACE = 1 };
+WS_API int ws_interface(void);
+
 enum {
     WS_DONE = 0,
     WS_FOREIGN = 1, /* not a plain JPEG of 8 bits with 1 or 3 components: another decoder must look at it */

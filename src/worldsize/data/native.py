@@ -26,13 +26,23 @@ DECODER = "WORLDSIZE_DECODER"  # "pillow" turns the native decoder off
 
 MAX_SIZE = 16384
 
+_INTERFACE = 1  # WS_INTERFACE of native/src/worldsize.h
+
 # The options of native/src/worldsize.h. Pillow 13 changed the order of the two passes of some resizes.
 _SCALING = 1
 _ORDER = 2 if int(PIL.__version__.split(".")[0]) >= 13 else 0
 
 
+class OtherSources(Exception):
+    """A library with another interface than this module's."""
+
+
 class Native:
     """The loaded library. All methods may be called by many threads at once, and the GIL is free while they work.
+
+    Raises:
+        OSError: it cannot be loaded.
+        OtherSources: it was built from the sources of another version.
 
     Attributes:
         version: what it is made of and runs on, for example "libjpeg-turbo 2.1.5, avx2".
@@ -40,6 +50,8 @@ class Native:
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
+        if not hasattr(self._library, "ws_interface") or self._library.ws_interface() != _INTERFACE:
+            raise OtherSources
         self._library.ws_version.restype = ctypes.c_char_p
         self.version: str = self._library.ws_version().decode()
 
@@ -151,7 +163,9 @@ def _loaded() -> tuple[Native | None, str | None]:
         return None, f"it was not built: that needs {needed} at installation"
     try:
         return Native(library), None
-    except (OSError, AttributeError) as error:
+    except OtherSources:
+        return None, f"{library} was built from other sources: install worldsize again"
+    except OSError as error:
         return None, f"{library} cannot be loaded: {error}"
 
 
