@@ -20,6 +20,7 @@ from jpegs import NATIVE, cut_natively, cut_with_pillow, cuts_of, encode, needs_
 from worldsize.data import native
 from worldsize.data.crops import CenterCrop, RandomResizedCrop, random_boxes
 from worldsize.data.decode import decode
+from worldsize.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -101,6 +102,13 @@ def run_python(program: str, **environment: str) -> str:
 def test_the_environment_turns_it_off():
     program = "from worldsize.data import native; print(native.load(), native.why_not())"
     assert run_python(program, WORLDSIZE_DECODER="pillow") == "None WORLDSIZE_DECODER=pillow turns it off"
+
+
+@pytest.mark.parametrize(("variable", "known"), [("WORLDSIZE_DECODER", "pillow"), ("WORLDSIZE_SIMD", "scalar")])
+def test_an_unknown_value_in_the_environment_is_refused(monkeypatch, variable, known):
+    monkeypatch.setenv(variable, "Scalars")
+    with pytest.raises(UserError, match=f"{variable}=Scalars .* {known}"):
+        native._loaded.__wrapped__()
 
 
 def imagenet(shared: Path, count: int) -> list[bytes]:

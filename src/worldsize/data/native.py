@@ -17,12 +17,15 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
+from worldsize.errors import UserError
+
 Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 Pixels = NDArray[np.uint8]
 Sizes = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
 DECODER = "WORLDSIZE_DECODER"  # "pillow" turns the native decoder off
+_SIMD = "WORLDSIZE_SIMD"  # "scalar" asks for plain C; native/src/kernels.c reads it
 
 MAX_SIZE = 16384
 
@@ -144,17 +147,28 @@ def _check(n: int, cuts: NDArray[np.int32], flips: Mask, size: int, out: Pixels)
 
 
 def load() -> Native | None:
-    """The library, loaded once per process; None where there is none: `why_not` tells."""
+    """The library, loaded once per process; None where there is none: `why_not` tells.
+
+    Raises:
+        UserError: one of the environment's variables for it has an unknown value.
+    """
     return _loaded()[0]
 
 
 def why_not() -> str | None:
-    """Why `load` gives None, as part of a sentence; None where it gives the library."""
+    """Why `load` gives None, as part of a sentence; None where it gives the library.
+
+    Raises:
+        UserError: as of `load`.
+    """
     return _loaded()[1]
 
 
 @functools.cache
 def _loaded() -> tuple[Native | None, str | None]:
+    for variable, known in ((DECODER, "pillow"), (_SIMD, "scalar")):
+        if (value := os.environ.get(variable, "")) not in ("", known):
+            raise UserError(f"{variable}={value} in the environment: it can be {known}, or not be set")
     if os.environ.get(DECODER) == "pillow":
         return None, f"{DECODER}=pillow turns it off"
     library = _library()
