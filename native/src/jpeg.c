@@ -38,10 +38,15 @@ static void give_up(j_common_ptr jpeg, int status) {
     longjmp(d->leave, 1);
 }
 
-static void on_error(j_common_ptr jpeg) {
-    const int code = jpeg->err->msg_code;
-    give_up(jpeg, code == JERR_OUT_OF_MEMORY || code == JERR_NO_BACKING_STORE ? WS_LIMIT : WS_DAMAGED);
+static int status_of(int error) {
+    switch (error) {
+    case JERR_OUT_OF_MEMORY: return WS_MEMORY;
+    case JERR_NO_BACKING_STORE: return WS_LIMIT; /* more than MOST_MEMORY */
+    default: return WS_DAMAGED;
+    }
 }
+
+static void on_error(j_common_ptr jpeg) { give_up(jpeg, status_of(jpeg->err->msg_code)); }
 
 static void on_message(j_common_ptr jpeg, int level) {
     if (level < 0) give_up(jpeg, WS_DAMAGED);
