@@ -16,6 +16,7 @@ from torchvision.transforms import RandomResizedCrop as Reference
 from torchvision.transforms import functional as F
 
 from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop, evaluation_crop, fit, random_boxes, training_crop
+from worldsize.data.decode import BrokenPicture
 from worldsize.data.rng import Use, uniforms
 from worldsize.recipe import Data
 
@@ -157,6 +158,15 @@ def test_the_first_draw_mirrors_and_moves_nothing_else(crop):
     np.testing.assert_array_equal(crop.one(picture, draws), straight[:, ::-1])
     crop.flip = False
     np.testing.assert_array_equal(crop.one(picture, draws), straight)
+
+
+def test_without_pillows_limit_a_centre_crop_has_its_own(monkeypatch):
+    crop, picture = CenterCrop(32, False, 64), noise(50, 40)
+    expected = crop.one(picture, np.zeros(1))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    np.testing.assert_array_equal(crop.one(picture, np.zeros(1)), expected)
+    with pytest.raises(BrokenPicture, match="would become"):
+        crop.one(Image.new("RGB", (60000, 1)), np.zeros(1))
 
 
 @given(st.integers(8, 20), st.integers(0, 5), st.booleans(), st.integers(1, 12), st.integers(0, 2**32))

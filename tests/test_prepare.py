@@ -87,6 +87,14 @@ def test_both_give_the_same_pixels_and_the_same_faults(crop, monkeypatch):
 
 
 @needs_native
+def test_a_centre_crop_of_too_many_pixels_is_broken_by_both(monkeypatch):
+    crop, pictures = CenterCrop(48, False, 33000), [encoded(photo(65500, 1))]
+    faults = fill(crop, pictures, "native", monkeypatch)[1]
+    assert faults[0] is not None and "65500 x 1 would become" in faults[0]
+    assert faults == fill(crop, pictures, "Pillow", monkeypatch)[1]
+
+
+@needs_native
 def test_pictures_that_are_all_pixels_are_cut_natively(monkeypatch):
     pictures = [np.asarray(photo(64, 64, seed)) for seed in range(3)]
     by_native, faults = fill(CROPS[0], pictures, "native", monkeypatch)

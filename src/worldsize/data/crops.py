@@ -26,6 +26,9 @@ Cuts = NDArray[np.int32]
 
 _ATTEMPTS = 10
 
+# Pixels that a picture is resized to, where nobody limits Pillow: the limit of the native decoder (native/src/resize.c).
+_MOST_PIXELS = 178_956_970
+
 
 class Crop(ABC):
     """One way to cut pictures to ``size`` x ``size``.
@@ -199,7 +202,8 @@ def centred_cuts(heights: Sides, widths: Sides, resize: int, size: int) -> Cuts:
     short = np.minimum(heights, widths)
     rows, columns = (np.maximum(1, resize * sides // short) for sides in (heights, widths))
     y, x = (np.rint((grid - size) / 2).astype(np.int64) for grid in (rows, columns))
-    possible = rows * columns <= 2 * (Image.MAX_IMAGE_PIXELS or 0)
+    limit = Image.MAX_IMAGE_PIXELS  # which many programs set to None
+    possible = rows * columns <= (_MOST_PIXELS if limit is None else 2 * limit)
     zero = np.zeros_like(short)
     return np.stack([zero, zero, heights * possible, widths, rows, columns, y, x], axis=1).astype(np.int32)
 

@@ -55,7 +55,8 @@ class Preparation:
         encoded = [one if isinstance(one, (bytes, memoryview)) else b"" for one in pictures]
         heights, widths, known = self._native.headers(encoded)
         # The sides of the others are not known; any will do.
-        cuts = crop.cuts(np.where(known, heights, 1), np.where(known, widths, 1), draws)
+        heights, widths = (np.where(known, sides, 1).astype(np.int64) for sides in (heights, widths))
+        cuts = crop.cuts(heights, widths, draws)
         if cuts is None:
             return nothing
         return self._native.cut(encoded, cuts, flips, size, out, scaling=self._scaling)
