@@ -18,6 +18,10 @@ from worldsize.data.loader import Loader
 from worldsize.data.prepare import Preparation
 from worldsize.data.rng import Use, uniforms
 from worldsize.data.samples import EncodedSamples
+from worldsize.job import loader_for
+from worldsize.place import Place
+from worldsize.recipe import Data, Recipe
+from worldsize.world import World
 
 CROPS = [
     RandomResizedCrop(48, True, (0.08, 1.0), (3 / 4, 4 / 3)),
@@ -163,6 +167,18 @@ def test_twenty_epochs_take_no_more_memory_than_five(monkeypatch, way):
     loader.close()
     # A batch is 0.4 MB, an epoch's decoded pictures are 8.6 MB.
     assert max(resident[10:]) - max(resident[:5]) < 4e6
+
+
+@pytest.mark.parametrize("crop", [CROPS[0], CROPS[1]], ids=["training", "evaluation"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_scaling_without_the_native_decoder_is_told_once(monkeypatch, caplog, crop, rank):
+    monkeypatch.setattr(native, "load", lambda: None)
+    monkeypatch.setattr(native, "why_not", lambda: "it was not built")
+    recipe = Recipe(data=Data(dct_scaling=True, workers=1))
+    world = World(Place("none", rank, 2, rank, 2), torch.device("cpu"), None, 1)
+    loader_for(recipe, Encoded([encoded(photo(9, 9))]), crop, world).close()
+    told = "data.dct_scaling has no effect without the native decoder: it was not built"
+    assert caplog.messages == ([told] if crop is CROPS[0] and rank == 0 else [])
 
 
 @needs_native

@@ -16,7 +16,7 @@ from worldsize import catalog, checkpoint, environment, model, optim, parallel, 
 from worldsize.asynchronous import AsyncTrainer
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
-from worldsize.data import open_dataset
+from worldsize.data import native, open_dataset
 from worldsize.data.blocks import BlockShuffle
 from worldsize.data.crops import Crop, RandomResizedCrop, evaluation_crop, training_crop
 from worldsize.data.loader import Loader
@@ -273,6 +273,9 @@ def loader_for(recipe: Recipe, samples: Samples, crop: Crop, world: World, order
     """The split's loader, with the threads that this process may use."""
     if recipe.data.shuffle == "block" and order is None:  # one after the other
         samples = samples.in_blocks(recipe.data.block, 2 * recipe.data.readers)
+    scaling = recipe.data.dct_scaling and isinstance(crop, RandomResizedCrop)
+    if scaling and world.is_main and native.load() is None:
+        log.warning("data.dct_scaling has no effect without the native decoder: %s", native.why_not())
     return Loader(
         samples,
         crop,
@@ -281,7 +284,7 @@ def loader_for(recipe: Recipe, samples: Samples, crop: Crop, world: World, order
         readers=recipe.data.readers,
         prefetch=recipe.data.prefetch,
         pin=world.device.type == "cuda",
-        scaling=recipe.data.dct_scaling and isinstance(crop, RandomResizedCrop),
+        scaling=scaling,
         order=order,
     )
 

@@ -1,7 +1,7 @@
 """Encoded pictures to pixels of the final size: by the native decoder where it is built, by Pillow otherwise.
 
-Both give the same pixels, bit for bit, and call the same pictures broken: what the native decoder does not know or does
-not like goes to Pillow.
+Both give the same pixels, bit for bit, where Pillow too is built with libjpeg-turbo, and call the same pictures broken: what
+the native decoder does not know or does not like goes to Pillow. Scaling, which only the native one does, changes pixels.
 """
 
 from __future__ import annotations
