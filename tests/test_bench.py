@@ -13,7 +13,7 @@ import trees
 from processes import worldsize
 from worldsize import recipe
 from worldsize.arguments import BenchLoader
-from worldsize.bench import loader
+from worldsize.bench import loader, peers
 from worldsize.bench.strategies import Measured, table, variants
 from worldsize.parallel import STRATEGIES, usable
 
@@ -76,6 +76,18 @@ def test_what_holds_the_loader_up(tmp_path, speed, busy, reading, limit):
     assert loader.limit(speed, busy, reading, BenchLoader((tmp_path,))).startswith(limit)
 
 
+def test_a_remote_data_set_is_on_the_network(tmp_path):
+    asked = BenchLoader((Path("s3://bucket/shards"),))
+    assert loader.limit(900, 0.3, 1000, asked).startswith("the network")
+    asked = BenchLoader((Path(tmp_path.as_uri()),))
+    assert loader.limit(900, 0.3, 1000, asked).startswith("the disk")
+
+
+def test_a_loader_that_gives_nothing_is_in_the_table():
+    results = [loader.Measured(loader.OURS, 1, 100.0, 0.01), loader.Measured("webdataset", 1, 0.0)]
+    assert loader.table(results).splitlines()[-1].replace("|", "").split() == ["webdataset", "0", "inf"]
+
+
 def some_pictures(root: Path) -> None:
     trees.two_classes(root)
     trees.tree(root, *(f"train/{name}/{i}.png" for name in ("cat", "dog") for i in range(10, 20)))
@@ -102,6 +114,37 @@ def test_a_loader_that_nobody_knows(fails, tmp_path):
     some_pictures(tmp_path / "data")
     assert "torchvision" in fails("bench", "loader", "--root", "data", "--batch", "8", "--against", "fccv")
     assert "--batch 80" in fails("bench", "loader", "--root", "data", "--batch", "80")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--rounds", "0"), "--rounds 0 must be at least 1"),
+        (("--batch", "0"), "--batch 0 must be at least 1"),
+        (("--workers", "-1"), "--workers -1 must be at least 1"),
+        (("--feed", "0"), "--feed 0 must be more than 0"),
+        (("--pictures", "7", "--batch", "8"), "--pictures 7 must be at least --batch 8"),
+    ],
+)
+def test_numbers_that_cannot_be_measured_with(fails, tmp_path, words, message):
+    some_pictures(tmp_path / "data")
+    assert message in fails("bench", "loader", "--root", "data", *words)
+
+
+def test_pictures_that_cannot_be_read_do_not_end_the_measuring(tmp_path):
+    some_pictures(tmp_path / "data")
+    samples = loader._samples(tmp_path / "data", BenchLoader((tmp_path / "data",), batch=8))
+    Path(samples.name(3)).unlink()
+    assert loader._reading(samples, BenchLoader((tmp_path / "data",))) > 0
+
+
+def test_every_picture_that_webdataset_decodes_counts(tmp_path):
+    some_pictures(tmp_path / "data")
+    packed = worldsize("data", "pack", "--root", "data", "--out", "shards", cwd=tmp_path)
+    assert packed.returncode == 0, packed.stderr
+    samples = loader._samples(tmp_path / "shards", BenchLoader((tmp_path / "shards",), batch=8))
+    assert len(samples) % 9 != 0
+    assert sum(peers.webdataset(samples, 16, 9, 1).batches()) == len(samples)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Tells what the limit is, and how many cores a device needs that uses so many pic
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -22,8 +23,9 @@ from worldsize.arguments import BenchLoader
 from worldsize.batch import BatchPlan
 from worldsize.bench import peers
 from worldsize.bench.peers import Peer
-from worldsize.data import open_layout
+from worldsize.data import open_layout, shards
 from worldsize.data.crops import RandomResizedCrop
+from worldsize.data.decode import BrokenPicture
 from worldsize.data.loader import Loader
 from worldsize.data.samples import EncodedSamples, Stored
 from worldsize.environment import decoder, device_name
@@ -101,8 +103,10 @@ def run(asked: BenchLoader, tell: Callable[[str], None]) -> RunFolder:
     """Measure, telling of each pass; leaves ``results.jsonl`` and ``table.md`` in a new folder.
 
     Raises:
-        UserError: no data set, fewer pictures than a batch, pictures that are in memory, or a peer of an unknown name.
+        UserError: numbers out of range, no data set, fewer pictures than a batch, pictures that are in memory, or a peer of
+            an unknown name.
     """
+    _check(asked)
     begun = time.perf_counter()
     samples, *more = [_samples(root, asked) for root in asked.root]
     chosen = [name for name in asked.against.split(",") if name]
@@ -120,6 +124,17 @@ def run(asked: BenchLoader, tell: Callable[[str], None]) -> RunFolder:
         text = "\n".join([table(results), "", *_findings(samples, results, first_s, asked)])
     (folder.path / "table.md").write_text(text + "\n", "utf-8")
     return folder
+
+
+def _check(asked: BenchLoader) -> None:
+    for name in ("size", "batch", "readers", "prefetch", "pictures", "rounds", "workers"):
+        number = getattr(asked, name)
+        if number is not None and number < 1:
+            raise UserError(f"--{name} {number} must be at least 1")
+    if not asked.feed > 0:
+        raise UserError(f"--feed {asked.feed:g} must be more than 0")
+    if asked.pictures < asked.batch:
+        raise UserError(f"--pictures {asked.pictures} must be at least --batch {asked.batch}")
 
 
 def _samples(root: Path, asked: BenchLoader) -> Some:
@@ -171,7 +186,7 @@ def table(results: list[Measured]) -> str:
     lines = ["| loader | images/s | worldsize is so many times as fast |", "| --- | ---: | ---: |"]
     for name in dict.fromkeys(r.loader for r in sorted(results, key=lambda r: r.loader != OURS)):
         own = [r for r in results if r.loader == name]
-        ratio = statistics.median(ours[r.round] / r.images_per_s for r in own)
+        ratio = statistics.median(ours[r.round] / r.images_per_s if r.images_per_s else math.inf for r in own)
         faster = "" if name == OURS else f"{ratio:.2f}"
         lines.append(f"| {name} | {statistics.median(r.images_per_s for r in own):,.0f} | {faster} |")
     return "\n".join(lines)
@@ -211,16 +226,27 @@ def limit(speed: float, busy: float, reading: float, asked: BenchLoader) -> str:
 
 
 def _reading(samples: EncodedSamples, asked: BenchLoader) -> float:
-    """Images per second where nothing is decoded."""
+    """Images per second where nothing is decoded; those that cannot be read do not count."""
+
+    def read(index: int) -> bool:
+        try:
+            samples.encoded(index)
+            return True
+        except BrokenPicture:
+            return False
+
     begun = time.perf_counter()
     with ThreadPoolExecutor(asked.readers) as pool:
-        for _ in pool.map(samples.encoded, range(len(samples))):
-            pass
-    return len(samples) / (time.perf_counter() - begun)
+        count = sum(pool.map(read, range(len(samples))))
+    return count / (time.perf_counter() - begun)
 
 
 def _storage(root: Path) -> str:
-    """Disk or network, by the kind of file system that ``root`` is on."""
+    """Disk or network, by the URL or the kind of file system that ``root`` is on."""
+    if (url := shards.url_of(root)) is not None:
+        if not url.startswith("file://"):
+            return "network"
+        root = Path(url.removeprefix("file://"))
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
     except OSError:

@@ -53,11 +53,11 @@ class _Files(TorchDataset[tuple[torch.Tensor, int]]):
 class _Loaded:
     """PyTorch's DataLoader with worker processes that stay."""
 
-    def __init__(self, data: Any, batch: int, workers: int, **options: Any) -> None:
+    def __init__(self, data: Any, batch: int, workers: int, drop_last: bool = True, **options: Any) -> None:
         # More processes than cores are among what is compared.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         self._loader: Any = DataLoader(
-            data, batch, num_workers=workers, persistent_workers=True, drop_last=True, prefetch_factor=4, **options
+            data, batch, num_workers=workers, persistent_workers=True, drop_last=drop_last, prefetch_factor=4, **options
         )
 
     def batches(self) -> Iterator[int]:
@@ -134,7 +134,8 @@ def webdataset(samples: EncodedSamples, size: int, batch: int, workers: int) -> 
         raise NotHere(f"{workers} workers have only {len(shards)} shards to share")
     transform = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
     data = wds.WebDataset(shards, shardshuffle=100).shuffle(1000).decode("pilrgb").to_tuple("jpg;png;ppm", "cls")
-    return _Loaded(data.map_tuple(transform, lambda label: label), batch, workers)
+    # Each worker would drop a last batch of its own, decoded but not counted.
+    return _Loaded(data.map_tuple(transform, lambda label: label), batch, workers, drop_last=False)
 
 
 def _first_line(error: Exception) -> str:
