@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import tyro
 
@@ -17,9 +17,6 @@ from worldsize import arguments
 from worldsize.errors import DataError, UserError
 from worldsize.place import cores
 from worldsize.signals import ends_at_once
-
-if TYPE_CHECKING:
-    pass
 
 _Kind = Literal["imagenet", "folder", "cifar10"]
 
