@@ -158,6 +158,18 @@ def test_every_flipped_bit_of_a_sample_is_found_in_shards(tmp_path):
                 assert reason in broken[index]
 
 
+def test_a_header_that_is_no_text_any_more_costs_only_the_name(tmp_path, capsys):
+    """Names over 100 bytes stand in a header of their own, as UTF-8."""
+    root = tree(tmp_path / "root", "train/a/" + "long" * 40 + ".png", "train/b/2.png", "val/a/3.png", "val/b/4.png")
+    samples = packed(root, tmp_path / "out").train
+    file = tmp_path / "out" / "train-00000.tar"
+    damaged = bytearray(file.read_bytes())
+    damaged[damaged.index(b"longlong", int(samples.records["offset"][0] - samples.records["head"][0]) + 512) + 9] ^= 0x80
+    file.write_bytes(damaged)
+    assert data("verify", "--root", tmp_path / "out") == 65
+    assert "the tar header at byte 1,024 of its shard is damaged" in capsys.readouterr().out
+
+
 # The command -------------------------------------------------------------------------------------------------------
 
 

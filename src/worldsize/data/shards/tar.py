@@ -27,7 +27,8 @@ def key(path: str) -> str:
 
 def path_of(member: str) -> str:
     """The inverse: the path that a picture's member is named after."""
-    return os.fsdecode(unquote_to_bytes(member.split(".", 1)[0]))
+    # Damaged headers can give bytes that are no UTF-8, which tarfile makes surrogates of.
+    return os.fsdecode(unquote_to_bytes(member.split(".", 1)[0].encode("utf-8", "surrogateescape")))
 
 
 def header(name: str, length: int) -> bytes:
