@@ -248,6 +248,31 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path):
         packed(root, tmp_path / "out")
 
 
+def test_a_picture_that_becomes_unreadable_meanwhile_is_named_and_mended(tmp_path, monkeypatch):
+    root, out = two_classes(tmp_path / "root"), tmp_path / "out"
+    dataset, picture = opened(root), root / "train" / "cat" / "1.png"
+
+    def removed(*_):
+        picture.rename(tmp_path / "away")
+        return shutil._ntuple_diskusage(10**9, 0, 10**9)
+
+    with monkeypatch.context() as patched, pytest.raises(UserError, match=r"1\.png cannot be read.*another --out"):
+        patched.setattr(shutil, "disk_usage", removed)
+        pack(dataset, out, How(), 20_000, 2, 0)
+    (tmp_path / "away").rename(picture)
+    packed(root, out)
+
+
+def test_a_picture_that_cannot_be_encoded_is_named(tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise OSError("encoder error -2 when writing image file")
+
+    root = two_classes(tmp_path / "root")
+    monkeypatch.setattr(Image.Image, "save", fails)
+    with pytest.raises(UserError, match=r"[1-5]\.png cannot be encoded \(encoder error -2"):
+        packed(root, tmp_path / "out", reencode=90)
+
+
 # Broken pictures ---------------------------------------------------------------------------------------------------
 
 
@@ -315,6 +340,12 @@ def test_slow_jpegs_are_made_plain_ones_even_if_longer(original):
     stored = store(original, How(reencode=95))
     picture = opened_bytes(stored.data)
     assert (picture.mode, "progressive" in picture.info, stored.components) == ("RGB", False, 3)
+
+
+def test_a_picture_longer_than_a_jpeg_can_be_stays():
+    ribbon = encode(noise(70_000, 10), "PNG")
+    assert store(ribbon, How(reencode=90)).data == ribbon
+    assert store(ribbon, How(reencode=90, max_side=65_500)).width == 65_500
 
 
 def test_grey_stays_grey():

@@ -26,6 +26,7 @@ _EXTENSION = {
     "PPM": "ppm",
 }
 _UNKNOWN = "bin"
+_LONGEST = 65_500  # pixels: a side of a JPEG, to libjpeg
 _KIND = {"JPEG": Kind.JPEG, "MPO": Kind.JPEG, "PNG": Kind.PNG}
 
 
@@ -88,8 +89,8 @@ class How:
             raise UserError("--max-side needs --reencode QUALITY: pictures are made smaller only as they are encoded")
         if self.reencode is not None and not 1 <= self.reencode <= 100:
             raise UserError(f"--reencode {self.reencode}: a JPEG's quality is 1 to 100; 90 is usual")
-        if self.max_side is not None and not 1 <= self.max_side <= 65_500:
-            raise UserError(f"--max-side {self.max_side}: 1 to 65,500 pixels; 500 is usual")
+        if self.max_side is not None and not 1 <= self.max_side <= _LONGEST:
+            raise UserError(f"--max-side {self.max_side}: 1 to {_LONGEST:,} pixels; 500 is usual")
         if self.raw is not None and not 8 <= self.raw <= 4096:
             raise UserError(f"--raw {self.raw}: 8 to 4,096 pixels; 256 is usual")
 
@@ -151,7 +152,7 @@ def _smaller(data: bytes, facts: Facts, quality: int, max_side: int | None) -> S
     """As a JPEG (baseline, 4:2:0, grey ones stay grey), never enlarged.
 
     A JPEG whose size stays and that would not become shorter is kept, but for a progressive one, which takes several
-    times as long to decode.
+    times as long to decode. So is what stays longer than a JPEG can be.
     """
     picture = facts.picture
     assert picture is not None
@@ -159,6 +160,8 @@ def _smaller(data: bytes, facts: Facts, quality: int, max_side: int | None) -> S
         scale = max_side / max(picture.size)
         width, height = (max(1, round(side * scale)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+    if max(picture.size) > _LONGEST:
+        return _as_it_is(data, facts)
     if facts.mode == "L":
         picture = picture.convert("L")
     out = io.BytesIO()

@@ -125,7 +125,15 @@ def _picture(samples: Samples, index: int, how: How) -> tuple[Stored, str]:
     try:
         return store(bytes(samples.encoded(index)), how), tar.key(samples.path(index))
     except BrokenPicture as error:
-        raise UserError(f"{samples.name(index)} {error}: mend or remove it, and run the same command again") from None
+        # Without the picture, or with another one, it would be another data set.
+        raise UserError(
+            f"{samples.name(index)} {error}: make it readable and run the same command again; "
+            "if you remove or replace it, name another --out"
+        ) from None
+    except OSError as error:  # of Pillow's encoders
+        raise UserError(
+            f"{samples.name(index)} cannot be encoded ({error}): remove or replace it, and name another --out"
+        ) from None
 
 
 def _append(file: io.BufferedWriter, record: np.void, shard: int, label: int, picture: Stored, key: str) -> None:
