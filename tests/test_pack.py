@@ -8,6 +8,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +28,7 @@ from worldsize.data.crops import fit
 from worldsize.data.decode import BrokenPicture, decode
 from worldsize.data.order import permute
 from worldsize.data.samples import ArraySamples, Dataset
+from worldsize.data.shards import pack as pack_module
 from worldsize.data.shards.format import Kind
 from worldsize.data.shards.pack import pack
 from worldsize.data.shards.pictures import How, store
@@ -234,6 +237,66 @@ def test_two_at_once_are_refused(root, tmp_path):
     packed(root, out)
 
 
+def test_a_pack_that_waited_for_the_lock_sees_that_all_is_done(root, tmp_path, monkeypatch, capsys):
+    """The other one ends between the opening of the lock's file and the locking."""
+    flock, out = fcntl.flock, tmp_path / "out"
+
+    def late(*arguments):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        packed(root, out)
+        before.update(files(out))
+        flock(*arguments)
+
+    before: dict[str, bytes] = {}
+    monkeypatch.setattr(fcntl, "flock", late)
+    packed(root, out)
+    assert files(out) == before
+    assert "is packed already" in capsys.readouterr().out
+
+
+def test_two_at_once_share_no_file_where_nothing_can_be_locked(larger, unbroken, tmp_path):
+    """Some network file systems have no locks."""
+    program = (
+        "import fcntl, sys, errno\n"
+        "def flock(*_): raise OSError(errno.ENOLCK, 'No locks available')\n"
+        "fcntl.flock = flock\n"
+        "from worldsize import cli; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    line = [sys.executable, "-c", program, *map(str, command(larger, tmp_path / "out"))]
+    both = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [running.communicate(timeout=60)[1] for running in both]
+    assert [text.count("cannot be locked (No locks available)") for text in told] == [1, 1]
+    assert 0 in [running.returncode for running in both]
+    # The slower one may have begun a file while the faster one cleared away.
+    shutil.rmtree(tmp_path / "out" / ".packing", ignore_errors=True)
+    assert files(tmp_path / "out") == unbroken
+
+
+def test_a_shard_that_is_removed_meanwhile_is_missed(root, tmp_path, monkeypatch):
+    out, written = tmp_path / "out", pack_module._write
+
+    def removes_one(*arguments):
+        written(*arguments)
+        (out / "train-00001.tar").unlink()
+
+    monkeypatch.setattr(pack_module, "_write", removes_one)
+    with pytest.raises(DataError, match=r"train-00001\.tar was removed.*again"):
+        packed(root, out)
+    monkeypatch.undo()
+    packed(root, out)
+
+
+def test_what_a_killed_pack_was_writing_is_removed_before_room_is_looked_for(root, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with pytest.raises(DataError):
+        packed(root, out, max_broken=0)
+    (out / "train-00000.tar").unlink()
+    left = put(out / ".packing" / "train-00000.tar.elsewhere.1.tmp", bytes(1000))
+    room = shutil.disk_usage(out)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room if not left.exists() else room._replace(free=0))
+    packed(root, out)
+
+
 def test_a_disk_that_is_too_small_is_refused_at_once(root, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     with pytest.raises(UserError, match=r"has 1\.0 kB free, but .* are needed"):
@@ -256,9 +319,10 @@ def test_a_picture_that_becomes_unreadable_meanwhile_is_named_and_mended(tmp_pat
         picture.rename(tmp_path / "away")
         return shutil._ntuple_diskusage(10**9, 0, 10**9)
 
-    with monkeypatch.context() as patched, pytest.raises(UserError, match=r"1\.png cannot be read.*another --out"):
-        patched.setattr(shutil, "disk_usage", removed)
+    monkeypatch.setattr(shutil, "disk_usage", removed)
+    with pytest.raises(UserError, match=r"1\.png cannot be read.*another --out"):
         pack(dataset, out, How(), 20_000, 2, 0)
+    monkeypatch.undo()
     (tmp_path / "away").rename(picture)
     packed(root, out)
 

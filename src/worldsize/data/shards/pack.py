@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldsize.data.decode import BrokenPicture
-from worldsize.data.fetching.progress import Meter, size
+from worldsize.data.fetching.progress import Meter, say, size
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
 from worldsize.data.shards import open_dataset, page, write
 from worldsize.data.shards.format import INDEX, SPLITS, Kind, Packed, Records, Shard, Split
@@ -133,28 +133,48 @@ def _claimed(out: Path, planned: Plan) -> Iterator[Path | None]:
     """The folder for parts of the index, which nobody else uses; None: all is done already."""
     out.mkdir(parents=True, exist_ok=True)
     parts = out / _OURS
-    strangers = sorted(entry.name for entry in os.scandir(out) if entry.name != _OURS)
-    if (out / INDEX).exists():
-        _same(out, page(Local(out)).plan, planned, page(Local(out)).made)
-        shutil.rmtree(parts, ignore_errors=True)
-        yield None
-        return
-    if strangers and not parts.is_dir():
-        raise UserError(f"{out} is not empty ({strangers[0]} is in it): name a new folder with --out")
+    # In this order: a pack that ends meanwhile removes its parts last.
+    names = [] if parts.is_dir() else sorted(os.listdir(out))
+    if names and INDEX not in names and _OURS not in names:
+        raise UserError(f"{out} is not empty ({names[0]} is in it): name a new folder with --out")
     parts.mkdir(exist_ok=True)
-    with open(parts / "lock", "a") as lock:
+    with _lock(out, parts / "lock") as locked:
+        # Not before: the pack that had the lock may have finished.
+        if (out / INDEX).exists():
+            shutil.rmtree(parts, ignore_errors=True)
+            _same(out, page(Local(out)).plan, planned, page(Local(out)).made)
+            yield None
+            return
+        if locked:
+            for left in parts.glob("*.tmp"):
+                left.unlink()
+        _begin(out, parts, planned)
+        yield parts
+
+
+@contextmanager
+def _lock(out: Path, path: Path) -> Iterator[bool]:
+    """Keep other packs out; False: the file system of ``out`` cannot."""
+    with open(path, "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another pack is at work in {out}: wait until it has ended") from None
-        except OSError:
-            pass  # a file system without locks
-        begun = _read(parts / "plan.json")
-        if begun is not None:
-            _same(out, begun["plan"], planned, begun["made"])
-        else:
-            put(parts / "plan.json", json.dumps({"plan": planned.digest, "made": planned.made}).encode())
-        yield parts
+        except OSError as error:
+            say(f"{out} cannot be locked ({error.strerror}): see to it that no other pack is at work in it")
+            yield False
+            return
+        yield True
+
+
+def _begin(out: Path, parts: Path, planned: Plan) -> None:
+    """Go on with the plan that ``parts`` holds, which must be this one, or note this one there."""
+    begun = _read(parts / "plan.json")
+    if begun is not None:
+        _same(out, begun["plan"], planned, begun["made"])
+    else:
+        text = json.dumps({"plan": planned.digest, "made": planned.made})
+        put(parts / "plan.json", text.encode(), parts)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -207,18 +227,26 @@ def _finish(planned: Plan, splits: Mapping[str, Samples], out: Path, parts: Path
             "`worldsize data verify` lists them; remove or mend them, or say --max-broken with a larger share"
         )
     for name, split in pieces.items():
-        put(out / f"{name}.index", b"".join(records.tobytes() for _, records in split))
+        put(out / f"{name}.index", b"".join(records.tobytes() for _, records in split), parts)
     shards = {name: tuple(shard for shard, _ in split) for name, split in pieces.items()}
     fingerprints = {name: _fingerprint(samples, planned.changes) for name, samples in splits.items()}
     described = {name: Split(fingerprints[name], shards[name]) for name in SPLITS}
-    put(out / INDEX, Packed(splits["train"].classes, described, planned.made, planned.digest).to_json().encode())
-    shutil.rmtree(parts)
+    put(out / INDEX, Packed(splits["train"].classes, described, planned.made, planned.digest).to_json().encode(), parts)
+    # Another pack may remove them, too: it sees that all is done.
+    shutil.rmtree(parts, ignore_errors=True)
     return broken
 
 
 def _pieces(planned: Plan, split: str, out: Path, parts: Path) -> list[tuple[Shard, Records]]:
-    found = [written(task, out, parts) for task in planned.tasks if task.split == split]
-    return [piece for piece in found if piece is not None]
+    pieces = []
+    for task in planned.tasks:
+        if task.split != split:
+            continue
+        piece = written(task, out, parts)
+        if piece is None:
+            raise DataError(f"{out / task.name} was removed or changed during the pack: run the same command again")
+        pieces.append(piece)
+    return pieces
 
 
 def _fingerprint(samples: Samples, changes: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ def write(task: Task, samples: Samples, how: How, out: Path, parts: Path, done: 
         UserError: an original cannot be read.
     """
     records = np.zeros(task.stop - task.start, RECORD)
-    temporary = parts / f"{task.name}.tmp"
+    temporary = _temporary(parts, task.name)
     with open(temporary, "wb") as file:
         file.write(tar.beginning("0" * 64))
         for record, index in zip(records, range(task.start, task.stop), strict=True):
@@ -75,7 +76,7 @@ def write(task: Task, samples: Samples, how: How, out: Path, parts: Path, done: 
         file.write(tar.beginning(identity(task.split, records.tobytes())))
         _to_disk(file)
     part = parts / f"{task.name}.index"
-    put(part, records.tobytes())
+    put(part, records.tobytes(), parts)
     # In this order: where there is a shard, there is its part of the index.
     os.replace(temporary, out / task.name)
     sync_folder(out)
@@ -93,9 +94,9 @@ def written(task: Task, out: Path, parts: Path) -> tuple[Shard, Records] | None:
     return (shard, np.frombuffer(data, RECORD)) if beginning == tar.beginning(shard.identity) else None
 
 
-def put(path: Path, data: bytes) -> None:
-    """Write a file of which, whatever happens, all or nothing is there."""
-    temporary = path.with_name(path.name + ".tmp")
+def put(path: Path, data: bytes, parts: Path) -> None:
+    """Write a file of which, whatever happens, all or nothing is there; until it is whole it lies in ``parts``."""
+    temporary = _temporary(parts, path.name)
     with open(temporary, "wb") as file:
         file.write(data)
         _to_disk(file)
@@ -110,6 +111,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _temporary(parts: Path, name: str) -> Path:
+    """Of this process alone: two packs share ``parts`` where nothing can be locked."""
+    return parts / f"{name}.{socket.gethostname()}.{os.getpid()}.tmp"
 
 
 def _to_disk(file: io.BufferedWriter) -> None:
