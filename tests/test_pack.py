@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from worldsize.data.shards import pack as pack_module
 from worldsize.data.shards.format import Kind
 from worldsize.data.shards.pack import pack
 from worldsize.data.shards.pictures import How, store
-from worldsize.data.shards.write import plan
+from worldsize.data.shards.write import Task, plan, write, written
 from worldsize.errors import DataError, UserError
 
 OPTIONS = [{}, {"reencode": 80, "max_side": 40}, {"raw": 24}]
@@ -168,7 +169,7 @@ def test_a_signal_leaves_what_is_done(larger, unbroken, tmp_path, number):
     assert files(out) == unbroken
 
 
-@pytest.mark.parametrize("damage", ["part lost", "part cut", "part changed", "tar of another", "tar lost"])
+@pytest.mark.parametrize("damage", ["part lost", "part cut", "part changed", "tar of another", "tar cut", "tar lost"])
 def test_what_was_left_half_done_is_done_again(root, tmp_path, monkeypatch, damage):
     """As after the machine went down."""
     packed(root, tmp_path / "unbroken")
@@ -185,10 +186,39 @@ def test_what_was_left_half_done_is_done_again(root, tmp_path, monkeypatch, dama
             part.write_bytes(bytes(len(part.read_bytes())))
         case "tar of another":
             shutil.copy(out / "train-00000.tar", out / "train-00001.tar")
+        case "tar cut":
+            os.truncate(out / "train-00001.tar", 5000)
         case "tar lost":
             (out / "train-00001.tar").unlink()
     packed(root, out)
     assert files(out) == files(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_a_damaged_plan_is_no_new_beginning(root, tmp_path, damage):
+    out = tmp_path / "out"
+    put(out / ".packing" / "plan.json", damage)
+    with pytest.raises(DataError, match=r"plan\.json is damaged: remove .*--out"):
+        packed(root, out)
+
+
+def test_shards_that_were_cut_elsewhere_are_not_gone_on_with(root, tmp_path, monkeypatch):
+    """As by a version that counts other bytes."""
+    out = tmp_path / "out"
+    with pytest.raises(DataError):
+        packed(root, out, max_broken=0)
+    monkeypatch.setattr(pack_module, "plan", lambda split, *others: plan(split, *others[:-1], others[-1] + 5000))
+    with pytest.raises(UserError, match="other options"):
+        packed(root, out)
+
+
+def test_a_part_of_the_index_for_other_samples_is_not_taken(root, tmp_path):
+    out, parts = tmp_path / "out", tmp_path / "parts"
+    parts.mkdir(), out.mkdir()
+    task = Task("train", 0, 0, 3, 5000)
+    write(task, opened(root).train, How(), out, parts, lambda _: None)
+    assert written(task, out, parts) is not None
+    assert written(replace(task, stop=4), out, parts) is None
 
 
 def test_a_second_time_does_nothing(root, tmp_path, capsys):

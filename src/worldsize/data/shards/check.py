@@ -16,9 +16,7 @@ def fault(samples: ShardSamples, index: int) -> str | None:
         name = tar.member_name(blocks)
         if bytes(blocks) != tar.header(name, length):
             return f"the tar header at byte {offset - head:,} of its shard is damaged"
-        text = str(int(record["label"])).encode()
-        label = tar.header(f"{name.split('.', 1)[0]}.{tar.LABEL}", len(text)) + text + tar.padding(len(text))
-        expected = tar.padding(length) + label
+        expected = tar.padding(length) + tar.label(name.split(".", 1)[0], int(record["label"]))
         if bytes(samples.read(index, end, len(expected))) != expected:
             return f"the label at byte {end:,} of its shard is damaged"
     except OSError as error:

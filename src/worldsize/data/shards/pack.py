@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def pack(dataset: Dataset, out: Path, how: How, shard_bytes: int, workers: int, 
 
 def _plan(splits: Mapping[str, Samples], how: How, shard_bytes: int) -> Plan:
     changes = how.made()
-    digest = hashlib.sha256(json.dumps([changes, shard_bytes]).encode())
+    digest = hashlib.sha256(json.dumps(changes).encode())
     tasks: list[Task] = []
     for name, samples in splits.items():
         lengths = _lengths(samples)
@@ -100,6 +100,7 @@ def _plan(splits: Mapping[str, Samples], how: How, shard_bytes: int) -> Plan:
         expected = np.fromiter((how.expected(int(length)) for length in lengths), np.int64, len(lengths))
         tasks += plan(name, expected, shard_bytes)
     before = splits["train"].made if isinstance(splits["train"], ShardSamples) else {}
+    digest.update(json.dumps([astuple(task) for task in tasks]).encode())
     return Plan(tuple(tasks), changes, {**before, **changes}, digest.hexdigest())
 
 
@@ -169,19 +170,16 @@ def _lock(out: Path, path: Path) -> Iterator[bool]:
 
 def _begin(out: Path, parts: Path, planned: Plan) -> None:
     """Go on with the plan that ``parts`` holds, which must be this one, or note this one there."""
-    begun = _read(parts / "plan.json")
-    if begun is not None:
-        _same(out, begun["plan"], planned, begun["made"])
-    else:
-        text = json.dumps({"plan": planned.digest, "made": planned.made})
-        put(parts / "plan.json", text.encode(), parts)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
+    noted = parts / "plan.json"
     try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (FileNotFoundError, ValueError):
-        return None
+        begun = json.loads(noted.read_bytes())
+        digest, made = str(begun["plan"]), dict(begun["made"])
+    except FileNotFoundError:
+        put(noted, json.dumps({"plan": planned.digest, "made": planned.made}).encode(), parts)
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{noted} is damaged: remove {out}, or name another folder with --out") from None
+    else:
+        _same(out, digest, planned, made)
 
 
 def _same(out: Path, digest: str, planned: Plan, made: Mapping[str, Any]) -> None:

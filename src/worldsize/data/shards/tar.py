@@ -14,7 +14,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-LABEL = "cls"
+_LABEL = "cls"
 _STAMP = 946_684_800  # 2000-01-01: tar warns of files from 1970
 
 
@@ -36,6 +36,12 @@ def header(name: str, length: int) -> bytes:
     member = tarfile.TarInfo(name)
     member.size, member.mtime, member.mode = length, _STAMP, 0o644
     return member.tobuf(tarfile.PAX_FORMAT)
+
+
+def label(key: str, number: int) -> bytes:
+    """The member after the picture of KEY ``key``: header, label and padding."""
+    text = str(number).encode()
+    return header(f"{key}.{_LABEL}", len(text)) + text + padding(len(text))
 
 
 def padding(length: int) -> bytes:

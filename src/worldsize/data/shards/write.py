@@ -86,12 +86,23 @@ def written(task: Task, out: Path, parts: Path) -> tuple[Shard, Records] | None:
     """What an earlier call has left of this task; None: nothing whole."""
     try:
         data = (parts / f"{task.name}.index").read_bytes()
+        if len(data) != (task.stop - task.start) * RECORD.itemsize:
+            return None
+        records = np.frombuffer(data, RECORD)
         with open(out / task.name, "rb") as file:
-            beginning, size = file.read(tar.BEGINNING), os.fstat(file.fileno()).st_size
+            shard = Shard(len(records), os.fstat(file.fileno()).st_size, identity(task.split, data))
+            right = file.read(tar.BEGINNING) == tar.beginning(shard.identity) and shard.bytes == _ends(file, records[-1])
     except FileNotFoundError:
         return None
-    shard = Shard(task.stop - task.start, size, identity(task.split, data))
-    return (shard, np.frombuffer(data, RECORD)) if beginning == tar.beginning(shard.identity) else None
+    return (shard, records) if right else None
+
+
+def _ends(file: io.BufferedReader, last: np.void) -> int:
+    """Where a shard ends that has this sample last, bytes."""
+    offset, length, head = int(last["offset"]), int(last["length"]), int(last["head"])
+    file.seek(offset - head)
+    key = tar.member_name(file.read(head)).split(".", 1)[0]
+    return offset + length + len(tar.padding(length) + tar.label(key, int(last["label"])) + tar.END)
 
 
 def put(path: Path, data: bytes, parts: Path) -> None:
@@ -144,11 +155,10 @@ def _picture(samples: Samples, index: int, how: How) -> tuple[Stored, str]:
 
 def _append(file: io.BufferedWriter, record: np.void, shard: int, label: int, picture: Stored, key: str) -> None:
     """The two members of a sample, and what the index says of it."""
-    data, text = picture.data, str(label).encode()
+    data = picture.data
     head = tar.header(f"{key}.{picture.extension}", len(data))
     record["offset"], record["length"], record["head"] = file.tell() + len(head), len(data), len(head)
     record["shard"], record["label"], record["crc"] = shard, label, crc32c.crc32c(data)
     record["kind"], record["components"] = picture.kind, picture.components
     record["width"], record["height"] = picture.width, picture.height
-    members = (head, data, tar.padding(len(data)), tar.header(f"{key}.{tar.LABEL}", len(text)), text, tar.padding(len(text)))
-    file.write(b"".join(members))
+    file.write(b"".join((head, data, tar.padding(len(data)), tar.label(key, label))))
