@@ -284,7 +284,23 @@ def test_a_pack_that_waited_for_the_lock_sees_that_all_is_done(root, tmp_path, m
     assert "is packed already" in capsys.readouterr().out
 
 
-def test_two_at_once_share_no_file_where_nothing_can_be_locked(larger, unbroken, tmp_path):
+def test_one_pack_does_not_write_into_the_file_of_another(root, tmp_path, monkeypatch):
+    out, parts = tmp_path / "out", tmp_path / "parts"
+    parts.mkdir(), out.mkdir()
+    task, train, here = Task("train", 0, 0, 3, 5000), opened(root).train, os.getpid()
+
+    def another(_):
+        if os.getpid() == here:
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(os, "getpid", lambda: here + 1)
+                write(task, train, How(), out, parts, another)
+        assert os.getpid() != here or written(task, out, parts) is not None
+
+    write(task, train, How(), out, parts, another)
+    assert written(task, out, parts) is not None
+
+
+def test_two_at_once_go_well_where_nothing_can_be_locked(larger, unbroken, tmp_path):
     """Some network file systems have no locks."""
     program = (
         "import fcntl, sys, errno\n"
