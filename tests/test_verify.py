@@ -22,6 +22,8 @@ from trees import opened, put, tree
 from worldsize import cli
 from worldsize.data import shards
 from worldsize.data.samples import ArraySamples, Dataset
+from worldsize.data.shards.pack import pack
+from worldsize.data.shards.pictures import How
 from worldsize.data.survey import info, sheet, words
 from worldsize.data.survey.verify import verify
 
@@ -242,6 +244,15 @@ def test_pictures_in_memory_are_compared_too():
     dataset = Dataset(samples, other)
     page = words.report(dataset, verify(dataset, 2))
     assert page["duplicates"] == [["four #0", "four #3"], ["four #1", "four #2"]]
+
+
+def test_the_content_of_pictures_in_memory_is_that_of_their_shards(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+    samples = ArraySamples("six", pixels, np.arange(6, dtype=np.int32) % 2, ("a", "b"))
+    dataset = Dataset(samples, samples)
+    pack(dataset, tmp_path / "out", How(), 20_000, 2, 0)
+    one, other = verify(dataset, 2)["val"], verify(shards.open_dataset(tmp_path / "out"), 2)["val"]
+    assert (one.content, one.bytes) == (other.content, other.bytes)
 
 
 # Info --------------------------------------------------------------------------------------------------------------

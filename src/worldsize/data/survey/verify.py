@@ -15,7 +15,7 @@ from worldsize.data.decode import BrokenPicture
 from worldsize.data.fetching.progress import Meter
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
 from worldsize.data.shards.check import fault
-from worldsize.data.shards.pictures import Facts, examine
+from worldsize.data.shards.pictures import Facts, examine, ppm
 from worldsize.data.shards.samples import ShardSamples
 
 TINY = 32  # shorter side, pixels
@@ -41,7 +41,7 @@ class Found:
 
     Attributes:
         samples: the split.
-        digests: uint8 (n, 16), of each picture's bytes (of its pixels, where it is kept as pixels).
+        digests: uint8 (n, 16), of each picture's bytes (those of a PPM, where it is kept as pixels).
         broken: why, by index.
         odd: indices, by what is odd about them.
         bytes: of all pictures.
@@ -100,8 +100,8 @@ def _chunk(samples: Samples) -> Callable[[int], list[_Picture]]:
 
 def _look_pixels(samples: Samples, index: int) -> _Picture:
     assert samples.pixels is not None
-    data = np.ascontiguousarray(samples.pixels[index])
-    return _Picture(index, data.nbytes, _digest(data.data), None, [])
+    data = ppm(samples.pixels[index])  # as in a shard
+    return _Picture(index, len(data), _digest(data), None, [])
 
 
 def _look_encoded(samples: Samples, index: int) -> _Picture:
