@@ -272,6 +272,13 @@ def test_info_tells_the_same_of_originals_and_shards(root, tmp_path, capsys):
     assert "shards" in "\n".join(said[1])
 
 
+def test_a_format_that_does_not_train_is_broken_to_info_too(tmp_path, capsys):
+    root = tree(tmp_path / "root", "train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png")
+    put(root / "train" / "a" / "5.png", encode(noise(40, 40), "PCX"))
+    assert data("info", root) == 0
+    assert "PNG colour 2, broken 1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("how", "expected"),
     [({"raw": 24}, "shorter side 24"), ({"reencode": 70, "max_side": 30}, "quality 70, longer side at most 30")],

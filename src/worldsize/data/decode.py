@@ -8,7 +8,7 @@ import warnings
 from PIL import Image
 
 # What people keep in picture folders; a shorter list is a smaller surface for hostile files.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 # Large but allowed pictures, palettes with transparency and damaged EXIF are no news to the user. Set once, since
 # filters belong to the process and decoding happens in threads.
@@ -32,7 +32,7 @@ def decode(data: bytes) -> Image.Image:
     if not data:
         raise BrokenPicture("empty file")
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as picture:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             return _to_rgb(picture)
     except Exception as error:  # a damaged file can raise nearly anything inside a decoder
         raise BrokenPicture(f"{type(error).__name__}: {_short(error)}") from error

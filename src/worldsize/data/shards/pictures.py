@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, __version__
 
 from worldsize.data.crops import Pixels, fit
-from worldsize.data.decode import BrokenPicture, decode
+from worldsize.data.decode import FORMATS, BrokenPicture, decode
 from worldsize.data.shards.format import Kind
 from worldsize.errors import UserError
 
@@ -58,7 +58,7 @@ def examine(data: bytes) -> Facts:
     """Look at a picture and decode it."""
     kind, mode, progressive = "", "", False
     try:
-        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")) as opened:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             kind, mode, progressive = str(opened.format), opened.mode, "progressive" in opened.info
     except Exception:  # a damaged file can raise nearly anything; decode() says what is wrong with it
         pass

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from worldsize.data.decode import FORMATS
 from worldsize.data.fetching.progress import size
 from worldsize.data.order import permute
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
@@ -19,7 +20,7 @@ from worldsize.data.shards.format import Kind
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.data.survey.words import overview
 
-LOOKED_AT = 2000  # pictures of which the headers are read, where there is no index
+LOOKED_AT = 2000  # pictures whose files are read, where there is no index
 _EDGES = (0, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 2048, 4096)
 _BAR = 40  # characters
 _CHANNELS = {1: "grey or palette", 2: "grey", 3: "colour"}
@@ -57,7 +58,7 @@ def tell(dataset: Dataset, root: Path, seed: int) -> Iterator[str]:
 
 
 def dimensions(samples: Samples, seed: int) -> Dimensions:
-    """From the index of shards; otherwise from the headers of at most `LOOKED_AT` pictures, chosen by ``seed``."""
+    """From the index of shards; otherwise from at most `LOOKED_AT` pictures, not decoded, chosen by ``seed``."""
     n = len(samples)
     if isinstance(samples, ShardSamples):
         records = samples.records
@@ -81,7 +82,7 @@ def _header(samples: EncodedSamples, index: int) -> tuple[tuple[int, int] | None
     try:
         data = bytes(samples.encoded(index))
         length = len(data)
-        with Image.open(io.BytesIO(data)) as picture:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
             width, height = picture.size
             return (
                 (height, width),
