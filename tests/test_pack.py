@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -487,6 +488,13 @@ def test_a_picture_too_thin_to_resize_is_broken(tmp_path):
     thread = encode(Image.new("L", (50_000, 1)), "PNG")
     assert store(thread, How(raw=256)).kind == Kind.BROKEN
     assert store(thread, How()).kind == Kind.PNG
+
+
+def test_a_picture_too_thin_to_resize_is_listed_with_its_reason(tmp_path, capsys):
+    root = two_classes(tmp_path / "root")
+    put(root / "train" / "cat" / "thread.png", encode(Image.new("L", (50_000, 1)), "PNG"))
+    packed(root, tmp_path / "out", raw=256)
+    assert re.search(r"broken +1, kept as they are:\n.*thread\.png: .*\w", capsys.readouterr().out)
 
 
 def test_pictures_in_memory_are_stored_raw(tmp_path):

@@ -289,6 +289,15 @@ def test_info_says_how_shards_were_made(root, tmp_path, capsys, how, expected):
     assert expected in capsys.readouterr().out
 
 
+def test_info_says_in_order_how_shards_of_shards_were_made(root, tmp_path, capsys):
+    first = packed(root, tmp_path / "1", reencode=70, max_side=30)
+    pack(first, tmp_path / "2", How(raw=24), 20_000, 2, 1.0)
+    pack(shards.open_dataset(tmp_path / "2"), tmp_path / "3", How(reencode=90), 20_000, 2, 1.0)
+    assert data("info", tmp_path / "3") == 0
+    steps = r"quality 70, longer side at most 30 .*; then pixels, shorter side 24.*; then JPEGs of quality 90 \("
+    assert re.search(steps, capsys.readouterr().out)
+
+
 def test_bars_count_every_value():
     lines = list(info.bars(np.array([40, 50, 60, 300, 5000])))
     assert [line.split()[-1] for line in lines if "█" in line] == ["3", "1", "1"]

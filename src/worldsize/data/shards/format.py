@@ -88,7 +88,7 @@ class Packed:
     Attributes:
         classes: names in label order.
         splits: by name, all of `SPLITS`.
-        made: how the pictures were made, for people; empty values where they are the originals' bytes.
+        made: how the pictures were made, for people; empty: they are the originals' bytes. `steps` reads it.
         plan: digest of everything that decides the shards' bytes but for the originals' content.
     """
 
@@ -137,6 +137,13 @@ def _split(page: Mapping[str, Any]) -> Split:
     if split.samples != page["samples"] or any(s.samples < 1 or s.bytes < 1 for s in split.shards):
         raise ValueError("its numbers of samples do not add up")
     return split
+
+
+def steps(made: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was done to the pictures, first to last: shards can be packed again."""
+    if not made:
+        return []
+    return [*steps(made.get("before", {})), {name: value for name, value in made.items() if name != "before"}]
 
 
 def shard_name(split: str, number: int) -> str:

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from worldsize.data.crops import fit
 from worldsize.data.decode import BrokenPicture
 from worldsize.data.fetching.progress import Meter, say, size
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
 from worldsize.data.shards import open_dataset, page, write
-from worldsize.data.shards.format import INDEX, SPLITS, Kind, Packed, Records, Shard, Split
+from worldsize.data.shards.format import INDEX, SPLITS, Kind, Packed, Records, Shard, Split, steps
 from worldsize.data.shards.pictures import How, ppm
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.data.shards.store import Local
@@ -101,7 +102,8 @@ def _plan(splits: Mapping[str, Samples], how: How, shard_bytes: int) -> Plan:
         tasks += plan(name, expected, shard_bytes)
     before = splits["train"].made if isinstance(splits["train"], ShardSamples) else {}
     digest.update(json.dumps([astuple(task) for task in tasks]).encode())
-    return Plan(tuple(tasks), changes, {**before, **changes}, digest.hexdigest())
+    made = {**changes, "before": before} if before and changes else before or changes
+    return Plan(tuple(tasks), changes, made, digest.hexdigest())
 
 
 def _lengths(samples: Samples) -> NDArray[np.int64]:
@@ -191,7 +193,8 @@ def _same(out: Path, digest: str, planned: Plan, made: Mapping[str, Any]) -> Non
 
 
 def _options(made: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in made.items()) or "pictures as they are"
+    told = [", ".join(f"{name} {value}" for name, value in step.items()) for step in steps(made)]
+    return ", then ".join(told) or "pictures as they are"
 
 
 def _require(out: Path, needed: int) -> None:
@@ -275,6 +278,8 @@ def _broken(dataset: Dataset) -> Iterator[str]:
         for index in np.flatnonzero(samples.records["kind"] == Kind.BROKEN)[:left]:
             left -= 1
             try:
-                samples.picture(int(index))
+                picture = samples.picture(int(index))
+                if side := samples.made.get("raw"):
+                    fit(picture, side, side)  # which some cannot be resized to
             except BrokenPicture as error:
                 yield f"{samples.name(int(index))}: {error}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from worldsize.data.decode import FORMATS
 from worldsize.data.fetching.progress import size
 from worldsize.data.order import permute
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
-from worldsize.data.shards.format import Kind
+from worldsize.data.shards.format import Kind, steps
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.data.survey.words import overview
 
@@ -52,7 +53,7 @@ def tell(dataset: Dataset, root: Path, seed: int) -> Iterator[str]:
             total = sum(shard.bytes for shard in samples.shards)
             yield f"  {name:<5} {len(samples.shards):,} shard{'s' * (len(samples.shards) != 1)}, {size(total)}"
             if name == "train":
-                yield f"  made of the originals: {_made(samples)}"
+                yield f"  made of the originals: {_made(samples.made)}"
         yield f"  {name:<5} fingerprint {samples.fingerprint[:16]}"
     yield from _describe(dimensions(dataset.train, seed))
 
@@ -114,14 +115,15 @@ def _counted(codes: NDArray[np.int64]) -> tuple[list[str], list[int]]:
     return names, numbers.tolist()
 
 
-def _made(samples: ShardSamples) -> str:
-    made = samples.made
+def _made(made: Mapping[str, Any]) -> str:
+    return "; then ".join(_step(step) for step in steps(made)) or "as they are"
+
+
+def _step(made: Mapping[str, Any]) -> str:
     if "raw" in made:
         return f"pixels, shorter side {made['raw']}, the square in the middle (Pillow {made['pillow']})"
-    if "reencode" in made:
-        limit = f", longer side at most {made['max_side']}" if "max_side" in made else ""
-        return f"JPEGs of quality {made['reencode']}{limit} (Pillow {made['pillow']})"
-    return "as they are"
+    limit = f", longer side at most {made['max_side']}" if "max_side" in made else ""
+    return f"JPEGs of quality {made['reencode']}{limit} (Pillow {made['pillow']})"
 
 
 def _describe(seen: Dimensions) -> Iterator[str]:
