@@ -96,32 +96,33 @@ def _plan(splits: Mapping[str, Samples], how: How, shard_bytes: int) -> Plan:
     digest = hashlib.sha256(json.dumps(changes).encode())
     tasks: list[Task] = []
     for name, samples in splits.items():
-        lengths = _lengths(samples)
+        lengths, heads = _lengths(samples)
         digest.update(samples.fingerprint.encode() + lengths.tobytes())
         expected = np.fromiter((how.expected(int(length)) for length in lengths), np.int64, len(lengths))
-        tasks += plan(name, expected, shard_bytes)
+        tasks += plan(name, expected, heads, shard_bytes)
     before = splits["train"].made if isinstance(splits["train"], ShardSamples) else {}
     digest.update(json.dumps([astuple(task) for task in tasks]).encode())
     made = {**changes, "before": before} if before and changes else before or changes
     return Plan(tuple(tasks), changes, made, digest.hexdigest())
 
 
-def _lengths(samples: Samples) -> NDArray[np.int64]:
-    """Bytes of every picture, unread."""
+def _lengths(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Bytes of every picture, unread, and of its tar headers."""
     n = len(samples)
-    if samples.pixels is not None:
-        return np.full(n, len(ppm(samples.pixels[0])), np.int64)
-    assert isinstance(samples, EncodedSamples)
-    encoded = samples
 
-    def some(start: int) -> list[int]:
-        return [_length(encoded, index) for index in range(start, min(start + 256, n))]
+    def some(start: int) -> list[tuple[int, int]]:
+        return [(_length(samples, index), write.heads(samples, index)) for index in range(start, min(start + 256, n))]
 
     with ThreadPoolExecutor(_STATS_AT_ONCE) as pool:
-        return np.fromiter((length for lengths in pool.map(some, range(0, n, 256)) for length in lengths), np.int64, n)
+        pairs = [np.array(pairs, np.int64) for pairs in pool.map(some, range(0, n, 256))]
+    both = np.concatenate([np.zeros((0, 2), np.int64), *pairs])
+    return both[:, 0], both[:, 1]
 
 
-def _length(samples: EncodedSamples, index: int) -> int:
+def _length(samples: Samples, index: int) -> int:
+    if samples.pixels is not None:
+        return len(ppm(samples.pixels[index]))
+    assert isinstance(samples, EncodedSamples)
     try:
         length = samples.length(index)
     except BrokenPicture as error:

@@ -26,6 +26,7 @@ _EXTENSION = {
     "PPM": "ppm",
 }
 _UNKNOWN = "bin"
+LONGEST_EXTENSION = max(_EXTENSION.values(), key=len)
 _LONGEST = 65_500  # pixels: a side of a JPEG, to libjpeg
 _KIND = {"JPEG": Kind.JPEG, "MPO": Kind.JPEG, "PNG": Kind.PNG}
 

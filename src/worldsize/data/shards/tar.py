@@ -38,6 +38,11 @@ def header(name: str, length: int) -> bytes:
     return member.tobuf(tarfile.PAX_FORMAT)
 
 
+def head(name: str) -> int:
+    """Bytes of `header` for this ASCII name."""
+    return BLOCK if len(name) <= tarfile.LENGTH_NAME else len(header(name, 0))
+
+
 def label(key: str, number: int) -> bytes:
     """The member after the picture of KEY ``key``: header, label and padding."""
     text = str(number).encode()

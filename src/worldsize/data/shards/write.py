@@ -17,7 +17,8 @@ from worldsize.data.decode import BrokenPicture
 from worldsize.data.samples import EncodedSamples, Samples
 from worldsize.data.shards import tar
 from worldsize.data.shards.format import RECORD, Records, Shard, identity, shard_name
-from worldsize.data.shards.pictures import How, Stored, ppm, store
+from worldsize.data.shards.pictures import LONGEST_EXTENSION, How, Stored, ppm, store
+from worldsize.data.shards.samples import ShardSamples
 from worldsize.errors import UserError
 
 
@@ -36,22 +37,30 @@ class Task:
         return shard_name(self.split, self.number)
 
 
-def plan(split: str, lengths: NDArray[np.int64], limit: int) -> list[Task]:
+def plan(split: str, lengths: NDArray[np.int64], heads: NDArray[np.int64], limit: int) -> list[Task]:
     """Cut a split into shards of at most ``limit`` bytes of tar (or one sample).
 
     Args:
         lengths: bytes that each picture will have, or about.
+        heads: bytes of the headers of each picture, and of its label.
     """
-    # The headers of picture and label, the label, and what fills the last blocks.
-    members = -(-lengths // tar.BLOCK) * tar.BLOCK + 3 * tar.BLOCK
-    ends = np.cumsum(members)
+    # The last block is the label.
+    ends = np.cumsum(2 * heads + -(-lengths // tar.BLOCK) * tar.BLOCK + tar.BLOCK)
+    around = tar.BEGINNING + len(tar.END)
     tasks: list[Task] = []
     start = before = 0
     while start < len(lengths):
-        stop = max(int(np.searchsorted(ends, before + limit, "right")), start + 1)
-        tasks.append(Task(split, len(tasks), start, stop, int(ends[stop - 1]) - before))
+        stop = max(int(np.searchsorted(ends, before + limit - around, "right")), start + 1)
+        tasks.append(Task(split, len(tasks), start, stop, int(ends[stop - 1]) - before + around))
         start, before = stop, int(ends[stop - 1])
     return tasks
+
+
+def heads(samples: Samples, index: int) -> int:
+    """Bytes of the headers of a picture, and of its label, at most; known without reading it."""
+    if isinstance(samples, ShardSamples):
+        return int(samples.records["head"][index])
+    return tar.head(f"{_key(samples, index)}.{LONGEST_EXTENSION}")
 
 
 def write(task: Task, samples: Samples, how: How, out: Path, parts: Path, done: Callable[[int], None]) -> None:
@@ -137,10 +146,10 @@ def _to_disk(file: io.BufferedWriter) -> None:
 def _picture(samples: Samples, index: int, how: How) -> tuple[Stored, str]:
     """What is to be stored, and its KEY."""
     if samples.pixels is not None:
-        return store(ppm(samples.pixels[index]), how), tar.key(f"{samples.classes[samples.labels[index]]}/{index:07d}")
+        return store(ppm(samples.pixels[index]), how), _key(samples, index)
     assert isinstance(samples, EncodedSamples)
     try:
-        return store(bytes(samples.encoded(index)), how), tar.key(samples.path(index))
+        return store(bytes(samples.encoded(index)), how), _key(samples, index)
     except BrokenPicture as error:
         # Without the picture, or with another one, it would be another data set.
         raise UserError(
@@ -151,6 +160,12 @@ def _picture(samples: Samples, index: int, how: How) -> tuple[Stored, str]:
         raise UserError(
             f"{samples.name(index)} cannot be encoded ({error}): remove or replace it, and name another --out"
         ) from None
+
+
+def _key(samples: Samples, index: int) -> str:
+    if isinstance(samples, EncodedSamples):
+        return tar.key(samples.path(index))
+    return tar.key(f"{samples.classes[samples.labels[index]]}/{index:07d}")
 
 
 def _append(file: io.BufferedWriter, record: np.void, shard: int, label: int, picture: Stored, key: str) -> None:
