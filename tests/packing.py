@@ -30,12 +30,17 @@ def noise(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Im
 
 def png_claiming(width: int, height: int) -> bytes:
     """A PNG whose header promises much."""
+    return colour_png(width, height, bytes(1000))
+
+
+def colour_png(width: int, height: int, rows: bytes, bits: int = 8) -> bytes:
+    """A PNG of three channels, as also Pillow does not write them."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
 def odd_pictures() -> dict[str, bytes]:

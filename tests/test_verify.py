@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from packing import BROKEN, encode, files, noise, odd_folder, packed
+from packing import BROKEN, colour_png, encode, files, noise, odd_folder, packed
 from trees import opened, put, tree
 from worldsize import cli
 from worldsize.data import shards
@@ -73,6 +73,18 @@ def test_odd_pictures_are_listed_by_what_is_odd(page):
         "transparent, which is ignored": {"alpha.webp", "sample.webp"},
         "very large (above 25 million pixels)": {"large.png"},
     }
+
+
+def test_what_colour_pictures_lose_is_odd(tmp_path):
+    root = tree(tmp_path / "root", "train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png")
+    put(root / "train" / "a" / "deep.png", colour_png(40, 40, bytes(40 * (1 + 40 * 6)), bits=16))
+    put(root / "train" / "a" / "deep.ppm", b"P6 40 40 65535\n" + bytes(40 * 40 * 6))
+    put(root / "train" / "a" / "one colour.png", encode(noise(40, 40), "PNG", transparency=(0, 0, 0)))
+    put(root / "train" / "a" / "one entry.gif", encode(Image.new("P", (40, 40)), "GIF", transparency=0))
+    dataset = opened(root)
+    odd = {kind: short(names) for kind, names in words.report(dataset, verify(dataset, 1))["splits"]["train"]["odd"].items()}
+    assert odd["more than 8 bits a channel"] == {"deep.png", "deep.ppm"}
+    assert odd["transparent, which is ignored"] == {"one colour.png", "one entry.gif"}
 
 
 def test_the_same_bytes_are_found_within_and_across_splits_and_classes(page):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image, __version__
+from PIL import Image, ImageFile, __version__
 
 from worldsize.data.crops import Pixels, fit
 from worldsize.data.decode import FORMATS, BrokenPicture, decode
@@ -39,6 +39,8 @@ class Facts:
         format: Pillow's name, "" if the bytes begin like no picture.
         mode: Pillow's name of how pixels are stored ("L", "CMYK", ...), "" if not known.
         progressive: a JPEG that comes in several scans.
+        deep: more than 8 bits a channel.
+        transparent: in part, by a channel, a colour or a palette's entry.
         reason: why they cannot be decoded, None where they can.
         picture: decoded, RGB; None where they cannot.
     """
@@ -46,6 +48,8 @@ class Facts:
     format: str
     mode: str
     progressive: bool
+    deep: bool
+    transparent: bool
     reason: str | None
     picture: Image.Image | None
 
@@ -57,16 +61,26 @@ class Facts:
 
 def examine(data: bytes) -> Facts:
     """Look at a picture and decode it."""
-    kind, mode, progressive = "", "", False
+    kind, mode, progressive, deep, transparent = "", "", False, False, False
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             kind, mode, progressive = str(opened.format), opened.mode, "progressive" in opened.info
+            deep = _deep(opened)
+            transparent = mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
     except Exception:  # a damaged file can raise nearly anything; decode() says what is wrong with it
         pass
     try:
-        return Facts(kind, mode, progressive, None, decode(data))
+        return Facts(kind, mode, progressive, deep, transparent, None, decode(data))
     except BrokenPicture as error:
-        return Facts(kind, mode, progressive, str(error), None)
+        return Facts(kind, mode, progressive, deep, transparent, str(error), None)
+
+
+def _deep(opened: ImageFile.ImageFile) -> bool:
+    """Whether a channel has more than 8 bits, which Pillow's mode tells of grey pictures alone."""
+    how = [part for tile in opened.tile for part in (tile.args if isinstance(tile.args, tuple) else (tile.args,))]
+    stored = any(isinstance(part, str) and ";16" in part for part in how)
+    largest = max((part for part in how if isinstance(part, int)), default=0) if opened.format == "PPM" else 0
+    return opened.mode.startswith(("I", "F")) or stored or largest > 255
 
 
 @dataclass(frozen=True)

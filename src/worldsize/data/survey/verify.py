@@ -140,9 +140,9 @@ def _oddities(facts: Facts, extension: str | None) -> Iterator[str]:
         return
     if facts.mode == "CMYK":
         yield "CMYK"
-    if facts.mode.startswith("I") or facts.mode == "F":
+    if facts.deep:
         yield "more than 8 bits a channel"
-    if facts.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
+    if facts.transparent:
         yield "transparent, which is ignored"
     width, height = facts.size
     if min(width, height) < TINY:
