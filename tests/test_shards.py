@@ -297,7 +297,7 @@ def test_shards_that_have_changed_places_are_refused(copied):
 def test_a_shard_of_another_pack_is_refused(copied, tmp_path):
     """Of the same names, labels and sizes, but other pixels."""
     root = odd_folder(tmp_path / "other")
-    file = root / "train" / "plain" / "0.jpg"
+    file = root / "train" / "plain" / "4.jpg"
     data = bytearray(file.read_bytes())
     data[-10] ^= 1
     file.write_bytes(data)
