@@ -205,6 +205,8 @@ def test_warnings_are_of_this_job_and_of_this_time():
         # One that began before, and comes again and again.
         event("j", "", "again", eventTime="2026-01-01T00:00:02Z", series={"lastObservedTime": "2026-01-01T00:00:07Z"}),
         event("j-worker-0", "2026-01-01T00:00:08Z", "which its pod tells better", reason="FailedScheduling"),
+        # Of the second in which the job was created, in microseconds as the newer events API has them.
+        event("j", "", "at once", eventTime="2026-01-01T00:00:03.123456Z"),
     ]
     told = [message for _, message, _ in reasons.warnings(events, "j", "2026-01-01T00:00:03Z")]
-    assert told == ["first", "second", "scheduler", "again"]
+    assert told == ["at once", "first", "second", "scheduler", "again"]

@@ -39,16 +39,17 @@ def failures(target: Target, pods: list[Object]) -> list[str]:
 
 
 def warnings(events: list[Object], name: str, since: str) -> list[tuple[str, str, str]]:
-    """(reason, message, key) of warnings about the job or what was made for it, the earliest first.
+    """(reason, message, key) of warnings about the job or what was made for it, the earliest first, by the second.
 
     Args:
         since: RFC 3339 time; what is older belongs to an earlier job of the same name.
     """
     told = []
-    for event in sorted(events, key=time_of):
+    for event in sorted(events, key=_second):
         about = event["involvedObject"]
         ours = about.get("name") == name or str(about.get("name", "")).startswith(f"{name}-")
-        if ours and event.get("type") == "Warning" and event.get("reason") not in _TOLD_BY_PODS and time_of(event) >= since:
+        new = _second(event) >= since[:19]
+        if ours and new and event.get("type") == "Warning" and event.get("reason") not in _TOLD_BY_PODS:
             message = str(event.get("message", "")).strip()
             told.append((str(event.get("reason", "")), message, f"{event.get('reason')} {about.get('kind')} {message}"))
     return told
@@ -59,6 +60,11 @@ def time_of(event: Object) -> str:
     series = event.get("series") or {}
     times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((str(time) for time in times if time), str(event["metadata"].get("creationTimestamp", "")))
+
+
+def _second(event: Object) -> str:
+    """`time_of` without the fraction, which only some have: as text, one with it comes before the second itself."""
+    return time_of(event)[:19]
 
 
 def _why_not_running(pod: Object) -> str:
