@@ -317,6 +317,47 @@ def test_a_job_that_its_operator_gave_up_has_failed_and_one_that_has_begun_has_n
     assert follower.state.phase == "Running"
 
 
+SETBACKS = [("trainjob", "TrainJobResourcesCreationFailed"), ("pytorchjob", "FailedCreateService")]
+
+
+def set_back(world, kind, reason):
+    """A job that its operator could not begin, and tries to again."""
+    is_in(world, kind.kind)
+    event = {"type": "Warning", "reason": reason, "message": "conflict"}
+    world.add("Event", "e", involvedObject={"kind": kind.kind, "name": "r50"}, lastTimestamp="2026-01-01T00:00:01Z", **event)
+
+
+@pytest.mark.parametrize(("on", "reason"), SETBACKS)
+def test_a_job_that_comes_to_nothing_after_a_setback_has_failed_in_the_end(world, monkeypatch, on, reason):
+    monkeypatch.setattr(follow, "_SETBACK_S", 1.5)
+    kind = target.load(on)
+    set_back(world, kind, reason)
+    follower, begun = Follower(world.cluster, kind, "r50"), time.monotonic()
+    assert notes(follower, 20) == [f"{kind.kind} r50: Created", f"{reason}: conflict", f"{kind.kind} r50: Failed"]
+    assert (follower.state.phase, follower.state.reason) == ("Failed", f"{reason}: conflict")
+    assert time.monotonic() - begun > 1.5
+
+
+@pytest.mark.parametrize(("on", "reason"), SETBACKS)
+def test_a_job_that_gets_on_after_a_setback_has_not_failed(world, monkeypatch, on, reason):
+    """Not even where its pods then wait for long, or are all gone for a moment."""
+    monkeypatch.setattr(follow, "_SETBACK_S", 1.0)
+    kind = target.load(on)
+    set_back(world, kind, reason)
+    follower, begun = Follower(world.cluster, kind, "r50", logs=False), time.monotonic()
+    for _ in follower.events():
+        passed = time.monotonic() - begun
+        if on == "pytorchjob":
+            is_in(world, kind.kind, "Created" if 0.5 < passed < 2 else None)
+        else:
+            pod(world, 0, phase="Pending")
+            waiting = world.objects["/api/v1/namespaces/team/pods/r50-worker-0"]["metadata"]
+            waiting["labels"] = {"jobset.sigs.k8s.io/jobset-name": "r50" if 0.5 < passed < 2 else "another"}
+        if passed > 4:
+            break
+    assert follower.state.phase == "Created"
+
+
 @pytest.mark.parametrize("on", ["pytorchjob", "mpijob"])
 def test_a_jobs_selector_finds_its_pods_and_not_those_that_look_into_a_volume_of_its_name(on):
     kind = target.load(on)

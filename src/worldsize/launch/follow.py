@@ -18,6 +18,7 @@ from worldsize.launch.target import Object, State, Target
 _RANKED = re.compile(r"\[(?:1,)?(\d+)\](?:<std(?:out|err)>:)? ?(.*)", re.DOTALL)
 _DRAIN_S = 15.0  # for the last lines, once the job has ended
 _PATIENCE_S = 30.0  # for a job that nobody says anything about
+_SETBACK_S = 45.0  # for an operator that tries again what it could not do
 _BUFFERED = 20_000  # lines between the threads that read and the one that shows
 
 
@@ -49,6 +50,8 @@ class _Seen:
     told: set[str] = field(default_factory=set)
     headline: str = ""
     headline_at: float = 0.0
+    left_created: bool = False
+    setback_at: float | None = None
 
 
 class Follower:
@@ -91,6 +94,8 @@ class Follower:
                     # Changes that say nothing may come without a pause: a busy namespace has events of others.
                     yield None
                 yield from self._tell_of_silence()
+                if self._set_back() and not self.state.ended:
+                    yield from self._tell()
                 if self.state.ended:
                     ended = ended or time.monotonic()
                     if self._drained() or time.monotonic() - ended > _DRAIN_S:
@@ -152,8 +157,9 @@ class Follower:
                 yield Note("the job was deleted")
             return
         self.state = target.state(seen.job, seen.pods)
+        seen.left_created |= self.state.phase not in ("Created", "Suspended")
         for reason, message, key in reasons.warnings(seen.events, self._name, seen.job["metadata"]["creationTimestamp"]):
-            if reason in target.dead_ends and self.state.phase in ("Created", "Pending") and not self._begun():
+            if self._is_the_end(reason):
                 self.state = State("Failed", f"{reason}: {message}")
             if key not in seen.told:
                 seen.told.add(key)
@@ -167,6 +173,19 @@ class Follower:
                 if text not in seen.told:
                     seen.told.add(text)
                     yield Note(text)
+
+    def _is_the_end(self, reason: str) -> bool:
+        """Whether a warning with this reason means that the job will never begin."""
+        seen, phase = self._seen, self.state.phase
+        if reason in self._target.setbacks and phase == "Created" and not seen.left_created:
+            seen.setback_at = seen.setback_at or time.monotonic()
+            return self._set_back()
+        return reason in self._target.dead_ends and phase in ("Created", "Pending") and not self._begun()
+
+    def _set_back(self) -> bool:
+        """Whether a setback has had its time to be made good."""
+        at = self._seen.setback_at
+        return at is not None and time.monotonic() - at > _SETBACK_S
 
     def _tell_of_silence(self) -> Iterator[Note]:
         """An operator that is down, or gave the job up without a word, is noticed by nothing else."""

@@ -23,7 +23,7 @@ class Target(Base):
     kind = "PyTorchJob"
     container = "pytorch"
     # A name that is too long gets pods and no condition, ever.
-    dead_ends = frozenset({"FailedCreateService"})
+    setbacks = frozenset({"FailedCreateService"})
 
     def problems(self, spec: JobSpec) -> Iterable[str]:
         most = spec.elastic[1] if spec.elastic else spec.nodes

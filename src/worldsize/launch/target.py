@@ -48,6 +48,8 @@ class Target(ABC):
     container: ClassVar[str]
     # Events by which an operator gives a job up without setting a condition.
     dead_ends: ClassVar[frozenset[str]] = frozenset()
+    # Events about what an operator tries again, maybe for ever, and never with a condition.
+    setbacks: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def problems(self, spec: JobSpec) -> Iterable[str]:

@@ -32,7 +32,7 @@ class Target(Base):
 
     kind = "TrainJob"
     container = "node"
-    dead_ends = frozenset({"TrainJobResourcesCreationFailed"})
+    setbacks = frozenset({"TrainJobResourcesCreationFailed"})
 
     def problems(self, spec: JobSpec) -> Iterable[str]:
         yield from too_long(spec.name, 63 - len(f"-node-0-{spec.nodes - 1}-abcde"), self.kind)
