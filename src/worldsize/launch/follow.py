@@ -16,7 +16,7 @@ from worldsize.launch.target import Object, State, Target
 
 # Lines of worldsize's agent, and of mpirun --tag-output.
 _RANKED = re.compile(r"\[(?:1,)?(\d+)\](?:<std(?:out|err)>:)? ?(.*)", re.DOTALL)
-_DRAIN_S = 15.0  # for the last lines, once the job has ended
+_DRAIN_S = 15.0  # for another line, once the job has ended
 _PATIENCE_S = 30.0  # for a job that nobody says anything about
 _SETBACK_S = 45.0  # for an operator that tries again what it could not do
 _BUFFERED = 20_000  # lines between the threads that read and the one that shows
@@ -82,7 +82,7 @@ class Follower:
         self._feed("job", lambda: watch(self._target.kind, fields=f"metadata.name={name}", stop=self._stopped.is_set))
         self._feed("pods", lambda: watch("Pod", self._target.selector(name), stop=self._stopped.is_set))
         self._feed("events", lambda: watch("Event", stop=self._stopped.is_set))
-        ended: float | None = None
+        waited_from: float | None = None
         try:
             while True:
                 try:
@@ -91,14 +91,19 @@ class Follower:
                     yield None
                 else:
                     yield from self._take(what, value)
+                    if what == "line":
+                        waited_from = None  # whoever shows it may have taken long
                     # Changes that say nothing may come without a pause: a busy namespace has events of others.
                     yield None
                 yield from self._tell_of_silence()
                 if self._set_back() and not self.state.ended:
                     yield from self._tell()
                 if self.state.ended:
-                    ended = ended or time.monotonic()
-                    if self._drained() or time.monotonic() - ended > _DRAIN_S:
+                    waited_from = waited_from or time.monotonic()
+                    if self._drained():
+                        return
+                    if time.monotonic() - waited_from > _DRAIN_S:
+                        yield Note(f"no line came for {_DRAIN_S:.0f} s, and not every log has ended: lines may be missing")
                         return
         finally:
             self._stopped.set()
