@@ -5,6 +5,7 @@ There are no operators here: a job and its pods are in the state that a test put
 
 from __future__ import annotations
 
+import socket
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -175,6 +176,15 @@ def test_a_log_whose_connections_break_comes_once_and_in_order(world):
     follower = Follower(world.cluster, TORCH, "r50")
     assert [event.text for event in follower.events() if isinstance(event, Line)] == [f"line {i}" for i in range(20)]
     assert follower.state.phase == "Succeeded"
+
+
+def test_a_server_that_is_gone_is_noticed_by_connections_on_which_nothing_comes(world):
+    world.cluster.list("Pod")
+    pool = world.cluster._client.rest_client.pool_manager.connection_from_url(world.cluster.server)
+    connected = pool._get_conn().sock
+    assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # urllib3's own
 
 
 def test_following_prints_each_rank_and_ends_with_0(world, capsys):

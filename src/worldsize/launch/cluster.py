@@ -7,6 +7,7 @@ generated models are not used: server-side apply, dry runs and custom resources 
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -32,6 +33,7 @@ FIELD_MANAGER = "worldsize"
 _CONNECT_S, _READ_S = 10.0, 30.0
 _WATCH_S = 290  # the server ends the watch; we list again
 _SETTLING_S = 0.5
+_IDLE_S, _PROBE_S, _PROBES = 60, 15, 6  # of a connection on which nothing comes: asked whether the server is still there
 _PATIENCE_S = 300.0  # with a server that does not answer, while something is being followed
 
 
@@ -57,6 +59,7 @@ class Cluster:
         self.namespace = namespace or own_namespace
         # As many connections stay open as pods are followed at once.
         self._settings.connection_pool_maxsize = 128
+        self._settings.socket_options = _keepalive()
         self._client = kubernetes.client.ApiClient(self._settings)
 
     @property
@@ -311,6 +314,16 @@ class Cluster:
         url = f"ws{self.server.removeprefix('http')}{KINDS['Pod'].path(self.namespace, pod)}/exec?{query}"
         headers = {"sec-websocket-protocol": PROTOCOL} | self._credentials()
         return Session(lambda: create_websocket(self._settings, url, headers))
+
+
+def _keepalive() -> list[tuple[int, int, int]]:
+    """Socket options by which a server that is gone is noticed: a log may say nothing for days, and has no timeout."""
+    from urllib3.connection import HTTPConnection
+
+    # Each platform has some of them; macOS calls the first by another name.
+    wanted = {"TCP_KEEPIDLE": _IDLE_S, "TCP_KEEPALIVE": _IDLE_S, "TCP_KEEPINTVL": _PROBE_S, "TCP_KEEPCNT": _PROBES}
+    own = [(socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in wanted.items() if hasattr(socket, name)]
+    return [*HTTPConnection.default_socket_options, (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *own]
 
 
 def _decoded(line: bytes) -> str:
