@@ -59,6 +59,18 @@ def test_what_is_no_repository(name: str):
         registry.parse(name)
 
 
+def test_a_login_that_cannot_be_read_is_told_without_what_is_in_it(home: Path):
+    (home / ".docker").mkdir()
+    told = json.dumps(
+        {"auths": {"r.example": {"username": "Käthe", "password": "opensesame", "auth": AUTH}}}, ensure_ascii=False
+    )
+    (home / ".docker/config.json").write_text(told, "latin-1")
+    with pytest.raises(UserError, match=r"config.json is of no use .*: log in again") as refused:
+        registry.credentials("r.example", {"HOME": str(home)})
+    for secret in ("opensesame", AUTH, "auths", "r.example"):
+        assert secret not in str(refused.value)
+
+
 # bcrypt of "opensesame", by Python's crypt module
 HTPASSWD = "alibaba:$2b$05$abcdefghijklmnopqrstuuQbLfdQZSxZ9gjhA5V9o8Tyc6aQRO0Qi\n"
 AUTH = base64.b64encode(b"alibaba:opensesame").decode()

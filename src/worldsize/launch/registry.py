@@ -110,7 +110,7 @@ def find(repository: Repository, tag: str, insecure: bool = False) -> Image | No
         blob = registry.get(f"blobs/{manifest['config']['digest']}", "*/*")
         labels = json.loads(blob or b"{}").get("config", {}).get("Labels")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RegistryError(f"{repository}:{tag} is not an image that can be read: {error!r}") from None
+        raise RegistryError(f"{repository}:{tag} is not an image that can be read: {error}") from None
     return Image("sha256:" + hashlib.sha256(body).hexdigest(), labels or {})
 
 
@@ -130,7 +130,8 @@ def credentials(host: str, env: Mapping[str, str] = os.environ) -> Credentials |
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, AttributeError, TypeError, subprocess.SubprocessError) as error:
-            raise UserError(f"{path} is of no use ({error!r}): log in again") from None
+            # Its repr may hold all of the file.
+            raise UserError(f"{path} is of no use ({error}): log in again") from None
     return None
 
 
