@@ -498,6 +498,9 @@ def test_the_page_for_a_volume_is_restricted_and_closed():
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["volumeMounts"][0] == {"mountPath": "/mnt/imagenet", "name": "volume", "readOnly": True}
     assert "--root=/mnt/imagenet" in container["command"]
+    # Without a login: where nothing enforces the policy, other pods could reach any other address of it, and change files.
+    assert "--address=127.0.0.1" in container["command"]
+    assert not [name for name in container if name.endswith("Probe")]
     assert policy["spec"]["ingress"] == [] and service["spec"]["clusterIP"] == "None"
     labels = template["metadata"]["labels"]
     for selector in (policy["spec"]["podSelector"]["matchLabels"], service["spec"]["selector"]):

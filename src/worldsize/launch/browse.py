@@ -18,7 +18,7 @@ _PORT = 8080
 class FilesBrowse:
     """Print the objects of a web page (FileBrowser) that shows a volume, for kubectl apply -f -. Talks to no cluster.
 
-    Nobody logs in: no other pod may connect, and kubectl port-forward service/browse-VOLUME 8080 is the way in.
+    Nobody logs in: it listens within its pod alone, and kubectl port-forward service/browse-VOLUME 8080 is the way in.
     """
 
     volume: Name
@@ -71,7 +71,8 @@ def manifests(volume: str, namespace: str, image: str, write: bool = False) -> l
 
 def _pod(volume: str, image: str, write: bool) -> Object:
     amounts = {"cpu": "100m", "memory": "256Mi"}
-    settings = {"address": "0.0.0.0", "port": str(_PORT), "root": str(VOLUMES / volume), "database": "/tmp/filebrowser.db"}
+    # Not every network plugin enforces a NetworkPolicy. No probe either: the kubelet could not reach it.
+    settings = {"address": "127.0.0.1", "port": str(_PORT), "root": str(VOLUMES / volume), "database": "/tmp/filebrowser.db"}
     return {
         "automountServiceAccountToken": False,
         "containers": [
@@ -81,7 +82,6 @@ def _pod(volume: str, image: str, write: bool) -> Object:
                 "imagePullPolicy": "IfNotPresent",
                 "name": "filebrowser",
                 "ports": [{"containerPort": _PORT, "name": "http"}],
-                "readinessProbe": {"tcpSocket": {"port": "http"}},
                 "resources": {"limits": amounts, "requests": amounts},
                 "securityContext": pod.CONTAINER_SECURITY,
                 "volumeMounts": [
