@@ -12,13 +12,13 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from apiserver import KeepingWorld, serve
+from apiserver import BrokenOff, KeepingWorld, serve
 from processes import worldsize
 from specs import PLAIN
 from worldsize import cli
 from worldsize.errors import UserError
 from worldsize.launch import follow, jobs, target
-from worldsize.launch.answers import ClusterError
+from worldsize.launch.answers import ClusterError, Unreachable
 from worldsize.launch.follow import Follower, Line, Note
 from worldsize.launch.pod import labels
 from worldsize.launch.spec import Placement
@@ -89,6 +89,48 @@ def test_a_refused_job_leaves_nothing(world):
     with pytest.raises(ClusterError, match="the webhook says no"):
         submit(world)
     assert there(world) == []
+
+
+def unanswered(world, monkeypatch, method, plural, status=None):
+    """What is asked of this kind is done, and the connection lost before the answer; or it is refused with ``status``."""
+    answer = world.answer
+
+    def broken(asked, path, query, body):
+        if asked != method or path.split("/namespaces/")[1].split("/")[1] != plural:
+            return answer(asked, path, query, body)
+        if status is not None:
+            return status, {"message": "the webhook says no"}
+        answer(asked, path, query, body)
+        return 201, BrokenOff(b"{")
+
+    monkeypatch.setattr(world, "answer", broken)
+
+
+@pytest.mark.parametrize("plural", ["configmaps", "networkpolicies", "pytorchjobs"])
+def test_a_job_whose_sending_is_not_answered_leaves_nothing(world, monkeypatch, plural):
+    unanswered(world, monkeypatch, "POST", plural)
+    with pytest.raises(Unreachable):
+        submit(world)
+    assert there(world) == []
+
+
+@pytest.mark.parametrize("status", [None, 422])
+def test_what_others_have_under_the_jobs_name_stays(world, monkeypatch, status):
+    """Whether its creation is not answered, or refused for another reason than that it is there."""
+    world.add("PyTorchJob", "r50", metadata={"labels": labels("r50") if status else {}})
+    monkeypatch.setattr(jobs, "every", lambda _: [])
+    before = there(world)
+    unanswered(world, monkeypatch, "POST", "pytorchjobs", status)
+    with pytest.raises(ClusterError):
+        submit(world)
+    assert there(world) == before
+
+
+def test_a_job_that_runs_is_not_given_up_where_its_objects_cannot_be_made_its_own(world, monkeypatch, capsys):
+    unanswered(world, monkeypatch, "PATCH", "configmaps", 403)
+    submit(world)
+    assert "r50 is sent; what was made for it goes with it only where worldsize deletes it" in capsys.readouterr().err
+    assert ("pytorchjobs", "r50") in there(world)
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Suspended"])

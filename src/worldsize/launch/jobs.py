@@ -12,6 +12,7 @@ from worldsize.errors import UserError
 from worldsize.launch import pod, reasons, target
 from worldsize.launch.answers import ClusterError
 from worldsize.launch.cluster import Cluster
+from worldsize.launch.show import note
 from worldsize.launch.spec import JobSpec
 from worldsize.launch.target import Object, State, Target
 
@@ -88,7 +89,7 @@ def submit(cluster: Cluster, spec: JobSpec, manifests: list[Object]) -> None:
 
     Raises:
         UserError: a job of this name runs, or has succeeded.
-        ClusterError: the API server refuses one of the objects; then none is left.
+        ClusterError: the API server refuses one of the objects, or does not answer; then none is left, if it can be reached.
     """
     for old in (job for job in every(cluster) if job.name == spec.name):
         _make_way(cluster, old)
@@ -97,12 +98,25 @@ def submit(cluster: Cluster, spec: JobSpec, manifests: list[Object]) -> None:
         # Not applied: that would change what somebody else has made in this moment.
         for manifest in manifests:
             created.append(cluster.create(manifest))
-    except BaseException:
-        for manifest in created:
-            with suppress(ClusterError):
-                cluster.delete(manifest["kind"], manifest["metadata"]["name"])
+    except BaseException as error:
+        refused = isinstance(error, ClusterError) and 400 <= error.status < 500
+        _undo(cluster, created, None if refused else next(iter(manifests[len(created) :]), None))
         raise
-    _adopt(cluster, created[-1], created[:-1])
+    try:
+        _adopt(cluster, created[-1], created[:-1])
+    except ClusterError as error:
+        note(f"{spec.name} is sent; what was made for it goes with it only where worldsize deletes it: {error}")
+
+
+def _undo(cluster: Cluster, created: list[Object], unsure: Object | None) -> None:
+    """Delete what was created; of what was sent and not answered, what is there with the labels that it was sent with."""
+    with suppress(ClusterError):
+        there = cluster.get(unsure["kind"], unsure["metadata"]["name"]) if unsure else None
+        if unsure and there and unsure["metadata"]["labels"].items() <= there["metadata"].get("labels", {}).items():
+            created = [*created, unsure]
+    for manifest in created:
+        with suppress(ClusterError):
+            cluster.delete(manifest["kind"], manifest["metadata"]["name"])
 
 
 def _make_way(cluster: Cluster, old: Job) -> None:
