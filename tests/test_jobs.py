@@ -20,7 +20,7 @@ from worldsize.errors import UserError
 from worldsize.launch import follow, jobs, target
 from worldsize.launch.answers import ClusterError, Unreachable
 from worldsize.launch.follow import Follower, Line, Note
-from worldsize.launch.pod import labels
+from worldsize.launch.pod import QUEUE_LABEL, labels
 from worldsize.launch.spec import Placement
 
 SPEC = replace(PLAIN, namespace="team")
@@ -354,6 +354,32 @@ def test_patience_begins_anew_when_a_job_leaves_its_queue(world, monkeypatch):
         if time.monotonic() - begun > 4.5:
             break
     assert told == ["PyTorchJob r50: Suspended", "PyTorchJob r50: Pending"]
+
+
+def queued(world):
+    """A job that Kueue keeps waiting, and another one's of the same name before it."""
+    is_in(world, "PyTorchJob", "Suspended", labels=labels("r50") | {QUEUE_LABEL: "team"})
+    job = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/r50"
+    for name, owner, message in (("new", job, "insufficient unused quota"), ("old", "gone", "of another")):
+        conditions = [
+            {"type": "QuotaReserved", "status": "False", "message": message},
+            {"type": "Requeued", "status": "True", "message": "not told"},
+        ]
+        about = {"ownerReferences": [{"kind": "PyTorchJob", "name": "r50", "uid": owner}]}
+        world.add("Workload", name, metadata=about, status={"conditions": conditions})
+
+
+def test_why_a_job_waits_in_kueues_queue_is_told_once(world):
+    queued(world)
+    told = notes(Follower(world.cluster, TORCH, "r50"), 2)
+    assert told == ["PyTorchJob r50: Suspended, in Kueue's queue team: it is Suspended", "Kueue: insufficient unused quota"]
+
+
+def test_who_may_not_read_kueues_words_follows_all_the_same(world):
+    queued(world)
+    world.denied = {("list", "workloads")}
+    told = notes(Follower(world.cluster, TORCH, "r50"), 2)
+    assert told == ["PyTorchJob r50: Suspended, in Kueue's queue team: it is Suspended"]
 
 
 @pytest.mark.parametrize("state", ["Suspended", "Created"])

@@ -7,11 +7,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from worldsize.launch import reasons
+from worldsize.launch.answers import ClusterError
 from worldsize.launch.cluster import Cluster
+from worldsize.launch.pod import queue_of
 from worldsize.launch.target import Object, State, Target
 
 # Lines of worldsize's agent, and of mpirun --tag-output.
@@ -45,9 +48,11 @@ class _Seen:
     job: Object | None = None
     pods: list[Object] = field(default_factory=list)
     events: list[Object] = field(default_factory=list)
+    workloads: list[Object] | None = None
     looked: bool = False
     listed: bool = False
     told: set[str] = field(default_factory=set)
+    told_by_queue: set[str] = field(default_factory=set)
     headline: str = ""
     headline_at: float = 0.0
     left_created: bool = False
@@ -144,10 +149,14 @@ class Follower:
             self._seen.job = value[0] if value else None
             self._seen.looked = True
             yield from self._tell()
+            self._look_into_queue()
         elif what == "pods":
             self._seen.pods, self._seen.listed = value, True
             for pod in value:
                 self._read(pod)
+            yield from self._tell()
+        elif what == "workloads":
+            self._seen.workloads = value
             yield from self._tell()
         else:
             self._seen.events = value
@@ -174,10 +183,9 @@ class Follower:
             seen.headline, seen.headline_at = headline, time.monotonic()
             yield Note(headline)
         if not self.state.ended:
-            for text in reasons.waiting(target, seen.pods):
-                if text not in seen.told:
-                    seen.told.add(text)
-                    yield Note(text)
+            yield from _new(reasons.waiting(target, seen.pods), seen.told)
+        if self._queue_name():
+            yield from _new(reasons.queued(seen.workloads or [], seen.job), seen.told_by_queue)
 
     def _is_the_end(self, reason: str) -> bool:
         """Whether a warning with this reason means that the job will never begin."""
@@ -207,7 +215,28 @@ class Follower:
         begun = self._begun()
         waiting = state.phase != "Created" and not state.ended and begun < len(pods)
         count = f", {begun} of {len(pods)} pods have begun" if waiting else ""
-        return f"{self._target.kind} {self._name}: {state.phase}{count}"
+        queue = self._queue_name()
+        place = f", in Kueue's queue {queue}" + (f": {state.reason}" if state.reason else "") if queue else ""
+        return f"{self._target.kind} {self._name}: {state.phase}{count}{place}"
+
+    def _queue_name(self) -> str | None:
+        """The Kueue queue in which the job waits."""
+        job = self._seen.job
+        return queue_of(job) if job is not None and self.state.phase == "Suspended" else None
+
+    def _look_into_queue(self) -> None:
+        """Begin to read what Kueue says, where the job waits for it."""
+        seen = self._seen
+        if seen.workloads is not None or self._queue_name() is None:
+            return
+        seen.workloads = []
+
+        def workloads() -> Iterator[list[Object]]:
+            # Who may not read them, or has another version of Kueue, follows the job all the same.
+            with suppress(ClusterError):
+                yield from self._cluster.watch("Workload", stop=self._stopped.is_set)
+
+        self._feed("workloads", workloads)
 
     def _begun(self) -> int:
         return sum(pod["status"].get("phase") != "Pending" for pod in self._seen.pods)
@@ -235,6 +264,14 @@ class Follower:
 
     def _drained(self) -> bool:
         return self._seen.listed and self._queue.empty() and not any(thread.is_alive() for thread in self._reading.values())
+
+
+def _new(texts: list[str], told: set[str]) -> Iterator[Note]:
+    """Those that have not been told yet."""
+    for text in texts:
+        if text not in told:
+            told.add(text)
+            yield Note(text)
 
 
 def _line(pod: str, text: str) -> Line:

@@ -24,6 +24,17 @@ def waiting(target: Target, pods: list[Object]) -> list[str]:
     return [f"{_some(names)}: {reason}" for reason, names in by_reason.items()]
 
 
+def queued(workloads: list[Object], job: Object) -> list[str]:
+    """What Kueue says of the job: whether quota is reserved for it, whether it is admitted, and why not."""
+    uid = job["metadata"]["uid"]
+    told = []
+    for workload in workloads:
+        if uid in [owner["uid"] for owner in workload["metadata"].get("ownerReferences", [])]:
+            conditions = workload.get("status", {}).get("conditions", [])
+            told += [str(one.get("message", "")) for one in conditions if one["type"] in ("QuotaReserved", "Admitted")]
+    return [f"Kueue: {message}" for message in told if message]
+
+
 def failures(target: Target, pods: list[Object]) -> list[str]:
     """How containers ended that did not end well, the earliest first: pod, exit code and last words."""
     ended = []
