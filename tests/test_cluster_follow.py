@@ -151,7 +151,7 @@ def test_detached_by_ctrl_c_and_followed_again(cluster, image):
     assert "line" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=20)
-    assert process.returncode == 130 and "worldsize logs j follows it" in told
+    assert process.returncode == 130 and f"worldsize logs j --namespace {cluster.namespace} follows it" in told
     again = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode == 0
     assert [line.split("| ")[1] for line in again.stdout.splitlines()] == [f"line {i}" for i in range(1, 7)]

@@ -200,7 +200,7 @@ def test_the_same_command_refuses_and_resumes(runs, local):
     assert "is Running already" in runs.train("pytorchjob", "s", code=2)
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=30)[0]
-    assert process.returncode == 130 and "worldsize logs s follows it" in output
+    assert process.returncode == 130 and f"worldsize logs s --namespace {runs.cluster.namespace} follows it" in output
     runs.command("stop", "s")
     assert "Suspended" in runs.command("status", "s")
     output = runs.train("pytorchjob", "s")

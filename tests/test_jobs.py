@@ -19,6 +19,7 @@ from worldsize import cli
 from worldsize.errors import UserError
 from worldsize.launch import follow, jobs, target
 from worldsize.launch.answers import ClusterError, Unreachable
+from worldsize.launch.cluster import Cluster
 from worldsize.launch.follow import Follower, Line, Note
 from worldsize.launch.pod import QUEUE_LABEL, labels
 from worldsize.launch.spec import Placement
@@ -146,7 +147,7 @@ def test_what_waits_in_kueues_queue_is_neither_replaced_nor_stopped_nor_swept_aw
     submit(world, queued)
     world.cluster.patch("PyTorchJob", "r50", {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}})
     before = there(world)
-    with pytest.raises(UserError, match=r"Suspended, in Kueue's queue team, already.*worldsize delete r50 ends it"):
+    with pytest.raises(UserError, match=r"Suspended, in Kueue.s queue team, already.*delete r50 --namespace team ends it"):
         submit(world, queued)
     job = jobs.find(world.cluster, "r50")
     with pytest.raises(UserError, match="Kueue decides when r50 runs"):
@@ -158,7 +159,7 @@ def test_what_waits_in_kueues_queue_is_neither_replaced_nor_stopped_nor_swept_aw
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        ("Succeeded", "has succeeded already.*worldsize delete r50"),
+        ("Succeeded", "has succeeded already.*worldsize delete r50 --namespace team"),
         ("Running", "is Running already"),
         ("Restarting", "is Restarting already"),
         ("Created", "is Pending already"),
@@ -229,6 +230,14 @@ def test_a_server_that_is_gone_is_noticed_by_connections_on_which_nothing_comes(
     assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # urllib3's own
 
 
+@pytest.mark.parametrize(
+    ("context", "namespace", "options"),
+    [(None, None, ""), (None, "team", " --namespace team"), ("c", "team", " --namespace team --context c")],
+)
+def test_commands_to_type_name_the_cluster_as_it_was_named(world, context, namespace, options):
+    assert Cluster(context, namespace).command("logs", "r50") == f"worldsize logs r50{options}"
+
+
 def test_following_prints_each_rank_and_ends_with_0(world, capsys):
     is_in(world, "PyTorchJob", "Succeeded")
     pod(world, 0, exit_code=0, logs=["[0] one", "[1] two", "worldsize: waiting"])
@@ -264,7 +273,7 @@ def test_a_job_that_goes_on_ends_following_with_3(world, tmp_path):
     kubeconfig = {"KUBECONFIG": str(tmp_path / "kubeconfig")}
     waited = worldsize("wait", "r50", "--timeout", "0.5", "--namespace", "team", cwd=tmp_path, timeout=30, **kubeconfig)
     assert waited.returncode == 3, waited.stderr
-    assert "it goes on. worldsize logs r50 follows it" in waited.stderr
+    assert "it goes on. worldsize logs r50 --namespace team follows it" in waited.stderr
 
 
 def test_what_preflight_refuses_ends_with_2_and_is_not_sent(world, capsys):

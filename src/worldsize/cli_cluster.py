@@ -46,12 +46,12 @@ def train_on(argv: list[str]) -> int:
     jobs.submit(cluster, spec, manifests)
     show.note(f"{one.kind} {spec.name} is in namespace {cluster.namespace}")
     if asked.detach:
-        show.note(f"Follow it with: worldsize logs {spec.name}")
+        show.note(f"Follow it with: {cluster.command('logs', spec.name)}")
         return 0
     code = _follow(cluster, spec.name, asked.timeout, None)
     if code == 0:
-        what = f"{spec.volumes[0]}:/runs/{spec.name} --image {spec.image}"
-        show.note(f"Bring the run home with: worldsize cluster files get {what}")
+        words = ("cluster", "files", "get", f"{spec.volumes[0]}:/runs/{spec.name}", "--image", spec.image)
+        show.note(f"Bring the run home with: {cluster.command(*words)}")
     return code
 
 
@@ -180,7 +180,8 @@ def stop(argv: list[str]) -> int:
     asked = arguments.parse(Stop, argv, None, "stop")
     cluster = _cluster(asked.where)
     jobs.stop(cluster, jobs.find(cluster, asked.name))
-    print(f"{asked.name} has stopped; the same `worldsize train` goes on with it, worldsize delete {asked.name} removes it")
+    removal = cluster.command("delete", asked.name)
+    print(f"{asked.name} has stopped; the same `worldsize train` goes on with it, {removal} removes it")
     return 0
 
 
@@ -294,10 +295,10 @@ def _follow(cluster: Cluster, name: str, timeout: float | None, rank: int | None
     try:
         state: State = show.follow(follower, timeout, rank)
     except show.TimedOut:
-        show.note(f"{name} has not ended after {timeout:g} s; it goes on. worldsize logs {name} follows it")
+        show.note(f"{name} has not ended after {timeout:g} s; it goes on. {cluster.command('logs', name)} follows it")
         return _TIMED_OUT
     except KeyboardInterrupt:
-        show.note(f"{name} goes on. worldsize logs {name} follows it, {job.end} ends it")
+        show.note(f"{name} goes on. {cluster.command('logs', name)} follows it, {cluster.command(job.end, name)} ends it")
         return _DETACHED
     show.ending(state, follower.failures())
     return 0 if state.phase == "Succeeded" else _FAILED

@@ -7,6 +7,7 @@ generated models are not used: server-side apply, dry runs and custom resources 
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ class Cluster:
         self._settings = kubernetes.client.Configuration()
         own_namespace = _load(kubernetes.config, self._settings, context)
         self.namespace = namespace or own_namespace
+        self._given = (("--namespace", namespace), ("--context", context))
         # As many connections stay open as pods are followed at once.
         self._settings.connection_pool_maxsize = 128
         self._settings.socket_options = _keepalive()
@@ -66,6 +68,11 @@ class Cluster:
     def server(self) -> str:
         """The API server's address."""
         return str(self._settings.host)
+
+    def command(self, *words: str) -> str:
+        """A command of worldsize to type, for this cluster and namespace as they were named."""
+        given = [word for option, value in self._given if value for word in (option, value)]
+        return shlex.join(["worldsize", *words, *given])
 
     # Requests ---------------------------------------------------------------------------------------------------------
 

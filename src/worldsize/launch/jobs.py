@@ -42,8 +42,8 @@ class Job:
 
     @property
     def end(self) -> str:
-        """The command that ends it in good order: what others suspend, Kueue starts again."""
-        return f"worldsize {'stop' if self.queue is None else 'delete'} {self.name}"
+        """The command of worldsize that ends it in good order: what others suspend, Kueue starts again."""
+        return "stop" if self.queue is None else "delete"
 
     @property
     def age_s(self) -> float:
@@ -124,12 +124,13 @@ def _make_way(cluster: Cluster, old: Job) -> None:
     if old.state.phase == "Succeeded":
         raise UserError(
             f"{name} has succeeded already: its run is on the volume. For another run choose another --name, or remove "
-            f"the job with: worldsize delete {name}"
+            f"the job with: {cluster.command('delete', name)}"
         )
     waits = old.state.phase == "Suspended" and old.queue is not None
     if waits or old.state.phase not in ("Failed", "Suspended"):
         phase = f"Suspended, in Kueue's queue {old.queue}," if waits else old.state.phase
-        raise UserError(f"{name} is {phase} already: worldsize logs {name} follows it, {old.end} ends it")
+        logs, end = cluster.command("logs", name), cluster.command(old.end, name)
+        raise UserError(f"{name} is {phase} already: {logs} follows it, {end} ends it")
     delete(cluster, old)
 
 
@@ -151,8 +152,8 @@ def stop(cluster: Cluster, job: Job) -> None:
         raise UserError(f"{job.name} has {job.state.phase.lower()} already")
     if job.queue is not None:
         raise UserError(
-            f"Kueue decides when {job.name} runs, and would start it again. {job.end} lets its pods save "
-            "and leave; the run stays on the volume, and training under the same name goes on"
+            f"Kueue decides when {job.name} runs, and would start it again. {cluster.command(job.end, job.name)} "
+            "lets its pods save and leave; the run stays on the volume, and training under the same name goes on"
         )
     cluster.patch(job.target.kind, job.name, job.target.suspension())
     _wait_until_gone(cluster, job, all_of_them=False)
