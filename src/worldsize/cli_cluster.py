@@ -89,7 +89,7 @@ def jobs(argv: list[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from worldsize.launch import jobs
+    from worldsize.launch import jobs, show
 
     cluster = _cluster(arguments.parse(Jobs, argv, Jobs(), "jobs").where)
     found = jobs.every(cluster)
@@ -98,7 +98,7 @@ def jobs(argv: list[str]) -> int:
         return 0
     table = Table("name", "kind", "state", "pods", "age", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for job in found:
-        table.add_row(job.name, job.target.kind, job.state.phase, str(len(job.pods)), age(job.age_s))
+        table.add_row(job.name, job.target.kind, job.state.phase, str(len(job.pods)), show.age(job.age_s))
     Console().print(table)
     return 0
 
@@ -117,11 +117,11 @@ def status(argv: list[str]) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    from worldsize.launch import jobs
+    from worldsize.launch import jobs, show
 
     asked = arguments.parse(Status, argv, None, "status")
     job = jobs.find(_cluster(asked.where), asked.name)
-    print(f"{job.target.kind} {job.name}: {job.state.phase}, {age(job.age_s)} old")
+    print(f"{job.target.kind} {job.name}: {job.state.phase}, {show.age(job.age_s)} old")
     if job.state.reason:
         print(f"  {job.state.reason}")
     table = Table("pod", "phase", "restarts", "node", "why", box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -214,14 +214,6 @@ def delete(argv: list[str]) -> int:
     if not chosen:
         print("nothing to remove")
     return 0
-
-
-def age(seconds: float) -> str:
-    """As kubectl says it: 45s, 12m, 5h, 8d."""
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length:.0f}{unit}"
-    return f"{seconds:.0f}s"
 
 
 # What is done by a function of (arguments, cluster) in a module of its own: module, arguments' class, function.

@@ -1,7 +1,7 @@
 """The one module that talks to a Kubernetes API server: plain JSON objects in and out, any kind, any version.
 
 The official client reads the kubeconfig, authenticates (exec plugins and token refresh included) and verifies TLS. Its
-generated models are not used: server-side apply, dry runs and custom resources need none.
+generated models are not used: dry runs and custom resources need none.
 """
 
 from __future__ import annotations
@@ -128,8 +128,7 @@ class Cluster:
                 method,
                 url,
                 headers=headers,
-                # An apply patch is read as YAML, which knows no escaped surrogates.
-                body=None if body is None else json.dumps(body, ensure_ascii=False).encode(),
+                body=None if body is None else json.dumps(body).encode(),
                 timeout=urllib3.Timeout(connect=timeout[0], read=timeout[1]),
                 retries=False,
                 preload_content=preload,
@@ -168,16 +167,10 @@ class Cluster:
             if not query["continue"]:
                 return items, page["metadata"]["resourceVersion"]
 
-    def apply(self, manifest: Object, dry_run: bool = False, force: bool = True) -> Object:
-        """Create or change the object by server-side apply, as field manager ``worldsize``."""
-        query = {"fieldManager": FIELD_MANAGER, "force": str(force).lower()} | ({"dryRun": "All"} if dry_run else {})
-        path = self._path_of(manifest)
-        return dict(self.request("PATCH", path, query, manifest, "application/apply-patch+yaml"))
-
     def create(self, manifest: Object, dry_run: bool = False) -> Object:
         """Create the object; a `ClusterError` with status 409 where one of that name exists."""
         query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
-        path = self._path_of(manifest, named=False)
+        path = self._path_of(manifest)
         return dict(self.request("POST", path, query, manifest))
 
     def patch(self, kind: str, name: str, change: Object) -> Object:
@@ -225,12 +218,13 @@ class Cluster:
             raise
         return any(resource["name"] == of.plural for resource in found["resources"])
 
-    def _path_of(self, manifest: Object, named: bool = True) -> str:
+    def _path_of(self, manifest: Object) -> str:
+        """Of all objects of its kind in its namespace."""
         metadata = manifest["metadata"]
         kind = KINDS[manifest["kind"]]
         if manifest["apiVersion"] != kind.group_version:
             raise ValueError(f"{manifest['kind']} of {manifest['apiVersion']}: only {kind.group_version} is known")
-        return kind.path(metadata.get("namespace", self.namespace), metadata["name"] if named else None)
+        return kind.path(metadata.get("namespace", self.namespace))
 
     # Following --------------------------------------------------------------------------------------------------------
 
@@ -296,17 +290,10 @@ class Cluster:
 
     def previous_log(self, pod: str, container: str, tail: int) -> Lines:
         """The last lines of the container's run before this one; empty where there was none."""
-        return self._tail(pod, container, {"previous": "true", "tailLines": tail})
-
-    def last_log(self, pod: str, container: str, tail: int) -> Lines:
-        """The last lines of the container; empty where it has none."""
-        return self._tail(pod, container, {"tailLines": tail})
-
-    def _tail(self, pod: str, container: str, query: dict[str, Any]) -> Lines:
         path = f"{KINDS['Pod'].path(self.namespace, pod)}/log"
+        query = {"container": container, "previous": "true", "tailLines": tail}
         try:
-            lines = self.stream(path, {"container": container} | query, (_CONNECT_S, _READ_S))
-            return [_decoded(line) for line in lines]
+            return [_decoded(line) for line in self.stream(path, query, (_CONNECT_S, _READ_S))]
         except ClusterError:
             return []
 

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
 from worldsize.errors import UserError
 from worldsize.launch import pod, reasons, target
 from worldsize.launch.answers import ClusterError
 from worldsize.launch.cluster import Cluster
-from worldsize.launch.show import note
+from worldsize.launch.show import note, seconds_since
 from worldsize.launch.spec import JobSpec
 from worldsize.launch.target import Object, State, Target
 
@@ -48,8 +48,7 @@ class Job:
     @property
     def age_s(self) -> float:
         """Seconds since it was created."""
-        created = datetime.fromisoformat(self.object["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
-        return (datetime.now(timezone.utc) - created).total_seconds()
+        return seconds_since(self.object["metadata"]["creationTimestamp"])
 
 
 def find(cluster: Cluster, name: str) -> Job:

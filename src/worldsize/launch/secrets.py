@@ -13,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from getpass import getpass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +25,7 @@ from worldsize.launch.answers import ClusterError, Unreachable
 from worldsize.launch.cluster import FIELD_MANAGER, Cluster
 from worldsize.launch.kinds import KINDS
 from worldsize.launch.options import Where
-from worldsize.launch.show import note
+from worldsize.launch.show import age, note, seconds_since
 from worldsize.launch.volumes import Name
 
 Object = dict[str, Any]
@@ -104,7 +103,8 @@ def show(asked: SecretList, cluster: Cluster) -> int:
     table = Table("secret", "keys", "age", box=None, header_style="bold")
     for secret in secrets:
         about = secret["metadata"]
-        table.add_row(about["name"], ", ".join(sorted(secret.get("data") or {})), _age(about["creationTimestamp"]))
+        old = age(seconds_since(about["creationTimestamp"]))
+        table.add_row(about["name"], ", ".join(sorted(secret.get("data") or {})), old)
     Console().print(table)
     return 0
 
@@ -244,11 +244,3 @@ def _in_safe_words(cluster: Cluster, method: str, secret: Object, refused: Clust
 
 def _is_ours(secret: Object) -> bool:
     return bool(secret["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by") == "worldsize")
-
-
-def _age(created: str) -> str:
-    """Such as 5m, 3h or 12d."""
-    since = datetime.now(timezone.utc) - datetime.fromisoformat(created.replace("Z", "+00:00"))
-    seconds = since.total_seconds()
-    unit, size = next(((unit, size) for unit, size in (("d", 86400), ("h", 3600), ("m", 60)) if seconds >= size), ("s", 1))
-    return f"{int(seconds // size)}{unit}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from datetime import datetime, timezone
 from typing import TextIO
 
 from worldsize.launch.follow import Follower, Line, Note
@@ -52,6 +53,19 @@ def ending(state: State, failures: list[str]) -> None:
     print(_paint(f"failed{': ' + state.reason if state.reason else ''}", _RED, colour), file=sys.stderr)
     for text in failures[:3]:
         print("\n".join(f"  {line}" for line in text.splitlines()), file=sys.stderr)
+
+
+def seconds_since(moment: str) -> float:
+    """Since this RFC 3339 time."""
+    return (datetime.now(timezone.utc) - datetime.fromisoformat(moment.replace("Z", "+00:00"))).total_seconds()
+
+
+def age(seconds: float) -> str:
+    """As kubectl says it: 45s, 12m, 5h, 8d."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f}{unit}"
+    return f"{seconds:.0f}s"
 
 
 def _prefixed(line: Line, colour: bool) -> str:
