@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -145,6 +146,24 @@ def test_starts_are_counted_anew_after_progress(tmp_path):
         run.count_start(folder, 18, retries=1)
     folder.starts.write_text("{")
     run.count_start(folder, 18, retries=1)
+
+
+# The agent's own patience is half an hour.
+ALONE = """
+import sys
+from worldsize.launch import agent
+agent._PATIENCE_S = 1.0
+node = agent.Node("job", (2, 2), 1, "127.0.0.1", int(sys.argv[1]), True, "127.0.0.1")
+outcome = agent.run(["train"], node)
+print(outcome.code, outcome.message)
+"""
+
+
+def test_a_node_whose_peers_never_come_says_so():
+    port = str(free_port())
+    ended = subprocess.run([sys.executable, "-c", ALONE, port], capture_output=True, text=True, timeout=100, check=False)
+    what = f"69 the nodes did not meet at 127.0.0.1:{port} within 1 s: RendezvousTimeoutError"
+    assert ended.stdout.splitlines() == [what], ended.stderr
 
 
 def test_places_are_read_as_torchrun_reads_them(monkeypatch):

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worldsize.errors import PERMANENT, Stopped, UserError
+from worldsize.errors import PERMANENT, Stopped, Unmet, UserError
+from worldsize.launch.answers import first_line
 from worldsize.launch.local import Outcome, cause, elastic, reports
 from worldsize.place import LOCAL_LAUNCH
 
@@ -79,8 +80,8 @@ def run(argv: Sequence[str], node: Node) -> Outcome:
     """Run ``worldsize ARGV`` as ``node.procs`` processes here, together with those of the other nodes, to the end.
 
     Returns:
-        0; an exit code below 128 and the first failure's message where trying again is useless; `TRY_AGAIN` where this
-        node was asked to leave.
+        0; an exit code below 128 and the first failure's message where trying again is useless; 69 where the other nodes
+        did not come; `TRY_AGAIN` where this node was asked to leave.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -101,9 +102,10 @@ def run(argv: Sequence[str], node: Node) -> Outcome:
         except (RendezvousError, DistError) as error:
             now = time.monotonic()
             lost_since = begun if lost_since is None or now - begun > _PATIENCE_S else lost_since
-            what = str(error).strip().splitlines()[0]
+            what = first_line(error)
             if now - lost_since > _PATIENCE_S:
-                return Outcome(70, f"the nodes did not meet at {node.host}:{node.port} within {_PATIENCE_S:.0f} s: {what}")
+                message = f"the nodes did not meet at {node.host}:{node.port} within {_PATIENCE_S:.0f} s: {what}"
+                return Outcome(Unmet.exit_code, message)
             print(f"worldsize: waiting for {node.host}:{node.port} ({what})", file=sys.stderr, flush=True)
             time.sleep(2)
 
