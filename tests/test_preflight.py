@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from apiserver import PLURALS, World, gpu_node, node, quota, running, serve
-from worldsize.launch import preflight, target
+from apiserver import PLURALS, KeepingWorld, World, gpu_node, node, quota, running, serve
+from worldsize.launch import jobs, preflight, target
+from worldsize.launch.answers import ClusterError
 from worldsize.launch.cluster import Cluster
+from worldsize.launch.follow import Follower
 from worldsize.launch.kinds import KINDS
 from worldsize.launch.options import Job
 from worldsize.launch.spec import JobSpec, Placement, Resources, SecretKey
@@ -377,10 +379,57 @@ def test_whoever_may_do_nothing_is_told_so_once_and_what_was_not_looked_at(world
     assert role["kind"] == "Role" and role["metadata"]["namespace"] == "team"
     rules = {(rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"]) for rule in role["rules"]}
     assert rules["kubeflow.org", "pytorchjobs"] == {"create", "get", "list", "watch", "patch", "delete"}
-    assert rules["", "pods"] == {"get", "list", "watch", "delete"}
+    assert rules["", "pods"] == {"list", "watch"}
     unseen = [one.what for one in found if "your role may not" in one.what and one.level == "warning"]
     for what in ("look at namespace", "look at nodes", "look at volumes", "look at secrets", "be tried"):
         assert any(what in line for line in unseen), what
+
+
+class NotingWorld(KeepingWorld):
+    """Keeps the rights that requests needed, and those that a review was asked for, as (verb, resource)."""
+
+    def __init__(self):
+        super().__init__()
+        self.needed, self.reviewed = set(), set()
+
+    def answer(self, method, path, query, body):
+        if (body or {}).get("kind") == "SelfSubjectAccessReview":
+            asked = body["spec"]["resourceAttributes"]
+            self.reviewed.add((asked["verb"], "/".join(filter(None, (asked["resource"], asked["subresource"])))))
+        else:
+            *_, before, last = path.split("/")
+            resource = "pods/log" if last == "log" else last if last in PLURALS else before
+            verb = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
+            if verb == "get" and last in PLURALS:
+                verb = "watch" if "watch" in query else "list"
+            self.needed.add((verb, resource))
+        return super().answer(method, path, query, body)
+
+
+@pytest.mark.parametrize("on", target.TARGETS)
+def test_the_rights_that_are_looked_at_are_those_that_commands_need(use, on):
+    world, kind = NotingWorld(), target.load(on)
+    with serve(world) as address:
+        cluster = use({"server": address})
+        world.refuse(kind.kind, 422, "no")
+        with pytest.raises(ClusterError):  # and what was sent before it is taken back
+            jobs.submit(cluster, SPEC, kind.render(SPEC))
+        world.refusals.clear()
+        jobs.submit(cluster, SPEC, kind.render(SPEC))
+        status = {"phase": "Running", "containerStatuses": [{"name": kind.container, "state": {"running": {}}}]}
+        of_the_job = dict(pair.split("=") for pair in kind.selector("r50").split(","))
+        world.add("Pod", "r50-0", metadata={"labels": of_the_job}, spec={}, status=status)
+        events = Follower(cluster, kind, "r50").events()
+        wait_for(lambda: [next(events)] and ("get", "pods/log") in world.needed)
+        events.close()
+        world.objects = {path: one for path, one in world.objects.items() if not path.endswith("/r50-0")}
+        jobs.stop(cluster, jobs.find(cluster, "r50"))
+        jobs.delete(cluster, jobs.find(cluster, "r50"))
+        # Listing goes through all kinds, and leaves out what the user may not see.
+        others = {("list", KINDS[name].plural) for name in ("PyTorchJob", "MPIJob", "TrainJob", "Job") if name != kind.kind}
+        by_commands = world.needed - others
+        look(cluster, on=on)
+        assert by_commands <= world.reviewed <= world.needed
 
 
 def test_rights_that_one_kind_or_one_command_lacks_forbid_no_other(world, capsys):
@@ -728,5 +777,5 @@ def test_a_user_with_few_rights(cluster, use):
     errors = [one for one in found if one.level == "error"]
     assert [one.what.partition(" may not ")[0] for one in errors] == [f"your role in {cluster.namespace}"]
     assert "create, get, list, watch, patch, delete pytorchjobs" in errors[0].what
-    assert "watch, delete pods" in errors[0].what
+    assert "; watch pods; get pods/log" in errors[0].what
     assert "cannot look at nodes: your role may not list nodes" in [one.what for one in found]

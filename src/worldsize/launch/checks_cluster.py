@@ -21,15 +21,22 @@ _OPERATORS = {
     "TrainJob": ("kubeflow-trainer-controller-manager", "Kubeflow Trainer 2.2 or newer"),
 }
 
-_OBJECT = ("create", "get", "list", "watch", "patch", "delete")
+_JOB = ("create", "get", "list", "watch", "patch", "delete")
+_PART_OF_A_JOB = ("create", "get", "list", "patch", "delete")
 _RIGHTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("ConfigMap", "", ("create", "get", "patch", "delete")),
-    ("NetworkPolicy", "", ("create", "get", "patch", "delete")),
-    ("Pod", "", ("get", "list", "watch", "delete")),
+    ("ConfigMap", "", _PART_OF_A_JOB),
+    ("NetworkPolicy", "", _PART_OF_A_JOB),
+    ("Pod", "", ("list", "watch")),
     ("Pod", "log", ("get",)),
     ("Event", "", ("list", "watch")),
 )
-_RIGHTS_FOR_FILES: tuple[tuple[str, str, tuple[str, ...]], ...] = (("Pod", "", ("create",)), ("Pod", "exec", ("create",)))
+_RIGHTS_FOR_FILES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("PersistentVolumeClaim", "", ("get", "list")),
+    ("Pod", "", ("create", "get", "list", "delete")),
+    # A websocket begins with a GET, for which servers ask for one or the other.
+    ("Pod", "exec", ("create", "get")),
+    ("Event", "", ("list",)),
+)
 
 _Right = tuple[str, str, str]  # verb, kind, subresource
 
@@ -85,9 +92,9 @@ def _others(context: Context) -> str:
 def permissions(context: Context) -> Iterable[Finding]:
     """May the user do all that a run needs?"""
     kinds = [kind for kind in context.kinds if len(context.kinds) == 1 or context.serves(kind)]
-    rights = [*((kind, "", _OBJECT) for kind in kinds), *_RIGHTS]
+    rights = [*((kind, "", _JOB) for kind in kinds), *_RIGHTS]
     if "TrainJob" in kinds and context.spec.runtime is None:
-        rights.append(("TrainingRuntime", "", ("create", "get", "patch", "delete")))
+        rights.append(("TrainingRuntime", "", _PART_OF_A_JOB))
     missing = _missing(context, rights)
     # In a general check one kind that the user may use is enough.
     lacking = {"TrainJob" if kind == "TrainingRuntime" else kind for _, kind, _ in missing}
@@ -95,7 +102,7 @@ def permissions(context: Context) -> Iterable[Finding]:
     if missing:
         what = f"your role in {context.cluster.namespace} may not {_listed(missing)}"
         level: Literal["warning", "error"] = "warning" if usable and lacking <= set(kinds) else "error"
-        yield Finding(level, what, _role(missing, context.cluster.namespace))
+        yield Finding(level, what, _role("worldsize", missing, context.cluster.namespace))
     else:
         yield Finding("ok", f"your role allows all that {' or '.join(kinds) or 'a job'} needs")
 
@@ -105,7 +112,7 @@ def files(context: Context) -> Iterable[Finding]:
     missing = _missing(context, _RIGHTS_FOR_FILES)
     if missing:
         what = f"`worldsize cluster files` will not work: your role may not {_listed(missing)}"
-        yield Finding("warning", what, _role(missing, context.cluster.namespace))
+        yield Finding("warning", what, _role("worldsize-files", missing, context.cluster.namespace))
     else:
         yield Finding("ok", "your role allows what `worldsize cluster files` needs")
 
@@ -133,12 +140,12 @@ def _listed(rights: Iterable[_Right]) -> str:
     return "; ".join(f"{', '.join(verbs)} {resource}" for (_, resource), verbs in _verbs(rights).items())
 
 
-def _role(rights: Iterable[_Right], namespace: str) -> str:
+def _role(name: str, rights: Iterable[_Right], namespace: str) -> str:
     rules = [{"apiGroups": [g], "resources": [r], "verbs": verbs} for (g, r), verbs in _verbs(rights).items()]
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
-        "metadata": {"name": "worldsize", "namespace": namespace},
+        "metadata": {"name": name, "namespace": namespace},
         "rules": rules,
     }
     text = yaml.safe_dump(role, default_flow_style=None, width=120)
