@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from apiserver import PLURALS, KeepingWorld, World, gpu_node, node, quota, running, serve
+from worldsize import cli
 from worldsize.launch import jobs, preflight, target
 from worldsize.launch.answers import ClusterError
 from worldsize.launch.cluster import Cluster
@@ -581,6 +582,16 @@ def test_cluster_check_asks_for_nothing_that_was_not_asked_for(world, capsys):
     world.add("Node", **node("small", pods="1"))
     assert preflight.check(preflight.ClusterCheck(), world.cluster) == 0
     assert preflight.check(preflight.ClusterCheck(on="mpijob"), world.cluster) == 2
+
+
+def test_cluster_check_refuses_amounts_as_train_does(world, capsys):
+    amounts = ("--nodes", "0", "--memory", "64GB")
+    assert cli.main(["cluster", "check", *amounts]) == 64
+    refused = capsys.readouterr().err
+    assert "--memory '64GB': a quantity such as 8, 500m, 16Gi\n  --nodes 0: at least 1" in refused
+    words = ("--on", "pytorchjob", "--image", "worldsize:1", "--volume", "data")
+    assert cli.main(["train", "digits", *words, *amounts]) == 64
+    assert capsys.readouterr().err == refused
 
 
 def test_before_a_job_only_what_is_wrong_is_said(world, capsys):

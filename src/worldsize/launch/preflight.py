@@ -17,7 +17,7 @@ from worldsize.launch.answers import Unreachable
 from worldsize.launch.checks import Check, Context, Finding, findings_of
 from worldsize.launch.cluster import Cluster, Object
 from worldsize.launch.options import Job, Where, to_spec
-from worldsize.launch.spec import JobSpec
+from worldsize.launch.spec import JobSpec, amount_problems, refuse
 from worldsize.recipe import Recipe
 
 # Where one of these finds an error, no other can say anything.
@@ -60,7 +60,11 @@ class ClusterCheck:
 
 
 def check(asked: ClusterCheck, cluster: Cluster) -> int:
-    """``worldsize cluster check``: print every finding. Returns the exit code."""
+    """``worldsize cluster check``: print every finding. Returns the exit code.
+
+    Raises:
+        UserError: an amount that no job can ask for.
+    """
     begin = time.monotonic()
     counts = _show(Console(), examine(_in_general(asked, cluster), GENERAL))
     print(f"{_counted(counts)}, {time.monotonic() - begin:.1f} s")
@@ -95,6 +99,7 @@ def _in_general(asked: ClusterCheck, cluster: Cluster) -> Context:
     gpus = asked.job.gpus if asked.job.gpus is not None else asked.job.procs if asked.job.procs > 1 else 0
     job = replace(asked.job, name=name, gpus=gpus, procs=gpus or asked.job.procs, image=asked.job.image or "worldsize")
     spec = to_spec(Recipe(), "check", asked.on or "pytorchjob", cluster.namespace, job)
+    refuse(amount_problems(spec))
     if asked.on is None:
         return Context(cluster, tuple(target.load(on).kind for on in target.TARGETS), spec)
     one = target.load(asked.on)

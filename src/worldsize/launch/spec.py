@@ -111,7 +111,7 @@ class JobSpec:
 def general_problems(spec: JobSpec) -> Iterable[str]:
     """What no cluster would run, whatever the kind of job: one sentence each, with the remedy."""
     yield from _names(spec)
-    yield from _amounts(spec)
+    yield from amount_problems(spec)
     if not spec.volumes:
         yield "without a volume the run would be lost with its pods: name one with --volume (cluster volume create)"
     if re.fullmatch(r"[^@]*:latest", spec.image) or not re.search(r":[^/]+$", spec.image):
@@ -135,7 +135,8 @@ def _names(spec: JobSpec) -> Iterable[str]:
         yield "a --volume is named twice"
 
 
-def _amounts(spec: JobSpec) -> Iterable[str]:
+def amount_problems(spec: JobSpec) -> Iterable[str]:
+    """Of `general_problems` those with how much is asked for."""
     asked = {flag: getattr(spec.resources, flag) for flag in ("cpu", "memory", "shm", "disk")}
     amounts = {flag: _amount(text) for flag, text in asked.items() if text is not None}
     for flag, amount in amounts.items():
