@@ -135,6 +135,14 @@ def test_an_elastic_job_may_change_its_number_of_nodes():
     assert "WORLDSIZE_NODES" not in str(worker)
 
 
+@pytest.mark.parametrize(
+    ("kind", "elastic", "gang"), [("pytorchjob", None, 2), ("pytorchjob", (1, 4), 1), ("mpijob", None, 2)]
+)
+def test_volcanos_gang_is_the_pods_that_must_be_there_before_any_other_is_made(kind, elastic, gang):
+    job = rendered(kind, replace(PLAIN, elastic=elastic, placement=Placement(volcano_queue="ml")))[-1]
+    assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": gang, "queue": "ml"}
+
+
 def test_a_job_without_retries_outlives_one_evicted_pod():
     """The training-operator fails a job whose pods failed more often than backoffLimit says, a single eviction included."""
     (job,) = [m for m in rendered("pytorchjob", replace(PLAIN, retries=0)) if m["kind"] == "PyTorchJob"]

@@ -105,5 +105,6 @@ def _run_policy(spec: JobSpec) -> Object:
     if spec.deadline_s is not None:
         policy["activeDeadlineSeconds"] = spec.deadline_s
     if spec.placement.volcano_queue:
-        policy["schedulingPolicy"] = {"minAvailable": spec.nodes + 1, "queue": spec.placement.volcano_queue}
+        # The launcher is made when all workers are ready: a gang that counts it is never complete.
+        policy["schedulingPolicy"] = {"minAvailable": spec.nodes, "queue": spec.placement.volcano_queue}
     return policy

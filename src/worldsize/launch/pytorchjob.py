@@ -88,5 +88,6 @@ def _run_policy(spec: JobSpec) -> Object:
     if spec.deadline_s is not None:
         policy["activeDeadlineSeconds"] = spec.deadline_s
     if spec.placement.volcano_queue:
-        policy["schedulingPolicy"] = {"minAvailable": spec.nodes, "queue": spec.placement.volcano_queue}
+        fewest = spec.elastic[0] if spec.elastic else spec.nodes
+        policy["schedulingPolicy"] = {"minAvailable": fewest, "queue": spec.placement.volcano_queue}
     return policy
