@@ -9,10 +9,12 @@ import pytest
 import tyro
 import yaml
 
+from apiserver import KeepingWorld, serve
 from worldsize import __version__
 from worldsize.data import fetch
 from worldsize.errors import UserError
 from worldsize.launch import datajob
+from worldsize.launch.pod import QUEUE_LABEL
 
 # Written by hand from Kubernetes' reference of Job and Pod.
 JOB = """
@@ -151,6 +153,31 @@ def a_pod(phase: str, created: str = "2026-01-01T00:00:00Z") -> dict:
 )
 def test_where_the_job_is(conditions, pods, phase):
     assert datajob.Target().state({"status": {"conditions": conditions}}, pods).phase == phase
+
+
+@pytest.fixture
+def world(use):
+    world = KeepingWorld()
+    with serve(world) as address:
+        world.cluster = use({"server": address})
+        yield world
+
+
+ON_DATA = ("folder", "--volume", "data", "--image", "worldsize:1", "--detach", "--from", "https://example.org/a.zip")
+
+
+def sent_again(world, condition, labels=()) -> bool:
+    """Whether the Job makes way for the same command when it has this condition."""
+    status = {"conditions": [{"type": condition, "status": "True"}]}
+    assert datajob.fetch(asked(*ON_DATA), world.cluster) == 0
+    old = world.cluster.patch("Job", "fetch-folder", {"status": status, "metadata": {"labels": dict(labels)}})
+    assert datajob.fetch(asked(*ON_DATA), world.cluster) == 0
+    return world.cluster.get("Job", "fetch-folder")["metadata"]["uid"] != old["metadata"]["uid"]
+
+
+def test_a_job_that_was_stopped_makes_way_and_one_that_kueue_holds_back_does_not(world):
+    assert sent_again(world, "Suspended")
+    assert not sent_again(world, "Suspended", {QUEUE_LABEL: "team"})
 
 
 SMALL = ("--volume", "pictures", "--cpu", "200m", "--memory", "1Gi")

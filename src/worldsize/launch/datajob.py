@@ -221,12 +221,13 @@ def _look_for_what_it_needs(asked: Fetch, cluster: Cluster) -> None:
 
 
 def _make_way(job: Object, cluster: Cluster) -> None:
-    """Create the Job; one that has ended makes way, and one that is at the same work is left to it."""
+    """Create the Job; one that has ended or was stopped makes way, and one that is at the same work is left to it."""
     name, target = job["metadata"]["name"], Target()
     old = cluster.get(Target.kind, name)
     if old is not None:
         state = target.state(old, [])
-        if not state.ended:
+        stopped = state.phase == "Suspended" and pod.queue_of(old) is None
+        if not state.ended and not stopped:
             if _work(old) != _work(job):
                 raise UserError(f"Job {name} is busy with something else: wait for it, or use another --folder")
             show.note(f"{name} is at work already")
