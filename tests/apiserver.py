@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from worldsize.launch.kinds import KINDS
+from worldsize.launch.pod import training_labels
 
 
 def node(name="n0", labels=(), taints=(), **allocatable):
@@ -38,7 +39,7 @@ def running(where, phase="Running", name="other", run="", **amounts):
     names = {"gpu": "nvidia.com/gpu"}
     requests = {names.get(key, key): str(amount) for key, amount in amounts.items()}
     return {
-        "metadata": {"name": name, "labels": {"app.kubernetes.io/instance": run}},
+        "metadata": {"name": name, "labels": training_labels(run)},
         "spec": {"nodeName": where, "containers": [{"resources": {"requests": requests}}]},
         "status": {"phase": phase},
     }

@@ -19,12 +19,13 @@ import yaml
 
 from apiserver import PLURALS, KeepingWorld, World, gpu_node, node, quota, running, serve
 from worldsize import cli
-from worldsize.launch import jobs, preflight, target
+from worldsize.launch import filepod, jobs, preflight, target
 from worldsize.launch.answers import ClusterError
 from worldsize.launch.cluster import Cluster
 from worldsize.launch.follow import Follower
 from worldsize.launch.kinds import KINDS
 from worldsize.launch.options import Job
+from worldsize.launch.pod import network_policy
 from worldsize.launch.spec import JobSpec, Placement, Resources, SecretKey
 
 SPEC = JobSpec(
@@ -505,6 +506,14 @@ def test_a_job_in_kueues_queue_does_not(world):
     world.add("PyTorchJob", "r50", metadata={"labels": labels}, status=status)
     found = the_one(look(world.cluster))
     assert found.level == "error" and "worldsize delete r50 ends it" in found.remedy
+
+
+def test_a_run_may_be_called_like_a_volume_that_somebody_looks_into(world):
+    look_into = filepod.manifest(filepod.FilePod("r50", "team", "worldsize:1", "abcde"))
+    world.add("Pod", metadata=look_into["metadata"], spec=look_into["spec"], status={"phase": "Running"})
+    assert {one.level for one in look(world.cluster)} == {"ok"}
+    chosen = network_policy(SPEC)["spec"]["podSelector"]["matchLabels"]
+    assert not chosen.items() <= look_into["metadata"]["labels"].items()
 
 
 def test_an_elastic_job_needs_room_for_its_fewest_nodes(world):

@@ -9,7 +9,6 @@ from worldsize.launch.answers import ClusterError, Unreachable
 from worldsize.launch.checks import Context, Finding, at_once, denied, names, optional
 from worldsize.launch.cluster import Object
 from worldsize.launch.kinds import KINDS
-from worldsize.launch.pod import RUN_LABEL
 
 _OURS = "app.kubernetes.io/managed-by"
 _DOCKER = "kubernetes.io/dockerconfigjson"
@@ -156,7 +155,7 @@ def leftovers(context: Context) -> Iterable[Finding]:
             return
     if there:
         yield _remains(cluster.namespace, name, there)
-    elif rendered and (pods := cluster.list("Pod", f"{RUN_LABEL}={name}")):
+    elif rendered and (pods := cluster.list("Pod", target.training_pods(name))):
         yield Finding("error", f"pods of an earlier {name} have not left yet: {names(pods)}", "wait a moment and try again")
 
 

@@ -45,6 +45,11 @@ def labels(name: str, component: str = "training") -> dict[str, str]:
     }
 
 
+def training_labels(name: str) -> dict[str, str]:
+    """Of `labels` those that a run's own pods have and no others: a volume of the same name may have pods as well."""
+    return {"app.kubernetes.io/component": "training", RUN_LABEL: name}
+
+
 def queue_of(job: Object) -> str | None:
     """The Kueue queue that decides when the job runs."""
     queue: str | None = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
@@ -117,7 +122,7 @@ def environment(spec: JobSpec) -> list[Object]:
 
 def network_policy(spec: JobSpec) -> Object:
     """Only the job's own pods may connect to its pods: what they say to one another is not authenticated."""
-    own = {"matchLabels": {RUN_LABEL: spec.name}}
+    own = {"matchLabels": training_labels(spec.name)}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -218,7 +223,7 @@ def _toleration(key: str, value: str, effect: str) -> Object:
 def _spread(name: str, over: str) -> Object:
     keys = {"host": "kubernetes.io/hostname", "zone": "topology.kubernetes.io/zone"}
     return {
-        "labelSelector": {"matchLabels": {RUN_LABEL: name}},
+        "labelSelector": {"matchLabels": training_labels(name)},
         "maxSkew": 1,
         "topologyKey": keys[over],
         "whenUnsatisfiable": "ScheduleAnyway",

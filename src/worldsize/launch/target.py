@@ -73,7 +73,7 @@ class Target(ABC):
 
     def selector(self, name: str) -> str:
         """The label selector of a job's pods."""
-        return f"{pod.RUN_LABEL}={name},app.kubernetes.io/component=training"
+        return training_pods(name)
 
     def render(self, spec: JobSpec) -> list[Object]:
         """Every object of the job, in the order in which they must be created.
@@ -83,6 +83,11 @@ class Target(ABC):
         """
         refuse([*general_problems(spec), *self.problems(spec)])
         return [pod.config_map(spec), pod.network_policy(spec), *self.job(spec)]
+
+
+def training_pods(name: str) -> str:
+    """The label selector of `pod.training_labels`."""
+    return ",".join(f"{label}={value}" for label, value in pod.training_labels(name).items())
 
 
 def load(name: str) -> Target:
