@@ -87,6 +87,7 @@ def test_kinds_have_what_their_operators_need():
     (mpi,) = [m for m in rendered("mpijob") if m["kind"] == "MPIJob"]
     launcher, worker = (mpi["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
     command = launcher["template"]["spec"]["containers"][0]["command"]
+    assert command[:5] == ["python", "-m", "worldsize.launch.hosts", "/etc/mpi/hostfile", "2222"] and command[5] == "mpirun"
     assert command[command.index("-np") + 1] == "16" and mpi["spec"]["slotsPerWorker"] == 8
     assert launcher["restartPolicy"] == "Never" and "nvidia.com/gpu" not in str(launcher)
     assert worker["template"]["spec"]["containers"][0]["readinessProbe"]["tcpSocket"]["port"] == 2222

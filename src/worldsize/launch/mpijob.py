@@ -10,6 +10,7 @@ from worldsize.launch.target import KUBEFLOW_CONDITIONS, Object, State, from_con
 from worldsize.launch.target import Target as Base
 
 _PORT = 2222  # of sshd, which is not root
+_HOSTFILE = "/etc/mpi/hostfile"  # the operator's
 _ROLE = "training.kubeflow.org/job-role"
 _INDEX = "training.kubeflow.org/replica-index"
 
@@ -82,10 +83,13 @@ def _mpirun(spec: JobSpec) -> list[str]:
     """Variables are passed by name, so that no value is seen in the list of processes."""
     names = sorted({variable["name"] for variable in pod.environment(spec)} - {"HOME", "POD_IP", "USER"})
     passed = [word for name in ("LD_LIBRARY_PATH", "MASTER_ADDR", "PATH", *names) for word in ("-x", name)]
-    # Seconds between SIGTERM and SIGKILL for what is left of a job; mpirun sleeps them in full, twice, when a rank fails.
+    # Seconds before SIGTERM, and again before SIGKILL, for what is left of a job. mpirun sleeps them in full, twice, when it
+    # must leave and when any rank fails: with spec.grace_s each failure would cost minutes.
     patience = ["--mca", "odls_base_sigkill_timeout", "15"]
     placing = ["-np", str(spec.world_size), "--bind-to", "none", "--map-by", "slot"]
-    return ["mpirun", "--tag-output", *placing, *patience, *passed, "worldsize", *spec.command]
+    # A worker that was lost may not be back yet.
+    waiting = ["python", "-m", "worldsize.launch.hosts", _HOSTFILE, str(_PORT)]
+    return [*waiting, "mpirun", "--tag-output", *placing, *patience, *passed, "worldsize", *spec.command]
 
 
 def _launcher_environment(spec: JobSpec) -> list[Object]:
@@ -93,7 +97,7 @@ def _launcher_environment(spec: JobSpec) -> list[Object]:
         "MASTER_ADDR": f"{spec.name}-worker-0.{spec.name}",
         # The operator sets what Open MPI 4 reads; Open MPI 5 reads these and would run all ranks in the launcher.
         "PRTE_MCA_plm_ssh_args": "-o ConnectionAttempts=10",
-        "PRTE_MCA_prte_default_hostfile": "/etc/mpi/hostfile",
+        "PRTE_MCA_prte_default_hostfile": _HOSTFILE,
         "PRTE_MCA_prte_set_default_slots": str(spec.procs),
     }
     variables = [*pod.environment(spec), *({"name": name, "value": value} for name, value in more.items())]
