@@ -85,7 +85,7 @@ class Job:
     deadline: int | None = None
     """End the job after this many seconds."""
     grace: int = 120
-    """Seconds that saving may take when a pod must leave."""
+    """Seconds that saving may take when a pod must leave; with mpijob 15 at most where the launcher must leave too."""
 
 
 @dataclass(frozen=True, kw_only=True)
