@@ -167,6 +167,12 @@ ERRORS = {
         "--access rwx",
         lambda world: world.volume("data", "ReadWriteOnce"),
     ),
+    "volume of one node of several later": Fault(
+        r"volume data can be written from one node only \(ReadWriteOnce\); the job has 4",
+        "or use --nodes 1 without --elastic",
+        lambda world: world.volume("data", "ReadWriteOnce"),
+        replace(SPEC, nodes=1, elastic=(1, 4)),
+    ),
     "volume to read": Fault(
         r"volume data \(ReadOnlyMany\) cannot be written",
         "--access rwx",

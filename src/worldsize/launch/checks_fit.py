@@ -32,7 +32,7 @@ def nodes(context: Context) -> Iterable[Finding]:
     demand = fit.Demand.of(pod["spec"])
     beside = fit.Demand.of(others[0][1]["spec"]) if others else None
     empty = fit.nodes(objects, ())
-    fewest = context.spec.elastic[0] if context.spec.elastic else count
+    fewest = context.spec.bounds[0]
     most = fit.room(empty, demand, beside)
     if most < fewest:
         yield _never(context, fit.shortage(empty, demand), fewest, most)

@@ -75,9 +75,11 @@ def _access(context: Context, name: str, claim: Object) -> Finding | None:
     if "ReadWriteMany" in modes or ("ReadOnlyMany" in modes and name != context.spec.volumes[0]):
         return None
     remedy = f"make a volume for several: worldsize cluster volume create {name}-shared --size ... --access rwx"
-    if context.spec.nodes > 1:
-        what = f"volume {name} can be written from one node only ({', '.join(modes)}); the job has {context.spec.nodes}"
-        return Finding("error", what, f"{remedy}; or use --nodes 1")
+    most = context.spec.bounds[1]
+    if most > 1:
+        what = f"volume {name} can be written from one node only ({', '.join(modes)}); the job has {most}"
+        alone = "--nodes 1 without --elastic" if context.spec.elastic else "--nodes 1"
+        return Finding("error", what, f"{remedy}; or use {alone}")
     if {"ReadWriteOnce", "ReadWriteOncePod"} & set(modes):
         return None
     return Finding("error", f"volume {name} ({', '.join(modes)}) cannot be written by the job's pods", remedy)

@@ -26,8 +26,7 @@ class Target(Base):
     setbacks = frozenset({"FailedCreateService"})
 
     def problems(self, spec: JobSpec) -> Iterable[str]:
-        most = spec.elastic[1] if spec.elastic else spec.nodes
-        yield from too_long(spec.name, 63 - len(f"-worker-{most - 1}"), self.kind)
+        yield from too_long(spec.name, 63 - len(f"-worker-{spec.bounds[1] - 1}"), self.kind)
         if spec.elastic and not 1 <= spec.elastic[0] <= spec.nodes <= spec.elastic[1]:
             yield f"--elastic {spec.elastic[0]}:{spec.elastic[1]} must be 1 or more nodes and include --nodes {spec.nodes}"
         if spec.horovod:
@@ -36,7 +35,7 @@ class Target(Base):
             yield "--runtime is for --on trainjob"
 
     def job(self, spec: JobSpec) -> list[Object]:
-        fewest, most = spec.elastic or (spec.nodes, spec.nodes)
+        fewest, most = spec.bounds
         template = pod.template(spec, {"command": agent_command(spec), "name": self.container})
         if spec.deadline_s is not None:
             # The operator looks at the job's deadline only when something happens to a pod.
@@ -88,6 +87,5 @@ def _run_policy(spec: JobSpec) -> Object:
     if spec.deadline_s is not None:
         policy["activeDeadlineSeconds"] = spec.deadline_s
     if spec.placement.volcano_queue:
-        fewest = spec.elastic[0] if spec.elastic else spec.nodes
-        policy["schedulingPolicy"] = {"minAvailable": fewest, "queue": spec.placement.volcano_queue}
+        policy["schedulingPolicy"] = {"minAvailable": spec.bounds[0], "queue": spec.placement.volcano_queue}
     return policy

@@ -107,6 +107,11 @@ class JobSpec:
         """Processes in all."""
         return self.nodes * self.procs
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most nodes."""
+        return self.elastic or (self.nodes, self.nodes)
+
 
 def general_problems(spec: JobSpec) -> Iterable[str]:
     """What no cluster would run, whatever the kind of job: one sentence each, with the remedy."""
