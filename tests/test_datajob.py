@@ -155,6 +155,21 @@ def test_where_the_job_is(conditions, pods, phase):
     assert datajob.Target().state({"status": {"conditions": conditions}}, pods).phase == phase
 
 
+@pytest.mark.parametrize("folder", ["My_Data", "data/small", "a" * 58])
+def test_a_folder_that_the_job_cannot_be_called_after(folder):
+    with pytest.raises(UserError, match=f"--folder '{folder}': use at most 57 lower-case letters"):
+        datajob.to_spec(asked(*IMAGENET, "--folder", folder), "ml")
+
+
+@pytest.mark.parametrize("url", ["https://me:pass%20word@example.org/a.zip", "s3://key:word@bucket/a.zip"])
+def test_no_password_gets_into_the_manifest(url):
+    with pytest.raises(UserError, match="use --secret instead") as refused:
+        datajob.to_spec(asked(*IMAGENET, "--from", url), "ml")
+    assert "word@" not in str(refused.value)
+    plain = datajob.to_spec(asked(*IMAGENET, "--from", "https://example.org/a@2.zip?v=me@here"), "ml")
+    assert "https://example.org/a@2.zip?v=me@here" in plain.command
+
+
 @pytest.fixture
 def world(use):
     world = KeepingWorld()
@@ -178,6 +193,19 @@ def sent_again(world, condition, labels=()) -> bool:
 def test_a_job_that_was_stopped_makes_way_and_one_that_kueue_holds_back_does_not(world):
     assert sent_again(world, "Suspended")
     assert not sent_again(world, "Suspended", {QUEUE_LABEL: "team"})
+
+
+def test_a_secret_that_is_not_there_is_said_before_a_pod_waits_for_it(world):
+    wanted = asked(*ON_DATA, "--secret", "store/KEY", "--pull-secret", "registry")
+    world.add("Secret", "registry", type="kubernetes.io/dockerconfigjson")
+    with pytest.raises(UserError, match="there is no Secret store in team: worldsize cluster secret create store"):
+        datajob.fetch(wanted, world.cluster)
+    world.add("Secret", "store", data={"OTHER": "eA=="})
+    with pytest.raises(UserError, match="Secret store has no key KEY; its keys: OTHER"):
+        datajob.fetch(wanted, world.cluster)
+    assert world.cluster.list("Job") == []
+    world.denied.add(("get", "secrets"))  # who may not read Secrets can use them all the same
+    assert datajob.fetch(wanted, world.cluster) == 0
 
 
 SMALL = ("--volume", "pictures", "--cpu", "200m", "--memory", "1Gi")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -11,8 +12,9 @@ import tyro
 from worldsize.data.fetching.kaggle import SECRET, TOKEN
 from worldsize.data.fetching.known import KAGGLE, KNOWN, Name
 from worldsize.errors import DataError, UserError
-from worldsize.launch import jobs, options, pod, show
+from worldsize.launch import checks_job, jobs, options, pod, show
 from worldsize.launch.answers import ClusterError
+from worldsize.launch.checks import Context, findings_of
 from worldsize.launch.cluster import Cluster
 from worldsize.launch.follow import Follower
 from worldsize.launch.options import Where
@@ -25,6 +27,8 @@ _COMPONENT = "data"
 _KAGGLE_FOLDER = "/etc/kaggle"
 # Each attempt goes on where the last one was, so these are for a network that fails for long.
 _RETRIES = 4
+_FOLDER = re.compile(r"[a-z0-9]([-a-z0-9]{0,55}[a-z0-9])?")
+_USER_IN_URL = re.compile(r"[^:/?#]+://[^/?#]*@")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Fetch:
     image: str
     """Container image, by tag or digest (worldsize image build)."""
     source: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """Another source of the archive (.zip, .tar, .tar.gz): a URL (https, s3, gs, ...), or kaggle:COMPETITION."""
+    """Another source of the archive (.zip, .tar, .tar.gz): a URL (https, s3, gs, ...; nothing secret), or
+    kaggle:COMPETITION."""
     sha256: str | None = None
     """Checksum of the archive."""
     keep_archive: bool = False
@@ -77,6 +82,12 @@ def to_spec(asked: Fetch, namespace: str) -> JobSpec:
         UserError: an option that cannot be read.
     """
     folder = asked.folder or asked.dataset
+    if not _FOLDER.fullmatch(folder):
+        raise UserError(
+            f"--folder {folder!r}: use at most 57 lower-case letters, digits and '-'; the Job is called fetch-FOLDER"
+        )
+    if asked.source and _USER_IN_URL.match(asked.source):
+        raise UserError("--from: a user or password in the URL could be read by all who see the Job: use --secret instead")
     command = ["data", "fetch", asked.dataset, "--to", str(VOLUMES / asked.volume / "data" / folder)]
     command += ["--from", asked.source] if asked.source else []
     command += ["--sha256", asked.sha256] if asked.sha256 else []
@@ -149,7 +160,7 @@ def fetch(asked: Fetch, cluster: Cluster) -> int:
     """
     spec = to_spec(asked, cluster.namespace)
     [job] = render(spec)
-    _look_for_what_it_needs(asked, cluster)
+    _look_for_what_it_needs(asked, spec, cluster)
     _make_way(job, cluster)
     again = "the same command follows it again"
     if asked.detach:
@@ -197,13 +208,16 @@ def _from_kaggle(asked: Fetch) -> bool:
     return (asked.source or KNOWN[asked.dataset].source or "").startswith(KAGGLE)
 
 
-def _look_for_what_it_needs(asked: Fetch, cluster: Cluster) -> None:
+def _look_for_what_it_needs(asked: Fetch, spec: JobSpec, cluster: Cluster) -> None:
     """A pod would wait forever for a volume or a Secret that is not there."""
     if cluster.get("PersistentVolumeClaim", asked.volume) is None:
         raise UserError(
             f"namespace {cluster.namespace} has no volume {asked.volume!r}: "
             f"worldsize cluster volume create {asked.volume} --size 400Gi"
         )
+    for finding in findings_of(checks_job.secrets, Context(cluster, (Target.kind,), spec)):
+        if finding.level == "error":
+            raise UserError(f"{finding.what}: {finding.remedy}")
     if not _from_kaggle(asked):
         return
     try:
