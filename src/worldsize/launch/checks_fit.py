@@ -15,8 +15,8 @@ _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 _REMEDIES = (
     (
         "violates PodSecurity",
-        "--resource lets pods lock memory, which this namespace forbids: leave it out, or ask for a namespace with the "
-        "label pod-security.kubernetes.io/enforce=privileged",
+        "--resource adds the capability IPC_LOCK, which this namespace forbids: leave it out, or ask for a namespace with "
+        "the label pod-security.kubernetes.io/enforce=privileged",
     ),
     ("usage per", "a LimitRange of the namespace sets this bound: change --cpu, --memory or --gpus"),
     ("no PriorityClass", "--priority: kubectl get priorityclasses lists them"),

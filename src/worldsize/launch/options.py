@@ -57,7 +57,9 @@ class Job:
     disk: str | None = None
     """Disk on each node itself, such as 20Gi."""
     resource: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Further resource on each node, as NAME=COUNT, such as rdma/ib=1; comes with the right to lock memory."""
+    """Further resource on each node, as NAME=COUNT, such as rdma/ib=1; adds the capability IPC_LOCK. RDMA locks memory, and
+    the capability is of no use to the pods' user, who is not root: the nodes' container runtime must not limit that
+    (LimitMEMLOCK=infinity)."""
     env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Environment variable, as NAME=VALUE; nothing secret."""
     secret: tyro.conf.UseAppendAction[tuple[str, ...]] = ()

@@ -169,7 +169,8 @@ def _container(spec: JobSpec, container: Object, resources: bool) -> Object:
     ]
     security = CONTAINER_SECURITY
     if spec.resources.devices:
-        # RDMA registers memory, which the kernel counts as locked.
+        # RDMA registers memory, which the kernel counts as locked. Until Kubernetes has ambient capabilities, the
+        # limit of the node's container runtime counts for a user who is not root.
         security = security | {"capabilities": security["capabilities"] | {"add": ["IPC_LOCK"]}}
     whole: Object = {
         "env": environment(spec),
