@@ -511,7 +511,7 @@ def test_a_job_in_kueues_queue_does_not(world):
     status = {"conditions": [{"type": "Suspended", "status": "True"}]}
     world.add("PyTorchJob", "r50", metadata={"labels": labels}, status=status)
     found = the_one(look(world.cluster))
-    assert found.level == "error" and "worldsize delete r50 ends it" in found.remedy
+    assert found.level == "error" and "worldsize delete r50 --namespace team ends it" in found.remedy
 
 
 def test_a_run_may_be_called_like_a_volume_that_somebody_looks_into(world):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from worldsize.launch import pod, target
 from worldsize.launch.answers import ClusterError, Unreachable
 from worldsize.launch.checks import Context, Finding, at_once, denied, names, optional
-from worldsize.launch.cluster import Object
+from worldsize.launch.cluster import Cluster, Object
 from worldsize.launch.kinds import KINDS
 
 _OURS = "app.kubernetes.io/managed-by"
@@ -153,7 +153,7 @@ def leftovers(context: Context) -> Iterable[Finding]:
         one = target.load(on)
         if one.kind in there:
             pods = cluster.list("Pod", one.selector(name))
-            yield _earlier(name, one.kind, there[one.kind], one.state(there[one.kind], pods).phase)
+            yield _earlier(cluster, one.kind, there[one.kind], one.state(there[one.kind], pods).phase)
             return
     if there:
         yield _remains(cluster.namespace, name, there)
@@ -170,16 +170,19 @@ def _get(context: Context, kind: str, name: str) -> Object | None:
         raise
 
 
-def _earlier(name: str, kind: str, job: Object, phase: target.Phase) -> Finding:
+def _earlier(cluster: Cluster, kind: str, job: Object, phase: target.Phase) -> Finding:
+    name = job["metadata"]["name"]
     if job["metadata"].get("deletionTimestamp"):
         return Finding("error", f"{kind} {name} is being deleted", "wait a moment and try again")
     queue = pod.queue_of(job)
     if phase == "Failed" or (phase == "Suspended" and queue is None):
         return Finding("ok", f"{kind} {name} is {phase}; it makes way, and its run goes on")
-    again = f"worldsize delete {name} removes the job; its run stays on the volume. Or choose another --name"
-    end = "stop" if queue is None else "delete"
-    follow = f"worldsize logs {name} follows it, worldsize {end} {name} ends it. Or choose another --name"
-    return Finding("error", f"{kind} {name} is {phase} already", again if phase == "Succeeded" else follow)
+    logs, stop, delete = (cluster.command(word, name) for word in ("logs", "stop", "delete"))
+    if phase == "Succeeded":
+        remedy = f"{delete} removes the job; its run stays on the volume. Or choose another --name"
+    else:
+        remedy = f"{logs} follows it, {stop if queue is None else delete} ends it. Or choose another --name"
+    return Finding("error", f"{kind} {name} is {phase} already", remedy)
 
 
 def _remains(namespace: str, name: str, there: dict[str, Object]) -> Finding:
