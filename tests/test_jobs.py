@@ -469,6 +469,20 @@ def test_a_job_that_gets_on_after_a_setback_has_not_failed(world, monkeypatch, o
     assert follower.state.phase == "Created"
 
 
+def test_a_setback_that_is_over_costs_the_lines_after_it_nothing(world, monkeypatch):
+    monkeypatch.setattr(follow, "_SETBACK_S", 0.0)
+    asked = []
+    monkeypatch.setattr(type(TORCH), "state", lambda *_: asked.append(1) or target.State("Running"))
+    set_back(world, TORCH, "FailedCreateService")
+    pod(world, 0, logs=[f"[0] line {i}" for i in range(60)])
+    lines, follower = 0, Follower(world.cluster, TORCH, "r50")
+    for event in follower.events():
+        lines += isinstance(event, Line)
+        if lines == 60:
+            break
+    assert len(asked) < 60
+
+
 @pytest.mark.parametrize("on", ["pytorchjob", "mpijob"])
 def test_a_jobs_selector_finds_its_pods_and_not_those_that_look_into_a_volume_of_its_name(on):
     kind = target.load(on)

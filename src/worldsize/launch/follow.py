@@ -189,16 +189,16 @@ class Follower:
 
     def _is_the_end(self, reason: str) -> bool:
         """Whether a warning with this reason means that the job will never begin."""
-        seen, phase = self._seen, self.state.phase
-        if reason in self._target.setbacks and phase == "Created" and not seen.left_created:
-            seen.setback_at = seen.setback_at or time.monotonic()
+        if reason in self._target.setbacks:
+            self._seen.setback_at = self._seen.setback_at or time.monotonic()
             return self._set_back()
-        return reason in self._target.dead_ends and phase in ("Created", "Pending") and not self._begun()
+        return reason in self._target.dead_ends and self.state.phase in ("Created", "Pending") and not self._begun()
 
     def _set_back(self) -> bool:
-        """Whether a setback has had its time to be made good."""
-        at = self._seen.setback_at
-        return at is not None and time.monotonic() - at > _SETBACK_S
+        """Whether a setback has had its time to be made good, and the job has never begun."""
+        seen = self._seen
+        waits = self.state.phase == "Created" and not seen.left_created
+        return waits and seen.setback_at is not None and time.monotonic() - seen.setback_at > _SETBACK_S
 
     def _tell_of_silence(self) -> Iterator[Note]:
         """An operator that is down, or gave the job up without a word, is noticed by nothing else."""
