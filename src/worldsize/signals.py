@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from worldsize.errors import Stopped
@@ -43,13 +43,15 @@ class StopFlag:
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer)
-        threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
-        for number in handled():
+        ours = handled()
+        threading.Thread(target=self._watch, args=(reader, ours), daemon=True).start()
+        for number in ours:
             signal.signal(number, lambda *_: None)
 
-    def _watch(self, reader: int) -> None:
+    def _watch(self, reader: int, ours: Collection[int]) -> None:
         while numbers := os.read(reader, 64):
-            for number in numbers:
+            # Others' signals come here too, such as those by which torch's DataLoader learns that a worker has ended.
+            for number in filter(ours.__contains__, numbers):
                 self._handle(number)
 
     def arm(self) -> None:
