@@ -151,7 +151,7 @@ def test_blocks_give_the_same_bytes_and_each_is_read_once(folder, block):
     parts = {(plain.shard_of(i), i // block) for i in range(len(plain)) if plain.length(i)}
     assert len(store.reads) == len(set(store.reads)) == len(parts)
     assert samples._store._kept == {}
-    assert samples.path(1) == plain.path(1)
+    assert samples.name(1) == plain.name(1)
     assert store.reads[-1][2] == plain.records["head"][1]  # a name is not worth a block
 
 

@@ -326,11 +326,17 @@ def test_any_store_that_fsspec_knows(archive, tree, tmp_path):
 def test_a_store_that_does_not_answer_is_tried_again(monkeypatch):
     import fsspec
 
-    def fails(*_, **__):
-        raise RuntimeError("Could not connect to the endpoint URL")  # botocore's is no OSError
+    def fails(error: Exception):
+        def info(*_, **__):
+            raise error
 
-    monkeypatch.setattr(type(fsspec.filesystem("memory")), "info", fails)
+        monkeypatch.setattr(type(fsspec.filesystem("memory")), "info", info)
+
+    fails(RuntimeError("Could not connect to the endpoint URL"))  # botocore's is no OSError
     with pytest.raises(download.Lost, match=r"memory://bucket/a\.zip: RuntimeError: Could not connect"):
+        download.from_store("memory://bucket/a.zip")(0, "")
+    fails(ValueError("Invalid endpoint"))
+    with pytest.raises(UserError, match="Invalid endpoint"):
         download.from_store("memory://bucket/a.zip")(0, "")
 
 

@@ -445,7 +445,7 @@ def test_rights_that_one_kind_or_one_command_lacks_forbid_no_other(world, capsys
     assert preflight.check(preflight.ClusterCheck(), world.cluster) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "warning  your role in team may not get mpijobs" in lines
-    assert "warning  `worldsize cluster files` will not work: your role may not create pods/exec" in lines
+    assert "warning  `worldsize cluster files` may not work: your role may not create pods/exec" in lines
     assert {one.level for one in look(world.cluster)} == {"ok"}
     world.denied.add(("create", "trainingruntimes"))
     assert preflight.check(preflight.ClusterCheck(), world.cluster) == 0

@@ -173,8 +173,10 @@ def test_only_rank_0_always_leaves_a_log(tmp_path):
 def test_a_log_that_its_disk_has_no_room_for_hides_no_error(tmp_path, caplog, capsys):
     caplog.set_level(logging.INFO, "worldsize")
     (tmp_path / "log.txt").symlink_to("/dev/full")
-    with pytest.raises(UserError, match="what really happened"), run.RunLog(run.RunFolder(tmp_path), 0):
-        raise UserError("what really happened")
+    (tmp_path / "log.rank1.txt").mkdir()  # and cannot be opened
+    for rank in (0, 1):
+        with pytest.raises(UserError, match="what really happened"), run.RunLog(run.RunFolder(tmp_path), rank):
+            raise UserError("what really happened")
     assert capsys.readouterr().err == ""
 
 

@@ -447,6 +447,10 @@ class Fault(Exception):
     """As stores' programs have of their own."""
 
 
+class NoCredentialsError(Exception):
+    """As botocore calls it."""
+
+
 def test_a_store_that_cannot_be_reached_is_told_in_its_own_words(whole, monkeypatch):
     def fails(*_, **__):
         raise Fault("could not connect")
@@ -454,6 +458,9 @@ def test_a_store_that_cannot_be_reached_is_told_in_its_own_words(whole, monkeypa
     remote = Remote(f"file://{whole}")
     monkeypatch.setattr(type(remote._files), "cat_file", fails)
     with pytest.raises(StoreUnreachable, match=r"index\.json cannot be read: Fault: could not connect"):
+        shards.open_dataset(remote)
+    monkeypatch.setattr(type(remote._files), "cat_file", lambda *_, **__: int("no number"))
+    with pytest.raises(UserError, match=r"index\.json: invalid literal"):
         shards.open_dataset(remote)
 
 
@@ -478,12 +485,17 @@ def test_a_remote_read_that_fails_is_tried_again_for_a_while(whole, monkeypatch)
     with pytest.raises(StoreUnreachable, match=r"train-00000\.tar cannot be read: Fault: reset by peer"):
         samples.encoded(0)
     slept.clear()
-    for error in (PermissionError("no"), FileNotFoundError("no"), Fault("no credentials")):
+    for error in (PermissionError("no"), NoCredentialsError("no")):
         fails(1, error)
-        with pytest.raises(BrokenPicture, match="no"):
+        with pytest.raises(UserError, match=r"train-00000\.tar may not be read any more: .*no"):
             samples.encoded(0)
+    fails(1, FileNotFoundError("no"))
+    with pytest.raises(BrokenPicture, match="no"):
+        samples.encoded(0)
     fails(1, Fault("reset by peer"))
     assert samples.name(0).endswith("sample 0") and slept == []
+    fails(1, Fault("reset by peer"))
+    assert not samples.path(0).startswith("sample") and slept == [1]  # packing writes it
 
 
 def test_a_recipe_may_name_a_url(whole, tmp_path):

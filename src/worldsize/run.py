@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 class _LogFile(logging.FileHandler):
+    """A disk that is full is told by what needs it; a log line is not worth a traceback on the terminal, or an error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # opening the file, which its first line may do
+            super().emit(record)
+
     def handleError(self, record: logging.LogRecord) -> None:
-        """A disk that is full is told by what needs it; a log line is not worth a traceback on the terminal."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class RunLog:

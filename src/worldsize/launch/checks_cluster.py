@@ -111,7 +111,7 @@ def files(context: Context) -> Iterable[Finding]:
     """May the user look into volumes?"""
     missing = _missing(context, _RIGHTS_FOR_FILES)
     if missing:
-        what = f"`worldsize cluster files` will not work: your role may not {_listed(missing)}"
+        what = f"`worldsize cluster files` may not work: your role may not {_listed(missing)}"
         yield Finding("warning", what, _role("worldsize-files", missing, context.cluster.namespace))
     else:
         yield Finding("ok", "your role allows what `worldsize cluster files` needs")

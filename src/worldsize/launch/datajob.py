@@ -28,7 +28,8 @@ _KAGGLE_FOLDER = "/etc/kaggle"
 # Each attempt goes on where the last one was, so these are for a network that fails for long.
 _RETRIES = 4
 _FOLDER = re.compile(r"[a-z0-9]([-a-z0-9]{0,55}[a-z0-9])?")
-_USER_IN_URL = re.compile(r"[^:/?#]+://[^/?#]*@")
+# A container of Azure's stands in the same place: abfs://CONTAINER@ACCOUNT...
+_USER_IN_URL = re.compile(r"https?://[^/?#]*@|[^:/?#]+://[^/?#@]*:[^/?#@]*@")
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class _Seen:
     headline: str = ""
     headline_at: float = 0.0
     left_created: bool = False
+    given_up: bool = False
     setback_at: float | None = None
 
 
@@ -105,10 +106,11 @@ class Follower:
                     yield from self._tell()
                 if self.state.ended:
                     waited_from = waited_from or time.monotonic()
-                    if self._drained():
+                    if self._drained() or self._seen.given_up:
                         return
                     if time.monotonic() - waited_from > _DRAIN_S:
-                        yield Note(f"no line came for {_DRAIN_S:.0f} s, and not every log has ended: lines may be missing")
+                        if self._still_reading():
+                            yield Note(f"no line came for {_DRAIN_S:.0f} s; some logs have not ended: lines may be missing")
                         return
         finally:
             self._stopped.set()
@@ -174,6 +176,7 @@ class Follower:
         seen.left_created |= self.state.phase not in ("Created", "Suspended")
         for reason, message, key in reasons.warnings(seen.events, self._name, seen.job["metadata"]["creationTimestamp"]):
             if self._is_the_end(reason):
+                seen.given_up = True  # by us: its pods may go on
                 self.state = State("Failed", f"{reason}: {message}")
             if key not in seen.told:
                 seen.told.add(key)
@@ -195,7 +198,7 @@ class Follower:
         return reason in self._target.dead_ends and self.state.phase in ("Created", "Pending") and not self._begun()
 
     def _set_back(self) -> bool:
-        """Whether a setback has had its time to be made good, and the job has never begun."""
+        """Whether a setback has had its time to be made good, and the operator has never said more of the job."""
         seen = self._seen
         waits = self.state.phase == "Created" and not seen.left_created
         return waits and seen.setback_at is not None and time.monotonic() - seen.setback_at > _SETBACK_S
@@ -263,7 +266,10 @@ class Follower:
             yield _line(place, text)
 
     def _drained(self) -> bool:
-        return self._seen.listed and self._queue.empty() and not any(thread.is_alive() for thread in self._reading.values())
+        return self._seen.listed and self._queue.empty() and not self._still_reading()
+
+    def _still_reading(self) -> bool:
+        return any(thread.is_alive() for thread in self._reading.values())
 
 
 def _new(texts: list[str], told: set[str]) -> Iterator[Note]:

@@ -1,7 +1,8 @@
 """``python -m worldsize.launch.hosts HOSTFILE PORT COMMAND ...``: runs the command once every host can be reached.
 
-For mpirun, which fails at once where a host has no name yet. A worker that was lost is replaced on a node that may have to
-fetch the image first, and meanwhile the job would use up its retries.
+For mpirun, which fails at once where a host has no name yet. A worker that was evicted or deleted is replaced on a node that
+may have to fetch the image first, and meanwhile the job would use up its retries. One that failed is not replaced, and the
+others keep their devices for as long as this waits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from worldsize.errors import Unmet, UserError, WorldsizeError
 from worldsize.launch.answers import first_line
 
-_PATIENCE_S = 1800.0  # as the agent has with other nodes
+_PATIENCE_S = 300.0
 _CONNECT_S = 5.0
 
 

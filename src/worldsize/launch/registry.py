@@ -110,7 +110,9 @@ def find(repository: Repository, tag: str, insecure: bool = False) -> Image | No
         blob = registry.get(f"blobs/{manifest['config']['digest']}", "*/*")
         labels = json.loads(blob or b"{}").get("config", {}).get("Labels")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RegistryError(f"{repository}:{tag} is not an image that can be read: {error}") from None
+        raise RegistryError(
+            f"{repository}:{tag} is not an image that can be read: {type(error).__name__}: {error}"
+        ) from None
     return Image("sha256:" + hashlib.sha256(body).hexdigest(), labels or {})
 
 
@@ -131,7 +133,7 @@ def credentials(host: str, env: Mapping[str, str] = os.environ) -> Credentials |
             continue
         except (OSError, ValueError, KeyError, AttributeError, TypeError, subprocess.SubprocessError) as error:
             # Its repr may hold all of the file.
-            raise UserError(f"{path} is of no use ({error}): log in again") from None
+            raise UserError(f"{path} is of no use ({type(error).__name__}: {error}): log in again") from None
     return None
 
 

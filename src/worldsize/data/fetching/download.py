@@ -142,8 +142,8 @@ def from_store(url: str) -> Opener:
 
     def open_at(offset: int, validator: str) -> Remote:
         try:
-            store, path = fsspec.core.url_to_fs(url)
             with faults_as_oserror():
+                store, path = fsspec.core.url_to_fs(url)
                 info = store.info(path)
                 current = str(store.ukey(path))
                 if info["type"] == "directory":

@@ -137,6 +137,10 @@ def _claimed(out: Path, planned: Plan) -> Iterator[Path | None]:
     """The folder for parts of the index, which nobody else uses; None: all is done already."""
     out.mkdir(parents=True, exist_ok=True)
     parts = out / _OURS
+    if (out / INDEX).exists() and not parts.is_dir():
+        _same(out, page(Local(out)).plan, planned, page(Local(out)).made)
+        yield None
+        return
     # In this order: a pack that ends meanwhile removes its parts last.
     names = [] if parts.is_dir() else sorted(os.listdir(out))
     if names and INDEX not in names and _OURS not in names:
@@ -188,7 +192,7 @@ def _begin(out: Path, parts: Path, planned: Plan) -> None:
 def _same(out: Path, digest: str, planned: Plan, made: Mapping[str, Any]) -> None:
     if digest != planned.digest:
         raise UserError(
-            f"{out} holds a pack, whole or in part, of other pictures or with other options "
+            f"{out} holds a pack, whole or in part, of other pictures, with other options or by another version "
             f"({_options(made)}; now {_options(planned.made)}): name another folder with --out, or remove this one"
         )
 

@@ -65,8 +65,8 @@ def examine(data: bytes) -> Facts:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             kind, mode, progressive = str(opened.format), opened.mode, "progressive" in opened.info
-            deep = _deep(opened)
             transparent = mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
+            deep = _deep(opened)
     except Exception:  # a damaged file can raise nearly anything; decode() says what is wrong with it
         pass
     try:
@@ -77,8 +77,9 @@ def examine(data: bytes) -> Facts:
 
 def _deep(opened: ImageFile.ImageFile) -> bool:
     """Whether a channel has more than 8 bits, which Pillow's mode tells of grey pictures alone."""
-    how = [part for tile in opened.tile for part in (tile.args if isinstance(tile.args, tuple) else (tile.args,))]
-    stored = any(isinstance(part, str) and ";16" in part for part in how)
+    # The fourth of a tile says how it is stored. A BMP's "BGR;16" are 16 bits a pixel.
+    how = [part for tile in opened.tile for part in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))]
+    stored = any(isinstance(part, str) and ";16" in part and part != "BGR;16" for part in how)
     largest = max((part for part in how if isinstance(part, int)), default=0) if opened.format == "PPM" else 0
     return opened.mode.startswith(("I", "F")) or stored or largest > 255
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any
@@ -63,14 +63,18 @@ class ShardSamples(EncodedSamples):
         return ShardSamples, (self._store, self._split, self._packed)
 
     def name(self, index: int) -> str:
-        return f"{self._store.where}/{shard_name(self._split, self.shard_of(index))}: {self.path(index)}"
+        where = f"{self._store.where}/{shard_name(self._split, self.shard_of(index))}"
+        return f"{where}: {self._path(index, self._store.peek)}"
 
     def path(self, index: int) -> str:
         """As of the originals; where that cannot be read any more, the sample's number."""
+        return self._path(index, self._store.read)
+
+    def _path(self, index: int, read: Callable[[str, int, int], Bytes]) -> str:
         record = self.records[index]
         head = int(record["head"])
         try:
-            blocks = self._store.peek(shard_name(self._split, self.shard_of(index)), int(record["offset"]) - head, head)
+            blocks = read(shard_name(self._split, self.shard_of(index)), int(record["offset"]) - head, head)
         except (OSError, ValueError):
             return f"sample {index}"
         return tar.path_of(tar.member_name(blocks)) or f"sample {index}"

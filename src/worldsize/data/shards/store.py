@@ -123,7 +123,10 @@ class Remote(Store):
 
         self.where = url
         try:
-            self._files, self._folder = url_to_fs(url)
+            with faults_as_oserror():
+                self._files, self._folder = url_to_fs(url)
+        except OSError as error:
+            raise StoreUnreachable(f"{url}: {error}") from None
         except (ImportError, ValueError) as error:  # fsspec says which package is missing, or that it knows no such kind
             raise UserError(f"{url}: {error}") from None
 
@@ -142,8 +145,10 @@ class Remote(Store):
         for pause in _PAUSES_S:
             try:
                 return self.peek(name, offset, length)
-            except (FileNotFoundError, PermissionError):
+            except FileNotFoundError:
                 raise
+            except PermissionError as error:
+                raise UserError(f"{self.where}/{name} may not be read any more: {error}") from error
             except OSError as error:
                 log.warning("%s/%s cannot be read (%s); trying again in %d s", self.where, name, error, pause)
                 time.sleep(pause)
@@ -163,6 +168,8 @@ class Remote(Store):
             raise
         except OSError as error:
             raise StoreUnreachable(f"{self.where}/{name} cannot be read: {error}") from error
+        except (ImportError, ValueError) as error:  # such as an endpoint that is no URL
+            raise UserError(f"{self.where}/{name}: {error}") from None
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"
