@@ -66,6 +66,32 @@ def test_the_kubelets_own_words_are_told_once_and_change_nothing():
     assert seen.since == {"sinceTime": "2026-01-01T00:00:01Z"}
 
 
+GONE = b'rpc error: code = NotFound desc = an error occurred when try to find container "f85b": not found'
+A, B, CUT = b"2026-01-01T00:00:01Z a\n", b"2026-01-01T00:00:02Z b\n", b"2026-01-01T00:00:03Z c"
+FULL = b"failed to create fsnotify watcher: too many open files"
+
+
+@pytest.mark.parametrize(
+    ("answers", "lines"),
+    [
+        ([[A, B], [B]], ["a", "b"]),
+        ([[A], [A, B], [B]], ["a", "b"]),
+        ([[A, B, CUT], [B, CUT]], ["a", "b", "c"]),
+        ([[A, B], [GONE]], ["a", "b"]),  # the pod was removed between the two answers
+        ([[GONE], [GONE]], [GONE.decode()]),
+        ([[A, FULL], [A, FULL]], ["a", FULL.decode()]),
+    ],
+)
+def test_a_log_ends_when_its_server_has_nothing_new(use, monkeypatch, answers, lines):
+    """Answers as kubelets gave them: a log that ends is asked for again, and then its container may be gone."""
+    cluster = use({"server": "http://127.0.0.1:9"})
+    left = iter(answers)
+    monkeypatch.setattr(cluster, "stream", lambda *_: iter(next(left)))
+    monkeypatch.setattr("worldsize.launch.cluster._SETTLING_S", 0.0)
+    assert list(cluster.logs("p", "c")) == lines
+    assert list(left) == []
+
+
 def test_lines_know_their_rank():
     assert _line("worker-1", "[3] epoch 1") == Line("worker-1", 3, "epoch 1")
     assert _line("launcher", "[1,12]<stdout>: epoch 1") == Line("launcher", 12, "epoch 1")

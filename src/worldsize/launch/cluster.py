@@ -263,10 +263,10 @@ class Cluster:
         path = f"{KINDS['Pod'].path(self.namespace, pod)}/log"
         seen = LastLines()
         lost: float | None = None
-        ended = False
+        ended, rest = False, b""
         while not stop():
             query = {"container": container, "follow": "true", "timestamps": "true"} | seen.since
-            fresh, rest = False, b""
+            fresh, before, rest = False, rest, b""
             try:
                 for line in self.stream(path, query, (_CONNECT_S, None)):
                     lost = None
@@ -281,7 +281,7 @@ class Cluster:
                 lost = _bear(error, lost)
                 continue
             if ended and not fresh:
-                if (text := seen.new(_decoded(rest))) is not None and rest:
+                if (text := seen.last(_decoded(rest), _decoded(before))) is not None:
                     yield text
                 return
             # A server that shuts down ends the stream as if the container had: ask once more.

@@ -46,6 +46,19 @@ class LastLines:
         self._at_that_time = self._again
         return text
 
+    def last(self, rest: str, before: str) -> str | None:
+        """What a log ended with after its last whole line, where it is to be shown.
+
+        Args:
+            rest: What the last answer ended with; may be empty.
+            before: What the answer before it ended with.
+        """
+        if _STAMPED.fullmatch(rest):
+            return self.new(rest)
+        # Asked again for a log that was read whole, the kubelet may say that the container is gone by now.
+        read_whole = self._time is not None and rest != before
+        return rest if rest and not read_whole else None
+
 
 def _moment(match: re.Match[str]) -> _Moment:
     """Nodes write their local time, which may go back by an hour; and nanoseconds, without trailing zeros."""
