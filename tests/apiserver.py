@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from worldsize.launch.kinds import KINDS
-from worldsize.launch.pod import training_labels
+from worldsize.launch.pod import labels, training_labels
 
 
 def node(name="n0", labels=(), taints=(), **allocatable):
@@ -51,6 +51,12 @@ def quota(hard, used=None, **spec):
         "spec": {"hard": hard, **spec},
         "status": {"hard": hard, "used": used or {}},
     }
+
+
+def is_in(world, kind, phase=None, name="r50", **metadata):
+    """A job of ours that is in this phase."""
+    conditions = [{"type": phase, "status": "True", "message": f"it is {phase}"}] if phase else []
+    world.add(kind, name, metadata={"labels": labels(name)} | metadata, status={"conditions": conditions})
 
 
 CRDS = {

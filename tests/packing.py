@@ -70,6 +70,8 @@ def odd_pictures() -> dict[str, bytes]:
     }
 
 
+# Ways to pack.
+OPTIONS = [{}, {"reencode": 80, "max_side": 40}, {"raw": 24}]
 BROKEN = ("truncated.jpg", "empty.jpg", "text.jpg", "bomb.jpg")
 
 

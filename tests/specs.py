@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from worldsize.launch.spec import JobSpec, Placement, Resources, SecretKey, Toleration
 from worldsize.launch.target import TARGETS, load
 
+TORCH = load("pytorchjob")
+
 PLAIN = JobSpec(
     name="r50",
     namespace="ml",

@@ -9,12 +9,14 @@ import pytest
 import tyro
 import yaml
 
-from apiserver import KeepingWorld, serve
+from apiserver import KeepingWorld
 from worldsize import __version__
 from worldsize.data import fetch
 from worldsize.errors import UserError
 from worldsize.launch import datajob
 from worldsize.launch.pod import QUEUE_LABEL
+
+WORLD = KeepingWorld
 
 # Written by hand from Kubernetes' reference of Job and Pod.
 JOB = """
@@ -168,14 +170,6 @@ def test_no_password_gets_into_the_manifest(url):
     assert "word@" not in str(refused.value)
     for plain in ("https://example.org/a@2.zip?v=me@here", "abfs://pictures@account.dfs.core.windows.net/a.tar"):
         assert plain in datajob.to_spec(asked(*IMAGENET, "--from", plain), "ml").command
-
-
-@pytest.fixture
-def world(use):
-    world = KeepingWorld()
-    with serve(world) as address:
-        world.cluster = use({"server": address})
-        yield world
 
 
 ON_DATA = ("folder", "--volume", "data", "--image", "worldsize:1", "--detach", "--from", "https://example.org/a.zip")

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specs import TORCH
 from worldsize.launch import reasons
 from worldsize.launch.follow import Line, _line
 from worldsize.launch.lastlines import LastLines
 from worldsize.launch.target import load
-
-TORCH = load("pytorchjob")
 
 
 def stamp(nanoseconds: int) -> str:

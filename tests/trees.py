@@ -1,9 +1,10 @@
-"""Folders of tiny pictures for the tests of data sets."""
+"""Folders of tiny pictures for the tests of data sets, and all that a folder is."""
 
 from __future__ import annotations
 
 import io
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,14 @@ class Trap:
 
     def __reduce__(self):
         return os.mkdir, (str(self.path),)
+
+
+def picture(root: Path) -> dict[str, tuple]:
+    """All that a tree is: type, mode, and content or link, by name."""
+    found = {}
+    for path in [root, *root.rglob("*")]:
+        about = path.lstat()
+        content = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        mode = None if path.is_symlink() else stat.S_IMODE(about.st_mode)
+        found[os.fsencode(path.relative_to(root))] = (stat.S_IFMT(about.st_mode), mode, content)
+    return found

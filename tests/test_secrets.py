@@ -1,4 +1,4 @@
-"""Volumes, and secrets whose values are seen nowhere."""
+"""Secrets, whose values are seen nowhere."""
 
 from __future__ import annotations
 
@@ -9,236 +9,24 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
 import traceback
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from objectserver import NS
 from worldsize.errors import UserError
 from worldsize.launch import secrets, volumes
-from worldsize.launch.cluster import Cluster, ClusterError
+from worldsize.launch.cluster import ClusterError
 from worldsize.launch.secrets import SecretCreate, SecretDelete, SecretList
-from worldsize.launch.volumes import VolumeCreate, VolumeDelete, VolumeList
+from worldsize.launch.volumes import VolumeCreate
 
 CANARY = "canary-7Qx2-do-not-tell"
-
-
-class Store:
-    """An API server that keeps what it is sent; ``answer`` may answer first: (method, path, body) -> (status, bytes)."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, dict] = {}
-        self.answer = lambda method, path, body: None
-        store = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def handle_any(self) -> None:
-                url = urlsplit(self.path)
-                text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                said = store.answer(self.command, url.path, text)
-                if said is not None and said[0] == 0:  # not even HTTP
-                    self.wfile.write(said[1])
-                    self.close_connection = True
-                    return
-                if said is None:
-                    status, found = store.act(self.command, url.path, parse_qs(url.query), json.loads(text or b"null"))
-                    said = status, json.dumps(found).encode()
-                self.send_response(said[0])
-                self.send_header("Content-Length", str(len(said[1])))
-                self.end_headers()
-                self.wfile.write(said[1])
-
-            do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any
-
-            def log_message(self, *_) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def act(self, method: str, path: str, query: dict, body: dict | None) -> tuple[int, dict]:
-        if method == "POST":
-            path += "/" + body["metadata"]["name"]
-            if path in self.objects:
-                return 409, {"message": "already exists", "reason": "AlreadyExists"}
-            if "dryRun" not in query:
-                about = body["metadata"] | {"creationTimestamp": "2026-01-01T00:00:00Z"}
-                self.objects[path] = body | {"metadata": about, "status": {"phase": "Pending"}}
-            return 201, body
-        if method == "PUT":
-            about = self.objects[path]["metadata"] | body["metadata"]
-            self.objects[path] = body | {"metadata": about}
-            return 200, body
-        if path.rpartition("/")[2] in ("pods", "events", "secrets", "persistentvolumeclaims", "storageclasses"):
-            return 200, {"items": self.below(path + "/", query), "metadata": {"resourceVersion": "1"}}
-        if path not in self.objects:
-            return 404, {"message": "not found"}
-        return 200, self.objects.pop(path) if method == "DELETE" else self.objects[path]
-
-    def below(self, path: str, query: dict) -> list[dict]:
-        labels = dict(pair.split("=") for pair in query.get("labelSelector", [""])[0].split(",") if pair)
-        items = [one for where, one in self.objects.items() if where.startswith(path)]
-        return [one for one in items if labels.items() <= one["metadata"].get("labels", {}).items()]
-
-    def put(self, path: str, **one) -> dict:
-        self.objects[path] = {"metadata": {"name": path.rpartition("/")[2]}, "spec": {}, "status": {}} | one
-        return self.objects[path]
-
-
-NS = "/api/v1/namespaces/ns"
-CLASSES = "/apis/storage.k8s.io/v1/storageclasses"
-DEFAULT = {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}, "name": "standard"}
-
-
-@pytest.fixture(scope="module")
-def apiserver(tmp_path_factory):
-    """A `Store` with a Cluster that talks to it."""
-    module = pytest.importorskip("kubernetes.config.kube_config")
-    store = Store()
-    about = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{store.server.server_port}"}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
-        "current-context": "x",
-    }
-    path = tmp_path_factory.mktemp("kube") / "config"
-    path.write_text(yaml.safe_dump(about))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
-        store.cluster = Cluster()
-    yield store
-    store.server.shutdown()
-    store.server.server_close()
-
-
-@pytest.fixture
-def store(apiserver):
-    apiserver.objects.clear()
-    apiserver.answer = lambda method, path, body: None
-    apiserver.put(f"{CLASSES}/standard", metadata=DEFAULT)
-    return apiserver
-
-
-# Volumes --------------------------------------------------------------------------------------------------------------
-
-
-def test_the_claim_is_this_one():
-    expected = """
-    apiVersion: v1
-    kind: PersistentVolumeClaim
-    metadata:
-      name: imagenet
-      namespace: ns
-    spec:
-      accessModes: [ReadWriteMany]
-      resources: {requests: {storage: 400Gi}}
-      storageClassName: fast
-    """
-    claim = volumes.manifest("imagenet", "ns", "400Gi", "rwx", "fast")
-    labels = claim["metadata"].pop("labels")
-    assert claim == yaml.safe_load(expected)
-    assert labels["app.kubernetes.io/managed-by"] == "worldsize" and labels["app.kubernetes.io/component"] == "volume"
-    # Kubernetes' reference: "" is a volume that has no class, none at all the cluster's default.
-    assert volumes.manifest("imagenet", "ns", "400Gi", "rwo", "")["spec"]["storageClassName"] == ""
-    assert "storageClassName" not in volumes.manifest("imagenet", "ns", "400Gi", "rwo", None)["spec"]
-
-
-@pytest.mark.parametrize(("name", "size"), [("Image", "1Gi"), ("a_b", "1Gi"), ("x" * 64, "1Gi"), ("x", "1GB"), ("x", "0")])
-def test_what_no_cluster_would_take(name, size):
-    with pytest.raises(UserError, match=name if size == "1Gi" else size):
-        volumes.manifest(name, "ns", size, "rwx", None)
-
-
-def test_the_same_volume_again_is_no_error_and_another_is_refused(store, capsys):
-    create = VolumeCreate("data", "1Ti", storage_class="standard")
-    assert volumes.create(create, store.cluster, wait_s=0) == 0
-    store.objects[f"{NS}/persistentvolumeclaims/data"]["status"]["phase"] = "Bound"
-    before = dict(store.objects)
-    assert volumes.create(VolumeCreate("data", "1024Gi"), store.cluster, wait_s=0) == 0
-    assert "is there already: 1Ti, rwx, class standard" in capsys.readouterr().out
-    with pytest.raises(UserError, match="--size 1Ti, not 2Ti; --access rwx, not rwo; --class 'standard', not 'x'"):
-        volumes.create(VolumeCreate("data", "2Ti", "x", "rwo"), store.cluster)
-    store.objects[f"{NS}/persistentvolumeclaims/data"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    with pytest.raises(UserError, match="just being deleted"):
-        volumes.create(create, store.cluster)
-    assert store.objects.keys() == before.keys()
-
-
-def test_a_class_that_does_not_exist_is_refused_with_those_that_do(store):
-    with pytest.raises(UserError, match=r"--class nix: .* there are: standard"):
-        volumes.create(VolumeCreate("data", "1Gi", "nix"), store.cluster)
-    store.put(f"{CLASSES}/standard")
-    with pytest.raises(UserError, match=r"no default StorageClass.* there are: standard"):
-        volumes.create(VolumeCreate("data", "1Gi"), store.cluster)
-    assert volumes.create(VolumeCreate("data", "1Gi", ""), store.cluster, wait_s=0) == 0
-    store.answer = lambda method, path, body: (403, b"{}") if path == CLASSES else None
-    assert volumes.create(VolumeCreate("other", "1Gi", "nix"), store.cluster, wait_s=0) == 0
-
-
-EVENT = {"involvedObject": {"name": "data"}, "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}}
-
-
-@pytest.mark.parametrize(
-    ("event", "code", "words"),
-    [
-        ({"reason": "WaitForFirstConsumer", "message": "waiting"}, 0, "with the first pod that uses it"),
-        (
-            {"reason": "ExternalProvisioning", "message": "waiting for a volume"},
-            0,
-            "ExternalProvisioning: waiting for a volume",
-        ),
-        ({"reason": "ProvisioningFailed", "message": "no such pool"}, 1, "no such pool\nnot every StorageClass"),
-    ],
-)
-def test_what_becomes_of_a_new_volume_is_said(store, capsys, event, code, words):
-    store.put(f"{NS}/events/e", **EVENT, **event)
-    assert volumes.create(VolumeCreate("data", "1Gi"), store.cluster, wait_s=0.5) == code
-    assert words in "".join(capsys.readouterr())
-
-
-def user(name, claim, phase="Running"):
-    source = {"persistentVolumeClaim": {"claimName": claim}}
-    spec = {"volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "v", **source}]}
-    return {"metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}
-
-
-def test_a_volume_in_use_or_without_yes_is_not_deleted(store, capsys):
-    volumes.create(VolumeCreate("data", "1Gi"), store.cluster, wait_s=0)
-    store.put(f"{NS}/pods/p", **user("p", "data"))
-    store.put(f"{NS}/pods/q", **user("q", "data", "Succeeded"))
-    store.put(f"{NS}/pods/r", **user("r", "other"))
-    leaving = store.put(f"{NS}/pods/s", **user("s", "data"))
-    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    capsys.readouterr()
-    volumes.show(VolumeList(), store.cluster)
-    assert capsys.readouterr().out.splitlines()[1].split() == ["data", "1Gi", "rwx", "Pending", "p,", "s"]
-    with pytest.raises(UserError, match="in use by p:"):
-        volumes.delete(VolumeDelete("data", yes=True), store.cluster)
-    del store.objects[f"{NS}/pods/p"]
-    with pytest.raises(UserError, match="all its data would be lost for good: add --yes"):
-        volumes.delete(VolumeDelete("data"), store.cluster)
-    with pytest.raises(UserError, match="no volume 'date'; there are: data"):
-        volumes.delete(VolumeDelete("date", yes=True), store.cluster)
-    assert volumes.delete(VolumeDelete("data", yes=True), store.cluster) == 0
-    assert f"{NS}/persistentvolumeclaims/data" not in store.objects
-    store.put(f"{NS}/persistentvolumeclaims/foreign", spec={"accessModes": []})
-    with pytest.raises(UserError, match="not made by worldsize"):
-        volumes.delete(VolumeDelete("foreign", yes=True), store.cluster)
-
-
-# Secrets --------------------------------------------------------------------------------------------------------------
 
 
 def kept(store, name="token"):
@@ -430,27 +218,6 @@ def test_a_refusal_that_has_nothing_to_do_with_the_value_is_shown(store, monkeyp
 
 
 # On a cluster ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.cluster
-def test_a_volume_on_a_cluster(cluster, capsys):
-    create = VolumeCreate("data", "1Gi")
-    assert volumes.create(create, cluster) == 0
-    assert volumes.create(create, cluster) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "volume data created: 1Gi, rwx, class standard"
-    with pytest.raises(UserError, match="--size 1Gi, not 2Gi"):
-        volumes.create(VolumeCreate("data", "2Gi"), cluster)
-    with pytest.raises(UserError, match="--class nix"):
-        volumes.create(VolumeCreate("other", "1Gi", "nix"), cluster)
-    cluster.create(volumes.manifest("unbound", cluster.namespace, "1Gi", "rwo", "nix"))
-    assert volumes.create(VolumeCreate("unbound", "1Gi", access="rwo"), cluster, wait_s=5) == 1
-    assert 'ProvisioningFailed: storageclass.storage.k8s.io "nix" not found' in capsys.readouterr().err
-    volumes.show(VolumeList(), cluster)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["data", "1Gi", "rwx", "standard", "Bound"] in rows and ["unbound", "1Gi", "rwo", "nix", "Pending"] in rows
-    for name in ("data", "unbound"):
-        assert volumes.delete(VolumeDelete(name, yes=True), cluster) == 0
-        assert cluster.get("PersistentVolumeClaim", name) is None
 
 
 @pytest.mark.cluster

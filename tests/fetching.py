@@ -1,0 +1,70 @@
+"""Archives of pictures, and fetches of them, for the tests of fetching."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+from worldsize.data import fetch
+from worldsize.data.fetching.state import FOLDER
+
+# What runs `worldsize data fetch` in a process of its own.
+COMMAND = """
+import sys
+import tyro
+from worldsize.data import fetch
+from worldsize.errors import WorldsizeError
+try:
+    sys.exit(fetch.run(tyro.cli(fetch.Fetch, args=sys.argv[1:])))
+except WorldsizeError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def pack(tree: Path, archive: Path) -> Path:
+    """An archive of all files below ``tree``, of the kind that its name says."""
+    files = sorted(path for path in tree.rglob("*") if path.is_file())
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+            for path in files:
+                out.write(path, path.relative_to(tree))
+    else:
+        with tarfile.open(archive, f"w:{archive.suffix.lstrip('.').replace('tar', '')}") as tar:
+            for path in files:
+                tar.add(path, path.relative_to(tree))
+    return archive
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file in the tree, but for the fetch's own."""
+    paths = (path for path in root.rglob("*") if path.is_file() and FOLDER not in path.parts)
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+
+
+def fetched(source: Path | str, to: Path, dataset="folder", **more) -> int:
+    return fetch.run(fetch.Fetch(dataset, to, str(source), **more))
+
+
+def start(source: Path | str, to: Path, *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", COMMAND, "folder", "--to", str(to), "--from", str(source), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def state(root: Path) -> dict:
+    try:
+        return json.loads((root / FOLDER / "state.json").read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def until(condition, what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited for {what}"
+        time.sleep(0.002)

@@ -1,0 +1,191 @@
+"""Before a run on a real cluster: a job that can run, each fault, and users with few rights."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from findings import SPEC, look, the_one, wait_for
+from worldsize.launch import preflight, target
+from worldsize.launch.cluster import Cluster
+from worldsize.launch.kinds import KINDS
+from worldsize.launch.spec import Placement, Resources, SecretKey
+
+
+def tiny(cluster, **changes):
+    """A job that fits everywhere, and its volume; it is never sent."""
+    small = {"procs": 1, "resources": Resources(cpu="50m", memory="64Mi", shm="16Mi")}
+    claim(cluster, "data", "ReadWriteMany")
+    return replace(SPEC, namespace=cluster.namespace, **{**small, **changes})
+
+
+def claim(cluster, name, mode):
+    make(cluster, "PersistentVolumeClaim", name, accessModes=[mode], resources={"requests": {"storage": "1Mi"}})
+    wait_for(lambda: cluster.get("PersistentVolumeClaim", name)["status"]["phase"] == "Bound")
+
+
+def make(cluster, kind, name, **spec):
+    cluster.create(
+        {"apiVersion": KINDS[kind].group_version, "kind": kind, "metadata": {"name": name}}
+        | ({"spec": spec} if spec else {})
+    )
+
+
+def limit_all(cluster, **hard):
+    make(cluster, "ResourceQuota", "bounds", hard={key.replace("__", "."): value for key, value in hard.items()})
+    wait_for(lambda: cluster.get("ResourceQuota", "bounds").get("status", {}).get("hard"))
+
+
+def limit_each(cluster, kind, **bounds):
+    make(cluster, "LimitRange", "bounds", limits=[{"type": kind, **bounds}])
+
+
+def enforce(cluster, level):
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    cluster.patch("Namespace", cluster.namespace, {"metadata": {"labels": labels}})
+
+
+def with_key(cluster):
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "kaggle"}, "stringData": {"name": "me"}}
+    cluster.create(secret)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("on", target.TARGETS)
+def test_a_job_that_can_run_is_found_in_order_within_three_seconds(cluster, on):
+    enforce(cluster, "restricted")
+    spec = tiny(cluster)
+    begin = time.monotonic()
+    found = look(cluster, spec, on)
+    assert time.monotonic() - begin < 3.0
+    assert {one.level for one in found} == {"ok"}, found
+    # Looking has left nothing behind.
+    assert cluster.list("Pod") == cluster.list("NetworkPolicy") == cluster.list(target.load(on).kind) == []
+    assert cluster.get("ConfigMap", spec.name) is None
+
+
+SECRET = {"secrets": (SecretKey("kaggle", "token", "TOKEN"),)}
+REAL = {
+    "no volume": (None, {"volumes": ("imagenet",)}, "there is no volume imagenet"),
+    "volume of one node": (
+        lambda cluster: claim(cluster, "one", "ReadWriteOnce"),
+        {"volumes": ("one",)},
+        "volume one can be written from one node only",
+    ),
+    "no Secret": (None, SECRET, "there is no Secret kaggle"),
+    "no key": (with_key, SECRET, "Secret kaggle has no key token; its keys: name"),
+    "quota": (
+        lambda cluster: limit_all(cluster, pods="1"),
+        {},
+        "quota bounds does not allow the whole job: pods: 2 asked for, 0 of 1 in use",
+    ),
+    "quota below one pod": (
+        lambda cluster: limit_all(cluster, requests__memory="32Mi"),
+        {},
+        "quota bounds does not allow the whole job: requests.memory: 128Mi asked for, 0Mi of 32Mi in use",
+    ),
+    "quota on what is not asked for": (
+        lambda cluster: limit_all(cluster, requests__cpu="1"),
+        {"resources": Resources(memory="64Mi", shm="16Mi")},
+        "failed quota: bounds: must specify requests.cpu",
+    ),
+    "upper limit": (
+        lambda cluster: limit_each(cluster, "Container", max={"cpu": "40m"}),
+        {},
+        "maximum cpu usage per Container is 40m",
+    ),
+    "lower limit": (
+        lambda cluster: limit_each(cluster, "Pod", min={"memory": "1Gi"}),
+        {},
+        "minimum memory usage per Pod is 1Gi",
+    ),
+    "GPUs": (None, {"procs": 512, "resources": Resources(gpus=512)}, "room for 0 of 2 pods even on empty nodes: "),
+    "priority": (None, {"placement": Placement(priority="none-such")}, "no PriorityClass with name none-such was found"),
+    "no such node": (None, {"placement": Placement(node_selector=(("zone", "none"),))}, "not labelled zone=none"),
+    "somebody else's": (
+        lambda cluster: cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "r50"}}),
+        {},
+        "there is no job r50, but objects of that name: ConfigMap",
+    ),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("plant", "changes", "what"), REAL.values(), ids=REAL)
+def test_each_fault_on_a_real_cluster(cluster, plant, changes, what):
+    spec = tiny(cluster, **changes)
+    if plant:
+        plant(cluster)
+    finding = the_one(look(cluster, spec))
+    assert what in finding.what and finding.remedy
+
+
+@pytest.mark.cluster
+def test_memory_that_may_be_locked_is_refused_under_restricted(cluster):
+    rdma = Resources(cpu="50m", memory="64Mi", shm="16Mi", devices=(("rdma/ib", 1),))
+    spec = tiny(cluster, resources=rdma)
+    enforce(cluster, "restricted")
+    errors = [one for one in look(cluster, spec) if one.level == "error"]
+    assert any("no node offers rdma/ib" in one.what for one in errors)
+    refused = next(one for one in errors if "violates PodSecurity" in one.what)
+    assert "IPC_LOCK" in refused.what and "--resource" in refused.remedy
+
+
+@pytest.mark.cluster
+def test_a_runtime_that_is_not_there(cluster):
+    finding = the_one(look(cluster, tiny(cluster, runtime="none-such"), "trainjob"))
+    assert finding.what == "there is no ClusterTrainingRuntime none-such"
+
+
+@pytest.mark.cluster
+def test_a_namespace_that_is_not_there(cluster):
+    missing = Cluster(namespace=f"{cluster.namespace}-not")
+    assert f"there is no namespace {missing.namespace}; there are: " in the_one(look(missing)).what
+
+
+@pytest.mark.cluster
+def test_an_object_that_a_webhook_refuses(cluster):
+    kind = target.load("pytorchjob")
+    spec = tiny(cluster)
+    *others, job = kind.render(spec)
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "other"
+    found = preflight.examine(preflight.Context(cluster, (kind.kind,), spec, (*others, job)))
+    assert "the server would refuse PyTorchJob r50: " in the_one(list(found)).what
+
+
+@pytest.mark.cluster
+def test_a_job_of_that_name_that_has_not_ended(cluster):
+    spec = tiny(cluster)
+    for manifest in target.load("pytorchjob").render(spec):
+        cluster.create(manifest)
+    finding = the_one([one for one in look(cluster, spec, "mpijob") if "room" not in one.what])
+    assert re.match(r"PyTorchJob r50 is (Created|Pending|Running) already", finding.what)
+
+
+@pytest.mark.cluster
+def test_a_user_with_few_rights(cluster, use):
+    spec = tiny(cluster)
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{cluster.namespace}"
+    few = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "few"}}
+    rules = [{"apiGroups": [""], "resources": ["pods", "persistentvolumeclaims"], "verbs": ["get", "list"]}]
+    cluster.request("POST", f"{rbac}/roles", body=few | {"kind": "Role", "rules": rules})
+    subject = {"kind": "ServiceAccount", "name": "default", "namespace": cluster.namespace}
+    ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "few"}
+    binding = few | {"kind": "RoleBinding", "roleRef": ref, "subjects": [subject]}
+    cluster.request("POST", f"{rbac}/rolebindings", body=binding)
+    account = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/default"
+    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = cluster.request("POST", f"{account}/token", body=asked)["status"]["token"]
+    server = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())["clusters"][0]["cluster"]
+    found = look(use(server, cluster.namespace, token=token), spec)
+    errors = [one for one in found if one.level == "error"]
+    assert [one.what.partition(" may not ")[0] for one in errors] == [f"your role in {cluster.namespace}"]
+    assert "create, get, list, watch, patch, delete pytorchjobs" in errors[0].what
+    assert "; watch pods; get pods/log" in errors[0].what
+    assert "cannot look at nodes: your role may not list nodes" in [one.what for one in found]

@@ -1,0 +1,311 @@
+"""Files on a volume: the way over the API server's websocket, with a server that runs the command here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from worldsize.errors import UserError
+from worldsize.launch import filepod, files, pod, transfer
+from worldsize.launch.cluster import Cluster, ClusterError, Unreachable
+
+
+class Server:
+    """What an API server and a kubelet do for one pod: its commands run here, and its volume is a folder here."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict] = {}
+        self.deleted: list[str] = []
+        self.claim = {"metadata": {"name": "vol"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
+        self.cut_after: list[int] = []  # bytes of stdout after which each connection breaks
+        self.connections = 0
+        self.refusal: dict | None = None
+        self.received = 0  # bytes of all commands' stdin
+        self.others: list[dict] = []  # pods that are there already
+        self._processes: list = []
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(20)
+
+    def _run(self) -> None:
+        from aiohttp import web
+
+        async def main() -> None:
+            self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+            app = web.Application()
+            base = "/api/v1/namespaces/ns"
+            app.router.add_get(base + "/persistentvolumeclaims/vol", self._get_claim)
+            app.router.add_get(base + "/pods", self._list)
+            app.router.add_get(base + "/events", self._no_events)
+            app.router.add_post(base + "/pods", self._create)
+            app.router.add_get(base + "/pods/{name}", self._get)
+            app.router.add_delete(base + "/pods/{name}", self._delete)
+            app.router.add_get(base + "/pods/{name}/exec", self._exec)
+            runner = web.AppRunner(app, shutdown_timeout=1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self.port = runner.addresses[0][1]
+            self._ready.set()
+            await self._closing.wait()
+            for process in self._processes:
+                process.kill()
+            await runner.cleanup()
+
+        asyncio.run(main())
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(20)
+
+    async def _get_claim(self, request):
+        from aiohttp import web
+
+        return web.json_response(self.claim)
+
+    async def _list(self, request):
+        from aiohttp import web
+
+        return web.json_response({"items": self.others, "metadata": {"resourceVersion": "1"}})
+
+    async def _no_events(self, request):
+        from aiohttp import web
+
+        return web.json_response({"items": [], "metadata": {"resourceVersion": "1"}})
+
+    async def _create(self, request):
+        from aiohttp import web
+
+        one = await request.json()
+        self.pods[one["metadata"]["name"]] = one | {"status": {"phase": "Running"}}
+        return web.json_response(one)
+
+    async def _get(self, request):
+        from aiohttp import web
+
+        return web.json_response(self.pods[request.match_info["name"]])
+
+    async def _delete(self, request):
+        from aiohttp import web
+
+        self.deleted.append(request.match_info["name"])
+        return web.json_response(self.pods.pop(request.match_info["name"]))
+
+    async def _exec(self, request):
+        from aiohttp import WSMsgType, web
+
+        if self.refusal is not None:
+            return web.json_response(self.refusal, status=self.refusal["code"])
+        assert request.headers["sec-websocket-protocol"] == "v4.channel.k8s.io"
+        socket = web.WebSocketResponse(protocols=["v4.channel.k8s.io"], max_msg_size=0)
+        await socket.prepare(request)
+        limit = self.cut_after[self.connections] if self.connections < len(self.cut_after) else None
+        self.connections += 1
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(request.query.getall("command"), stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+        self._processes.append(process)
+
+        async def forward(stream, channel, limit=None):
+            while chunk := await asyncio.to_thread(stream.read, 1 << 15):
+                if limit is not None and (limit := limit - len(chunk)) < 0:
+                    process.stdout.close()
+                    request.transport.abort()
+                    return
+                await socket.send_bytes(bytes([channel]) + chunk)
+
+        async def end():
+            await asyncio.gather(forward(process.stdout, 1, limit), forward(process.stderr, 2))
+            code = await asyncio.to_thread(process.wait)
+            status = {"status": "Failure", "message": f"exit code {code}"} if code else {"status": "Success"}
+            await socket.send_bytes(b"\3" + json.dumps(status).encode())
+            await socket.close()
+
+        ending = asyncio.ensure_future(end())
+        async for message in socket:
+            if message.type == WSMsgType.BINARY and message.data[0] == 0:
+                self.received += len(message.data)
+                with suppress(BrokenPipeError):
+                    await asyncio.to_thread(process.stdin.write, message.data[1:])
+        process.stdin.close()
+        await asyncio.wait([ending], timeout=10)
+        ending.cancel()
+        return socket
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp")
+    settings_of_client = pytest.importorskip("kubernetes.config.kube_config")
+    one = Server()
+    about = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{one.port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(about))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr(settings_of_client, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr(files, "VOLUMES", tmp_path / "mnt")
+    monkeypatch.setattr(files, "_PAUSES_S", (0.05,) * 3)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnt/vol").mkdir(parents=True)
+    yield one
+    one.close()
+
+
+REACH = files.Reach(image="any:1", wait=20)
+
+
+def test_there_and_back_over_a_websocket(server, tmp_path, capsys):
+    (tmp_path / "big").write_bytes(random.Random(0).randbytes(20_000_000))
+    one = Cluster()
+    assert files.put(files.FilesPut(Path("big"), "vol:/new/", reach=REACH), one) == 0
+    assert capsys.readouterr().out == "vol:/new/big\n"
+    assert (tmp_path / "mnt/vol/new/big").read_bytes() == (tmp_path / "big").read_bytes()
+    assert files.get(files.FilesGet("vol:/new", Path("back"), reach=REACH), one) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "back\n" and "1 file, 20.0 MB" in captured.err
+    assert (tmp_path / "back/big").read_bytes() == (tmp_path / "big").read_bytes()
+    assert files.show(files.FilesList("vol:/new", REACH), one) == 0
+    assert capsys.readouterr().out.split()[:2] == ["20.0", "MB"]
+    assert server.pods == {} and len(set(server.deleted)) == 3
+
+
+def user(name, node, image="trainer:1", ours=True, created="2026-01-01", **spec):
+    """A pod that uses the volume."""
+    labels = pod.labels("run") if ours else {}
+    spec |= {"nodeName": node, "containers": [{"image": image}]}
+    spec["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "vol"}}]
+    metadata = {"name": name, "labels": labels, "creationTimestamp": created}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}
+
+
+def test_the_pod_fits_the_volume_and_who_uses_it(server):
+    one = Cluster()
+    taint = {"key": "gpus-only", "operator": "Exists"}
+    server.others = [
+        user("old", "n1", "trainer:1", tolerations=[taint]),
+        user("new", "n2", "trainer:2", created="2026-01-02"),
+        user("foreign", "n3", "other:1", ours=False, created="2026-01-03"),
+    ]
+    anywhere = filepod.fitting(one, "vol", "x", "", read_only=True)
+    assert (anywhere.image, anywhere.node, anywhere.read_only) == ("trainer:2", None, True)
+    server.claim["spec"]["accessModes"] = ["ReadWriteOnce"]
+    there = filepod.fitting(one, "vol", "x", "mine:1", read_only=False)
+    assert (there.image, there.node, there.tolerations, there.read_only) == ("mine:1", "n1", (taint,), False)
+    server.claim["spec"]["accessModes"] = ["ReadWriteOncePod"]
+    with pytest.raises(UserError, match="only one pod at a time can use volume vol, and old does"):
+        filepod.fitting(one, "vol", "x", "", read_only=True)
+    for leaving in server.others:
+        leaving["metadata"]["deletionTimestamp"] = "2026-01-04"
+    assert filepod.fitting(one, "vol", "x", "", read_only=True).node == "n1"
+    server.claim["spec"]["accessModes"] = ["ReadOnlyMany"]
+    assert filepod.fitting(one, "vol", "x", "", read_only=True).node is None
+    with pytest.raises(UserError, match="can only be read"):
+        filepod.fitting(one, "vol", "x", "", read_only=False)
+
+
+def test_a_download_goes_on_where_the_connection_broke(server, tmp_path, capsys):
+    content = random.Random(0).randbytes(5_000_000)
+    (tmp_path / "mnt/vol/big").write_bytes(content)
+    server.cut_after = [1_000_000, 300_000, 2_500_000]
+    assert files.get(files.FilesGet("vol:/big", Path("back"), reach=REACH), Cluster()) == 0
+    assert server.connections == 4
+    assert (tmp_path / "back").read_bytes() == content
+    assert server.pods == {}
+
+
+def test_an_upload_that_breaks_leaves_nothing(server, tmp_path):
+    (tmp_path / "big").write_bytes(bytes(5_000_000))
+    server.cut_after = [0]
+    with pytest.raises(Unreachable):
+        files.put(files.FilesPut(Path("big"), "vol:/big", reach=REACH), Cluster())
+    assert server.pods == {}
+    until = time.monotonic() + 10
+    while os.listdir(tmp_path / "mnt/vol") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert os.listdir(tmp_path / "mnt/vol") == []
+
+
+def test_what_cannot_be_is_said_before_anything_is_sent(server, tmp_path):
+    (tmp_path / "mnt/vol/there").write_text("old")
+    (tmp_path / "mine").write_bytes(bytes(5_000_000))
+    with pytest.raises(UserError, match="volume vol: there is no /nix; / has: there"):
+        files.get(files.FilesGet("vol:/nix", reach=REACH), Cluster())
+    with pytest.raises(UserError, match="volume vol: /there exists already"):
+        files.put(files.FilesPut(Path("mine"), "vol:/there", reach=REACH), Cluster())
+    with pytest.raises(UserError, match="mine exists already; --force"):
+        files.get(files.FilesGet("vol:/there", Path("mine"), reach=REACH), Cluster())
+    with pytest.raises(UserError, match="there is no folder no"):
+        files.get(files.FilesGet("vol:/there", Path("no/mine"), reach=REACH), Cluster())
+    with pytest.raises(UserError, match="there is no nix"):
+        files.put(files.FilesPut(Path("nix"), "vol:/x", reach=REACH), Cluster())
+    with pytest.raises(UserError, match="--image"):
+        files.get(files.FilesGet("vol:/there"), Cluster())
+    assert sorted(os.listdir(tmp_path / "mnt/vol")) == ["there"]
+    assert server.pods == {}
+
+
+def test_a_full_volume_is_told_though_there_is_more_to_send(server, tmp_path, monkeypatch):
+    """The pod's side fails while this side is still sending: here because of a limit on the size of files."""
+    with open(tmp_path / "mine", "wb") as file:
+        file.truncate(300_000_000)
+    limited = transfer.LOADER.replace(
+        "import sys;",
+        "import sys, resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        " resource.setrlimit(resource.RLIMIT_FSIZE, (1000000, 1000000));",
+    )
+    monkeypatch.setattr(transfer, "LOADER", limited)
+    with pytest.raises(ClusterError, match="File too large"):
+        files.put(files.FilesPut(Path("mine"), "vol:/x", reach=REACH), Cluster())
+    assert 1_000_000 < server.received < 200_000_000
+    assert os.listdir(tmp_path / "mnt/vol") == []
+
+
+def test_an_image_without_python_says_so(server, monkeypatch):
+    monkeypatch.setattr(transfer, "LOADER", "import sys; sys.exit('no such thing here')")
+    with pytest.raises(ClusterError, match="exit code 1\nno such thing here"):
+        files.show(files.FilesList("vol", REACH), Cluster())
+    server.refusal = {"kind": "Status", "code": 403, "message": 'pods "x" is forbidden: cannot create resource "pods/exec"'}
+    with pytest.raises(ClusterError, match="pods/exec"):
+        files.show(files.FilesList("vol", REACH), Cluster())
+    assert server.pods == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_middle_removes_the_pod_and_the_part(server, tmp_path, number):
+    (tmp_path / "mnt/vol/pipe").mkdir()
+    with open(tmp_path / "mnt/vol/pipe/big", "wb") as file:
+        file.truncate(1 << 40)  # it has no end within this test
+    script = (
+        "import sys, pathlib; from worldsize.launch import files; from worldsize.launch.cluster import Cluster;"
+        f"files.VOLUMES = pathlib.Path({str(tmp_path / 'mnt')!r}); import shutil;"
+        "shutil.disk_usage = lambda _: shutil._ntuple_diskusage(1 << 50, 0, 1 << 50);"
+        "reach = files.Reach(image='any:1');"
+        "files.get(files.FilesGet('vol:/pipe', pathlib.Path('back'), reach=reach), Cluster())"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        until = time.monotonic() + 30
+        while not list(tmp_path.glob(".worldsize-*/new/big")) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert server.pods
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    assert process.returncode in (130, 128 + number, -number)
+    assert server.pods == {} and len(server.deleted) == 1
+    assert not list(tmp_path.glob("back*")) and not list(tmp_path.glob(".worldsize-*"))

@@ -1,0 +1,165 @@
+"""Reading shards: few descriptors, little memory, and the same from stores, also from those that fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from packing import files
+from worldsize.data import open_dataset, shards
+from worldsize.data.decode import BrokenPicture
+from worldsize.data.shards import tar
+from worldsize.data.shards.format import RECORD, Packed, Shard, Split, identity
+from worldsize.data.shards.samples import ShardSamples
+from worldsize.data.shards.store import Local, Remote
+from worldsize.errors import DataError, StoreUnreachable, UserError
+from worldsize.recipe import Data
+
+
+def test_more_shards_than_descriptors(whole):
+    samples, expected = (shards.open_dataset(whole).train for _ in range(2))
+    samples._store._most, before = 1, len(os.listdir("/proc/self/fd"))
+    assert [samples.encoded(i) for i in range(len(samples))] == [expected.encoded(i) for i in range(len(samples))]
+    assert len(os.listdir("/proc/self/fd")) - before == 1 + len(expected.shards)
+
+
+def test_readers_that_share_one_descriptor_get_their_own_pictures(whole):
+    """While each takes the other's file away."""
+    samples = shards.open_dataset(whole).train
+    expected = [samples.encoded(i) for i in range(len(samples))]
+    samples._store._most = 1
+    with ThreadPoolExecutor(8) as pool:
+        chosen = np.random.default_rng(0).integers(0, len(samples), 4000).tolist()
+        assert list(pool.map(samples.encoded, chosen)) == [expected[i] for i in chosen]
+
+
+def test_a_shard_that_is_cut_off_while_it_is_read_breaks_its_pictures(copied):
+    """Were it mapped, the process would be ended."""
+    samples = shards.open_dataset(copied).train
+    samples.encoded(0)
+    os.truncate(copied / "train-00000.tar", 100)
+    with pytest.raises(BrokenPicture, match="damaged at byte"):
+        samples.encoded(0)
+
+
+def synthetic(folder: Path, samples: int, count: int) -> None:
+    """An index of so many samples, and shards to match in which there is nothing."""
+    each = samples // count
+    with open(folder / "train.index", "wb") as file:
+        file.truncate(samples * RECORD.itemsize)
+    part = identity("train", bytes(each * RECORD.itemsize))
+    described = Split("0" * 64, (Shard(each, 100_000_000, part),) * count)
+    for i in range(count):
+        with open(folder / f"train-{i:05d}.tar", "wb") as file:
+            file.write(tar.beginning(part))
+            file.truncate(100_000_000)
+    (folder / "val.index").write_bytes(b"")
+    page = Packed(("a", "b"), {"train": described, "val": Split("0" * 64, ())}, {}, "0" * 64)
+    (folder / "index.json").write_text(page.to_json())
+
+
+def test_fifty_million_samples_open_within_a_second(tmp_path):
+    synthetic(tmp_path, 50_000_000, 10_000)
+    program = (
+        "import sys, time, numpy as np; from worldsize.data import shards\n"
+        "def peak(): return int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
+        "before, began = peak(), time.perf_counter()\n"
+        "samples = shards.open_dataset(sys.argv[1]).train\n"
+        "samples.sizes(np.arange(0, 50_000_000, 500_000)); samples.encoded(31_415_926)\n"
+        "print(time.perf_counter() - began, (peak() - before) * 1024)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in range(3)]
+    assert min(float(seconds) for seconds, _ in runs) < 1
+    for file in tmp_path.iterdir():
+        file.unlink()  # pytest would keep them
+    assert max(int(memory) for _, memory in runs) < 100e6
+
+
+def test_remote_shards_are_read_too(whole):
+    fsspec = pytest.importorskip("fsspec")
+    store = fsspec.filesystem("memory")
+    for name, data in files(whole).items():
+        store.pipe_file(f"/bucket/shards/{name}", data)
+    remote, local = shards.open_dataset("memory://bucket/shards").train, shards.open_dataset(whole).train
+    for i in range(len(local)):
+        assert bytes(remote.encoded(i)) == bytes(local.encoded(i))
+        assert remote.path(i) == local.path(i)
+    store.rm_file("/bucket/shards/train-00001.tar")
+    with pytest.raises(DataError, match=r"train-00001\.tar is missing"):
+        shards.open_dataset("memory://bucket/shards")
+
+
+class Fault(Exception):
+    """As stores' programs have of their own."""
+
+
+class NoCredentialsError(Exception):
+    """As botocore calls it."""
+
+
+def test_a_store_that_cannot_be_reached_is_told_in_its_own_words(whole, monkeypatch):
+    def fails(*_, **__):
+        raise Fault("could not connect")
+
+    remote = Remote(f"file://{whole}")
+    monkeypatch.setattr(type(remote._files), "cat_file", fails)
+    with pytest.raises(StoreUnreachable, match=r"index\.json cannot be read: Fault: could not connect"):
+        shards.open_dataset(remote)
+    monkeypatch.setattr(type(remote._files), "cat_file", lambda *_, **__: int("no number"))
+    with pytest.raises(UserError, match=r"index\.json: invalid literal"):
+        shards.open_dataset(remote)
+
+
+def test_a_remote_read_that_fails_is_tried_again_for_a_while(whole, monkeypatch):
+    samples, slept = shards.open_dataset(f"file://{whole}").train, []
+    expected, cat = bytes(samples.encoded(0)), type(samples._store._files).cat_file
+    monkeypatch.setattr("time.sleep", slept.append)
+
+    def fails(times: int, error: Exception):
+        left = iter(range(times))
+
+        def cat_file(*arguments, **options):
+            if next(left, None) is not None:
+                raise error
+            return cat(*arguments, **options)
+
+        monkeypatch.setattr(type(samples._store._files), "cat_file", cat_file)
+
+    fails(5, Fault("reset by peer"))
+    assert bytes(samples.encoded(0)) == expected and slept == [1, 2, 4, 8, 8]
+    fails(6, Fault("reset by peer"))
+    with pytest.raises(StoreUnreachable, match=r"train-00000\.tar cannot be read: Fault: reset by peer"):
+        samples.encoded(0)
+    slept.clear()
+    for error in (PermissionError("no"), NoCredentialsError("no")):
+        fails(1, error)
+        with pytest.raises(UserError, match=r"train-00000\.tar may not be read any more: .*no"):
+            samples.encoded(0)
+    fails(1, FileNotFoundError("no"))
+    with pytest.raises(BrokenPicture, match="no"):
+        samples.encoded(0)
+    fails(1, Fault("reset by peer"))
+    assert samples.name(0).endswith("sample 0") and slept == []
+    fails(1, Fault("reset by peer"))
+    assert not samples.path(0).startswith("sample") and slept == [1]  # packing writes it
+
+
+def test_a_recipe_may_name_a_url(whole, tmp_path):
+    remote, local = (open_dataset(Data(root=Path(root)), tmp_path) for root in (f"file://{whole}", whole))
+    assert isinstance(remote.train._store, Remote)
+    assert remote.fingerprint == local.fingerprint
+    assert bytes(remote.val.encoded(0)) == bytes(local.val.encoded(0))
+    with pytest.raises(UserError, match="teleport://bucket/shards"):
+        open_dataset(Data(root=Path("teleport://bucket/shards")), tmp_path)
+
+
+def test_a_local_store_is_what_a_path_opens(whole):
+    assert isinstance(shards.open_dataset(whole).train, ShardSamples)
+    assert isinstance(shards.open_dataset(whole).train._store, Local)
