@@ -30,7 +30,9 @@ from worldsize.world import World
 
 log = logging.getLogger(__name__)
 
-_CHUNK = 8  # pictures per task: enough work to be worth a hand-over, little enough to share a micro-batch
+# Threads wait for Python's lock at each hand-over, and the training loop for them: so tasks are as large as may be.
+_LEAST, _MOST = 8, 32  # pictures per task
+_ORDERED = 4096  # samples whose order is computed at once: numpy takes hardly longer for them than for a micro-batch
 
 _REACH = 100  # how far to look for a whole picture in place of a broken one
 
@@ -110,6 +112,7 @@ class Loader:
         self._seed = seed
         self._order = order or FullShuffle(seed, len(samples))
         self._prefetch = prefetch
+        self._reads = readers
         self._pin = pin
         self._preparation = Preparation(scaling)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -124,7 +127,7 @@ class Loader:
         in the set that is whole, cut as the broken one would be.
         """
         steps = range(first_step, plan.steps_per_epoch(len(self.samples)))
-        return Stream(self._prefetch, (part for step in steps for part in self._parts(plan, rank, epoch, step, crop)))
+        return Stream(self._prefetch, self._parts(plan, rank, epoch, steps, crop))
 
     def steps(self) -> Stream:
         """An empty stream, for `add_step`."""
@@ -132,13 +135,15 @@ class Loader:
 
     def add_step(self, stream: Stream, plan: BatchPlan, epoch: int, step: int) -> None:
         """Let the micro-batches of one step of ``epoch`` follow in the stream, as for rank 0."""
-        stream.add(self._parts(plan, 0, epoch, step))
+        stream.add(self._parts(plan, 0, epoch, range(step, step + 1)))
 
-    def _parts(self, plan: BatchPlan, rank: int, epoch: int, step: int, crop: Crop | None = None) -> Iterator[_Pending]:
-        for micro in range(plan.accumulation):
-            start = plan.first(step, rank, micro)
-            indices = self._order(epoch, np.arange(start, start + plan.forward_batch))
-            yield self._submit(crop or self.crop, indices, epoch, replace=True)
+    def _parts(self, plan: BatchPlan, rank: int, epoch: int, steps: range, crop: Crop | None = None) -> Iterator[_Pending]:
+        at_once = max(1, _ORDERED // plan.per_process)
+        for some in (steps[i : i + at_once] for i in range(0, len(steps), at_once)):
+            firsts = np.array([plan.first(step, rank, 0) for step in some])
+            order = self._order(epoch, (firsts[:, None] + np.arange(plan.per_process)).reshape(-1))
+            for indices in order.reshape(-1, plan.forward_batch):
+                yield self._submit(crop or self.crop, indices, epoch, replace=True)
 
     def evaluation(self, rank: int, world_size: int, batch: int) -> Iterator[Batch]:
         """This rank's share of the split in order, every sample once; a broken picture is left out."""
@@ -162,8 +167,10 @@ class Loader:
         if self.samples.pixels is not None:
             return _Pending(pixels, labels, [self._pool.submit(self._fill_from_memory, places)])
         assert isinstance(self.samples, EncodedSamples)
+        # Two for each reader, all batches that are prepared together.
+        chunk = min(max(len(indices) * (self._prefetch + 1) // (2 * self._reads), _LEAST), _MOST)
         parts = []
-        for part in (places.part(slice(i, i + _CHUNK)) for i in range(0, len(indices), _CHUNK)):
+        for part in (places.part(slice(i, i + chunk)) for i in range(0, len(indices), chunk)):
             read = self._readers.submit(_read, self.samples, part.indices)
             parts.append(self._pool.submit(self._fill_from_files, part, read, replace))
         return _Pending(pixels, labels, parts)
