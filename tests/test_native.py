@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import errno
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import crc32c
 import numpy as np
 import pytest
 from hypothesis import given
@@ -50,6 +52,30 @@ def test_raw_pixels_equal_pillows(data):
     part = Image.fromarray(pixels).crop((left, top, left + w, top + h)).resize((columns, rows), Image.Resampling.BILINEAR)
     expected = np.asarray(part.crop((x, y, x + size, y + size)))
     np.testing.assert_array_equal(out[0], expected[:, ::-1] if flip else expected)
+
+
+@needs_native
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400)), min_size=1, max_size=8))
+def test_pieces_of_a_file_are_its_bytes_with_their_checksums(tmp_path_factory, pieces):
+    data = np.random.default_rng(0).bytes(300)
+    path = tmp_path_factory.mktemp("read") / "file"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        offsets, sizes = zip(*pieces, strict=True)
+        read = NATIVE.read([file.fileno()] * len(pieces), offsets, sizes)
+    expected = [data[offset : offset + size] for offset, size in pieces]
+    assert [bytes(piece) for piece, _ in read] == expected
+    assert [checksum for _, checksum in read] == [crc32c.crc32c(piece) for piece in expected]
+
+
+@needs_native
+def test_a_file_that_cannot_be_read_keeps_back_no_other(tmp_path):
+    (tmp_path / "file").write_bytes(b"pixels")
+    with (tmp_path / "file").open("rb") as file, (tmp_path / "other").open("wb") as only_written:
+        files = [file.fileno(), only_written.fileno(), file.fileno()]
+        first, failed, last = NATIVE.read(files, [0, 0, 3], [3, 3, 3])
+    assert bytes(first[0]) == b"pix" and bytes(last[0]) == b"els"
+    assert isinstance(failed, OSError) and failed.errno == errno.EBADF
 
 
 def has_compiler_and_headers() -> bool:

@@ -1,4 +1,4 @@
-/* Cuts of many pictures at once: JPEG bytes or raw pixels in, uint8 pixels of one size out.
+/* Cuts of many pictures at once: JPEG bytes or raw pixels in, uint8 pixels of one size out. And reading many at once.
 
    Plain C ABI for ctypes. The library starts no thread, prints nothing and keeps no state but the kernels it chose when
    it was loaded, so any number of threads may call it. Each picture has its own status; a picture that cannot be done
@@ -17,7 +17,7 @@
 
 /* Which interface this is: one more with each change of what follows. worldsize.data.native asks for it first, since a library
    that was built before a change stays where it is until worldsize is installed again. */
-enum { WS_INTERFACE = 1 };
+enum { WS_INTERFACE = 2 };
 WS_API int ws_interface(void);
 
 enum {
@@ -56,6 +56,12 @@ WS_API int ws_decode(int n, const uint8_t *const *data, const size_t *sizes, con
 /* The same from raw RGB pictures: data[i] has heights[i] x widths[i] x 3 bytes. */
 WS_API int ws_raw(int n, const uint8_t *const *data, const int32_t *heights, const int32_t *widths, const ws_cut *cuts,
                   const uint8_t *flips, int32_t size, int32_t options, uint8_t *out, uint8_t *status);
+
+/* sizes[i] bytes at offsets[i] of the open file files[i], n times, one after the other into out, which has room for all.
+   got[i]: how many there were, fewer at the end of the file; or -errno. checksums[i]: CRC-32C of these. In one call, so that a
+   caller who lets go of a lock meanwhile, as Python does, waits for it once and not n times. */
+WS_API void ws_read(int n, const int32_t *files, const int64_t *offsets, const size_t *sizes, uint8_t *out, int64_t *got,
+                    uint32_t *checksums);
 
 /* What this library is, for example "libjpeg-turbo 2.1.5, avx2". */
 WS_API const char *ws_version(void);

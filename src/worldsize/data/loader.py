@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from worldsize.batch import BatchPlan, shard
 from worldsize.data.crops import Crop, Draws, Pixels
-from worldsize.data.decode import BrokenPicture
 from worldsize.data.order import FullShuffle, Indices, Order
-from worldsize.data.prepare import Preparation, Read
+from worldsize.data.prepare import Preparation
 from worldsize.data.rng import Use, uniforms
-from worldsize.data.samples import EncodedSamples, Samples
+from worldsize.data.samples import EncodedSamples, Read, Samples
 from worldsize.errors import DataError
 from worldsize.world import World
 
@@ -171,7 +170,7 @@ class Loader:
         chunk = min(max(len(indices) * (self._prefetch + 1) // (2 * self._reads), _LEAST), _MOST)
         parts = []
         for part in (places.part(slice(i, i + chunk)) for i in range(0, len(indices), chunk)):
-            read = self._readers.submit(_read, self.samples, part.indices)
+            read = self._readers.submit(self.samples.several, part.indices)
             parts.append(self._pool.submit(self._fill_from_files, part, read, replace))
         return _Pending(pixels, labels, parts)
 
@@ -201,7 +200,7 @@ class Loader:
         reach = min(n, _REACH)
         for offset in range(1, reach):
             candidate = (place.indices + offset) % n
-            (fault,) = self._preparation.fill(place.crop, _read(self.samples, candidate), place.draws, place.pixels)
+            (fault,) = self._preparation.fill(place.crop, self.samples.several(candidate), place.draws, place.pixels)
             if fault is None:
                 place.labels[:] = self.samples.labels[candidate]
                 return True
@@ -222,16 +221,6 @@ class Places:
     def part(self, which: slice) -> Places:
         """Some of them."""
         return Places(self.crop, self.indices[which], self.draws[which], self.pixels[which], self.labels[which])
-
-
-def _read(samples: EncodedSamples, indices: Indices) -> list[Read]:
-    read: list[Read] = []
-    for index in indices:
-        try:
-            read.append(samples.stored(int(index)))
-        except BrokenPicture as error:
-            read.append(error)
-    return read
 
 
 class Stream(Iterator[Batch]):

@@ -11,6 +11,7 @@ import functools
 import os
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ _SIMD = "WORLDSIZE_SIMD"  # "scalar" asks for plain C; native/src/kernels.c read
 
 MAX_SIZE = 16384
 
-_INTERFACE = 1  # WS_INTERFACE of native/src/worldsize.h
+_INTERFACE = 2  # WS_INTERFACE of native/src/worldsize.h
 
 # The options of native/src/worldsize.h. Pillow 13 changed the order of the two passes of some resizes.
 _SCALING = 1
@@ -116,6 +117,27 @@ class Native:
             len(pictures), _at(data), _at(heights), _at(widths), _at(cuts), _at(flips), size, _ORDER, _at(out), _at(status)
         )
         return status == 0
+
+    def read(
+        self, files: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
+    ) -> list[tuple[memoryview, int] | OSError]:
+        """Pieces of open files: of each so many bytes from an offset on, fewer where the file ends before.
+
+        Args:
+            files: n file descriptors; one may be there several times.
+
+        Returns:
+            For each, the bytes and their CRC-32C, or why they could not be read.
+        """
+        n = len(files)
+        got, checksums, room = np.empty(n, np.int64), np.empty(n, np.uint32), np.empty(sum(sizes), np.uint8)
+        arguments = np.array(files, np.int32), np.array(offsets, np.int64), np.array(sizes, np.uintp)
+        self._library.ws_read(n, *(_at(array) for array in (*arguments, room, got, checksums)))
+        data, begins = memoryview(room.data).toreadonly(), [0, *accumulate(sizes)][:n]
+        return [
+            (data[begin : begin + many], checksum) if many >= 0 else OSError(-many, os.strerror(-many))
+            for begin, many, checksum in zip(begins, got.tolist(), checksums.tolist(), strict=True)
+        ]
 
 
 class _Pointers:

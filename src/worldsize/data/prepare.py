@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from worldsize.data import native
 from worldsize.data.crops import Crop, Draws, Pixels
 from worldsize.data.decode import BrokenPicture
-from worldsize.data.samples import Stored, as_picture
-
-# A picture that could be read, or why it could not.
-Read = Stored | BrokenPicture
+from worldsize.data.samples import Read, as_picture
 
 
 class Preparation:

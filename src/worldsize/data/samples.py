@@ -17,6 +17,8 @@ from worldsize.data.decode import BrokenPicture, decode
 
 # A picture's bytes, or its pixels: uint8 (height, width, 3).
 Stored = bytes | memoryview | NDArray[np.uint8]
+# That of a picture that could be read, or why it could not.
+Read = Stored | BrokenPicture
 
 
 class Samples(ABC):
@@ -95,8 +97,19 @@ class EncodedSamples(Samples):
         """
         return self.encoded(index)
 
+    def several(self, indices: NDArray[np.int64]) -> list[Read]:
+        """What `stored` gives of each, or raises: a broken one does not keep back the others."""
+        return [_stored_or_why(self, int(index)) for index in indices]
+
     def picture(self, index: int) -> Image.Image:
         return as_picture(self.stored(index))
+
+
+def _stored_or_why(samples: EncodedSamples, index: int) -> Read:
+    try:
+        return samples.stored(index)
+    except BrokenPicture as error:
+        return error
 
 
 def as_picture(stored: Stored) -> Image.Image:

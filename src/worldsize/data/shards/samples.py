@@ -8,16 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any
 
-import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
 from worldsize.data.decode import BrokenPicture
-from worldsize.data.samples import EncodedSamples, Stored
+from worldsize.data.samples import EncodedSamples, Read, Stored
 from worldsize.data.shards import tar
 from worldsize.data.shards.ahead import Ahead, Pieces
 from worldsize.data.shards.format import INDEX, RECORD, Kind, Packed, Records, identity, shard_name
-from worldsize.data.shards.store import Bytes, Store
+from worldsize.data.shards.store import Bytes, Checked, Store
 from worldsize.errors import DataError
 
 _AT_ONCE = 16  # shards that are looked at together while opening: a remote store answers slowly
@@ -93,27 +92,46 @@ class ShardSamples(EncodedSamples):
             BrokenPicture: the shard cannot be read there, or the bytes do not have their checksum.
             DataError: the index is damaged.
         """
-        number = self.shard_of(index)
-        if not self._vouched[number]:
-            self._check_part(number)
-        record = self.records[index]
-        offset, length = int(record["offset"]), int(record["length"])
-        try:
-            data = self.read(index, offset, length)
-        except OSError as error:
-            raise BrokenPicture(f"cannot be read: {error.strerror or error}") from error
-        if len(data) != length or crc32c.crc32c(data) != record["crc"]:
-            shard = shard_name(self._split, number)
-            raise BrokenPicture(f"{shard} is damaged at byte {offset:,}: sample {index} does not have its checksum")
+        (data,) = self._bytes(np.array([index]))
+        if isinstance(data, BrokenPicture):
+            raise data
         return data
 
     def stored(self, index: int) -> Stored:
-        record = self.records[index]
-        if record["kind"] != Kind.RAW:
-            return self.encoded(index)
-        height, width = int(record["height"]), int(record["width"])
-        pixels = np.frombuffer(self.encoded(index), np.uint8)[-height * width * 3 :]
-        return pixels.reshape(height, width, 3)
+        (stored,) = self.several(np.array([index]))
+        if isinstance(stored, BrokenPicture):
+            raise stored
+        return stored
+
+    def several(self, indices: NDArray[np.int64]) -> list[Read]:
+        records, found = self.records[indices], self._bytes(indices)
+        kept = zip(found, records["kind"] == Kind.RAW, records["height"].tolist(), records["width"].tolist(), strict=True)
+        return [
+            np.frombuffer(data, np.uint8)[-height * width * 3 :].reshape(height, width, 3)
+            if raw and not isinstance(data, BrokenPicture)
+            else data
+            for data, raw, height, width in kept
+        ]
+
+    def _bytes(self, indices: NDArray[np.int64]) -> list[Bytes | BrokenPicture]:
+        """The pictures' bytes, or why they cannot be had."""
+        numbers = [self.shard_of(index) for index in indices.tolist()]
+        for number in {number for number in numbers if not self._vouched[number]}:
+            self._check_part(number)
+        records = self.records[indices]
+        names = [shard_name(self._split, number) for number in numbers]
+        offsets, lengths, sums = (records[field].tolist() for field in ("offset", "length", "crc"))
+        found = self._store.several(list(zip(names, offsets, lengths, strict=True)))
+        return [self._checked(*one) for one in zip(indices.tolist(), names, offsets, lengths, sums, found, strict=True)]
+
+    def _checked(
+        self, index: int, shard: str, offset: int, length: int, checksum: int, found: Checked | OSError
+    ) -> Bytes | BrokenPicture:
+        if isinstance(found, OSError):
+            return BrokenPicture(f"cannot be read: {found.strerror or found}")
+        if len(found[0]) != length or found[1] != checksum:
+            return BrokenPicture(f"{shard} is damaged at byte {offset:,}: sample {index} does not have its checksum")
+        return found[0]
 
     def in_blocks(self, block: int, most: int) -> ShardSamples:
         numbers = {shard_name(self._split, number): number for number in range(len(self.shards))}

@@ -9,17 +9,22 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import crc32c
+
+from worldsize.data import native
 from worldsize.data.stores import faults_as_oserror
 from worldsize.errors import StoreUnreachable, UserError
 
 log = logging.getLogger(__name__)
 
 Bytes = bytes | memoryview
+Piece = tuple[str, int, int]  # the file's name, offset, length
+Checked = tuple[Bytes, int]  # with their CRC-32C
 _MOST_FILES = 32_000
 _PAUSES_S = (1, 2, 4, 8, 8)  # stopping a run may have to wait for them
 
@@ -48,6 +53,10 @@ class Store(ABC):
     @abstractmethod
     def read(self, name: str, offset: int, length: int) -> Bytes:
         """These bytes of the file, fewer where it ends before."""
+
+    def several(self, pieces: Sequence[Piece]) -> list[Checked | OSError]:
+        """What `read` gives of each, or raises: one that cannot be read does not keep back the others."""
+        return [_read_or_why(self, piece) for piece in pieces]
 
     def peek(self, name: str, offset: int, length: int) -> Bytes:
         """The same, for a message that can do without them: a store that does not answer is not waited for."""
@@ -82,22 +91,37 @@ class Local(Store):
         finally:
             os.close(descriptor)
 
+    def several(self, pieces: Sequence[Piece]) -> list[Checked | OSError]:
+        library = native.load()
+        if library is None or not pieces:
+            return super().several(pieces)
+        try:
+            files = {name: self._open(name) for name in {name for name, _, _ in pieces}}
+        except OSError:  # then each tells for itself
+            return super().several(pieces)
+        names, offsets, lengths = zip(*pieces, strict=True)
+        return [*library.read([files[name].descriptor for name in names], offsets, lengths)]
+
     def read(self, name: str, offset: int, length: int) -> bytes:
-        with self._lock:
-            file = self._files.get(name)
-            if file is not None:
-                self._files.move_to_end(name)
-        if file is None:
-            file = _File(f"{self.where}/{name}")
-            with self._lock:
-                self._files[name] = file
-                if len(self._files) > self._most:
-                    self._files.popitem(last=False)
+        file = self._open(name)
         data = os.pread(file.descriptor, length, offset)
         # One call gives no more than 2 GB, and some file systems less.
         while len(data) < length and (more := os.pread(file.descriptor, length - len(data), offset + len(data))):
             data += more
         return data
+
+    def _open(self, name: str) -> _File:
+        with self._lock:
+            file = self._files.get(name)
+            if file is not None:
+                self._files.move_to_end(name)
+                return file
+        file = _File(f"{self.where}/{name}")
+        with self._lock:
+            self._files[name] = file
+            if len(self._files) > self._most:
+                self._files.popitem(last=False)
+        return file
 
 
 class _File:
@@ -173,6 +197,14 @@ class Remote(Store):
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"
+
+
+def _read_or_why(store: Store, piece: Piece) -> Checked | OSError:
+    try:
+        data = store.read(*piece)
+        return data, crc32c.crc32c(data)
+    except OSError as error:
+        return error
 
 
 def _mapped(path: Path) -> memoryview:
