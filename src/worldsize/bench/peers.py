@@ -118,7 +118,9 @@ def dali(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
     try:
         return _Dali(files, samples.labels.tolist(), size, batch, workers)
     except (ImportError, RuntimeError) as error:
-        raise NotHere(f"nvidia.dali cannot be used ({_first_line(error)})") from None
+        # Its own account begins with where, and comes to why after this word.
+        why = str(error).rpartition("encountered:")[2].strip().split("\n", 1)[0]
+        raise NotHere(f"nvidia.dali cannot be used ({why})") from None
 
 
 def webdataset(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
