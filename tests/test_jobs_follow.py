@@ -264,6 +264,24 @@ def test_a_job_that_comes_to_nothing_after_a_setback_has_failed_in_the_end(world
     assert time.monotonic() - begun > 1.5
 
 
+def test_a_job_that_is_given_up_is_not_waited_for(world, monkeypatch):
+    """Its pods may go on, and their logs with them."""
+
+    def endless(self, pod, container, stop):
+        while not stop():
+            time.sleep(0.05)
+        yield from ()
+
+    monkeypatch.setattr(type(world.cluster), "logs", endless)
+    monkeypatch.setattr(follow, "_SETBACK_S", 0.0)
+    set_back(world, TORCH, "FailedCreateService")
+    pod(world, 0)
+    follower = Follower(world.cluster, TORCH, "r50")
+    said = notes(follower, follow._DRAIN_S + 5)
+    assert follower.state.phase == "Failed"
+    assert not any("lines may be missing" in one for one in said)
+
+
 @pytest.mark.parametrize(("on", "reason"), SETBACKS)
 def test_a_job_that_gets_on_after_a_setback_has_not_failed(world, monkeypatch, on, reason):
     """Not even where its pods then wait for long, or are all gone for a moment."""

@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -75,10 +76,22 @@ def test_odd_pictures_are_listed_by_what_is_odd(page):
     }
 
 
+def bmp_of_16_bits(width: int, height: int) -> bytes:
+    """5, 6 and 5 of them for red, green and blue: less than 8 a channel."""
+    header = struct.pack("<IiiHHIIiiII", 40, width, -height, 1, 16, 3, 2 * width * height, 0, 0, 0, 0)
+    header += struct.pack("<III", 0xF800, 0x07E0, 0x001F)
+    return (
+        struct.pack("<2sIHHI", b"BM", 14 + len(header) + 2 * width * height, 0, 0, 14 + len(header))
+        + header
+        + bytes(2 * width * height)
+    )
+
+
 def test_what_colour_pictures_lose_is_odd(tmp_path):
     root = tree(tmp_path / "root", "train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png")
     put(root / "train" / "a" / "deep.png", colour_png(40, 40, bytes(40 * (1 + 40 * 6)), bits=16))
     put(root / "train" / "a" / "deep.ppm", b"P6 40 40 65535\n" + bytes(40 * 40 * 6))
+    put(root / "train" / "a" / "16 bits a pixel.bmp", bmp_of_16_bits(40, 40))
     put(root / "train" / "a" / "one colour.png", encode(noise(40, 40), "PNG", transparency=(0, 0, 0)))
     put(root / "train" / "a" / "one entry.gif", encode(Image.new("P", (40, 40)), "GIF", transparency=0))
     dataset = opened(root)
