@@ -273,6 +273,11 @@ WARNINGS = {
         ),
         spec=placed(queue="team"),
     ),
+    "little memory": Fault(
+        "--memory 3Gi for --procs 8: 384Mi each is less than a process takes to begin",
+        "ask for more",
+        spec=replace(SPEC, resources=replace(SPEC.resources, memory="3Gi")),
+    ),
     "no trial": Fault("cannot be tried", plant=lambda w: w.refuse("Pod", 400, 'webhook "x" does not support dry run')),
 }
 

@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     checks_job.secrets,
     checks_job.queue,
     checks_job.old_labels,
+    checks_fit.memory,
     checks_fit.nodes,
     checks_fit.admission,
     checks_job.leftovers,
