@@ -47,7 +47,8 @@ class Decoding:
         self._stream = Stream(4, parts)
         self.pictures = 0
         os.sched_setaffinity(0, {DECODING})
-        self.take()  # threads begin with the first batch, and inherit the core
+        for _ in range(4):
+            self.take()  # threads begin with the first batches, and inherit the core
         os.sched_setaffinity(0, {LAUNCHING})
 
     def take(self) -> None:

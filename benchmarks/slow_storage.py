@@ -39,7 +39,7 @@ class Slow(Local):
         self.latency, self.requests = 0.0, 0
         self._line, self._free = threading.Lock(), 0.0
 
-    several = Store.several  # by `read`, not past it
+    several, together = Store.several, False  # by `read`, not past it
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         self._wait(length)

@@ -76,6 +76,7 @@ FULL = b"failed to create fsnotify watcher: too many open files"
         ([[A, B], [B]], ["a", "b"]),
         ([[A], [A, B], [B]], ["a", "b"]),
         ([[A, B, CUT], [B, CUT]], ["a", "b", "c"]),
+        ([[A, B, CUT], [GONE]], ["a", "b", "c"]),
         ([[A, B], [GONE]], ["a", "b"]),  # the pod was removed between the two answers
         ([[GONE], [GONE]], [GONE.decode()]),
         ([[A, FULL], [A, FULL]], ["a", FULL.decode()]),

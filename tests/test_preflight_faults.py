@@ -274,7 +274,7 @@ WARNINGS = {
         spec=placed(queue="team"),
     ),
     "little memory": Fault(
-        "--memory 3Gi for --procs 8: 384Mi each is less than a process takes to begin",
+        "--memory 3Gi with --procs 8: a process takes more to begin than 384Mi",
         "ask for more",
         spec=replace(SPEC, resources=replace(SPEC.resources, memory="3Gi")),
     ),

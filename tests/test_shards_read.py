@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from packing import files
-from worldsize.data import open_dataset, shards
+from worldsize.data import native, open_dataset, shards
 from worldsize.data.decode import BrokenPicture
 from worldsize.data.shards import tar
 from worldsize.data.shards.format import RECORD, Packed, Shard, Split, identity
@@ -27,6 +27,22 @@ def test_more_shards_than_descriptors(whole):
     samples._store._most, before = 1, len(os.listdir("/proc/self/fd"))
     assert [samples.encoded(i) for i in range(len(samples))] == [expected.encoded(i) for i in range(len(samples))]
     assert len(os.listdir("/proc/self/fd")) - before == 1 + len(expected.shards)
+
+
+@pytest.mark.skipif(native.load() is None, reason="it reads many at once")
+def test_many_pictures_from_many_shards_take_few_descriptors(whole, monkeypatch):
+    samples = shards.open_dataset(whole).train
+    expected = [bytes(samples.stored(i)) for i in range(len(samples))]
+    held, read = [], native.Native.read
+
+    def noted(self, files, *where):
+        held.append(len(set(files)))
+        return read(self, files, *where)
+
+    monkeypatch.setattr(native.Native, "read", noted)
+    samples._store._most = 256
+    assert [bytes(one) for one in samples.several(np.arange(len(samples)))] == expected
+    assert len(samples.shards) > 2 and max(held) == 2
 
 
 def test_readers_that_share_one_descriptor_get_their_own_pictures(whole):

@@ -4,7 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* CRC-32C (Castagnoli's polynomial; RFC 3720, section 12.1), with the instruction for it where the processor has one. */
+/* CRC-32C (Castagnoli's polynomial; RFC 3720, section 12.1), with an instruction for it where x86-64 has one, or the compiler was told that an
+   ARM has one. */
 uint32_t ws_crc32c(const uint8_t *data, size_t size);
 
 /* The same in plain C. */

@@ -82,7 +82,7 @@ class Data(Settings):
     pool: int = Field(16384, ge=1, description="shuffle block: pictures that all processes together mix at a time")
     max_broken: float = _operational(0.001, ge=0, le=1, description="stop when more than this share cannot be decoded")
     workers: int | None = _operational(None, ge=1, description="decoding threads per process; None: this process's cores")
-    readers: int = _operational(16, ge=1, description="reads in flight per process, each of up to 8 pictures")
+    readers: int = _operational(16, ge=1, description="reads in flight per process, each of 8 to 32 pictures")
     dct_scaling: bool = Field(
         False, description="random_resized, native decoder: decode large pictures at 1/2 or 1/4; faster, and other pixels"
     )

@@ -29,9 +29,10 @@ from worldsize.world import World
 
 log = logging.getLogger(__name__)
 
-# Threads wait for Python's lock at each hand-over, and the training loop for them: so tasks are as large as may be.
-_LEAST, _MOST = 8, 32  # pictures per task
-_ORDERED = 4096  # samples whose order is computed at once: numpy takes hardly longer for them than for a micro-batch
+# Pictures per task: threads wait for Python's lock at each hand-over, and the training loop for the threads, so tasks are as
+# large as may be. But where pictures are read one by one, a loader that ends waits for all of a task.
+_LEAST, _MOST = 8, 32
+_ORDERED = 4096  # samples whose order is computed at once: for few numpy takes ten times as long a sample
 
 _REACH = 100  # how far to look for a whole picture in place of a broken one
 
@@ -111,7 +112,7 @@ class Loader:
         self._seed = seed
         self._order = order or FullShuffle(seed, len(samples))
         self._prefetch = prefetch
-        self._reads = readers
+        self._threads = max(readers, workers)
         self._pin = pin
         self._preparation = Preparation(scaling)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -166,13 +167,18 @@ class Loader:
         if self.samples.pixels is not None:
             return _Pending(pixels, labels, [self._pool.submit(self._fill_from_memory, places)])
         assert isinstance(self.samples, EncodedSamples)
-        # Two for each reader, all batches that are prepared together.
-        chunk = min(max(len(indices) * (self._prefetch + 1) // (2 * self._reads), _LEAST), _MOST)
+        chunk = self._chunk(len(indices))
         parts = []
         for part in (places.part(slice(i, i + chunk)) for i in range(0, len(indices), chunk)):
             read = self._readers.submit(self.samples.several, part.indices)
             parts.append(self._pool.submit(self._fill_from_files, part, read, replace))
         return _Pending(pixels, labels, parts)
+
+    def _chunk(self, batch: int) -> int:
+        """Pictures per task: two tasks for each thread, all batches that are prepared at a time together."""
+        assert isinstance(self.samples, EncodedSamples)
+        fair = batch * (self._prefetch + 1) // (2 * self._threads)
+        return min(max(fair, _LEAST), _MOST) if self.samples.together else _LEAST
 
     def _fill_from_memory(self, places: Places) -> list[bool]:
         assert self.samples.pixels is not None

@@ -25,7 +25,7 @@ Pixels = NDArray[np.uint8]
 Sizes = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
-DECODER = "WORLDSIZE_DECODER"  # "pillow" turns the native decoder off
+DECODER = "WORLDSIZE_DECODER"  # "pillow" turns the library off, reading included
 _SIMD = "WORLDSIZE_SIMD"  # "scalar" asks for plain C; native/src/kernels.c reads it
 
 MAX_SIZE = 16384

@@ -69,6 +69,11 @@ class Samples(ABC):
 class EncodedSamples(Samples):
     """Pictures that are kept as bytes of some picture format. Everything may be called from many threads."""
 
+    @property
+    def together(self) -> bool:
+        """Whether `several` costs hardly more than one; else it reads one after the other."""
+        return False
+
     @abstractmethod
     def path(self, index: int) -> str:
         """Where the picture lies within its split: unique, relative, with ``/`` between."""

@@ -1,4 +1,4 @@
-"""Checks of room: do the pods fit on the nodes, and does the namespace let them in."""
+"""Checks of room: do the pods fit on the nodes and the processes in their memory, and does the namespace let them in."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def memory(context: Context) -> Iterable[Finding]:
     asked, procs = context.spec.resources.memory, context.spec.procs
     if asked is None or (each := quantity(asked) / procs) >= _TO_BEGIN:
         return
-    what = f"--memory {asked} for --procs {procs}: {fit.shown('memory', each)} each is less than a process takes to begin"
+    what = f"--memory {asked} with --procs {procs}: a process takes more to begin than {fit.shown('memory', each)}"
     remedy = "ask for more: a pod whose memory runs out before the run has begun is started again and again"
     yield Finding("warning", what, remedy)
 

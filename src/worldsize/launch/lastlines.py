@@ -55,6 +55,8 @@ class LastLines:
         """
         if _STAMPED.fullmatch(rest):
             return self.new(rest)
+        if rest and _STAMPED.fullmatch(before):  # a line without an end, and then the kubelet's own words
+            return self.new(before)
         # Asked again for a log that was read whole, the kubelet may say that the container is gone by now.
         read_whole = self._time is not None and rest != before
         return rest if rest and not read_whole else None

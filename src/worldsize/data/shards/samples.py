@@ -92,7 +92,7 @@ class ShardSamples(EncodedSamples):
             BrokenPicture: the shard cannot be read there, or the bytes do not have their checksum.
             DataError: the index is damaged.
         """
-        (data,) = self._bytes(np.array([index]))
+        (data,) = self._bytes(np.array([index]), self.records[[index]])
         if isinstance(data, BrokenPicture):
             raise data
         return data
@@ -103,8 +103,13 @@ class ShardSamples(EncodedSamples):
             raise stored
         return stored
 
+    @property
+    def together(self) -> bool:
+        return self._store.together
+
     def several(self, indices: NDArray[np.int64]) -> list[Read]:
-        records, found = self.records[indices], self._bytes(indices)
+        records = self.records[indices]
+        found = self._bytes(indices, records)
         kept = zip(found, records["kind"] == Kind.RAW, records["height"].tolist(), records["width"].tolist(), strict=True)
         return [
             np.frombuffer(data, np.uint8)[-height * width * 3 :].reshape(height, width, 3)
@@ -113,12 +118,11 @@ class ShardSamples(EncodedSamples):
             for data, raw, height, width in kept
         ]
 
-    def _bytes(self, indices: NDArray[np.int64]) -> list[Bytes | BrokenPicture]:
+    def _bytes(self, indices: NDArray[np.int64], records: Records) -> list[Bytes | BrokenPicture]:
         """The pictures' bytes, or why they cannot be had."""
         numbers = [self.shard_of(index) for index in indices.tolist()]
         for number in {number for number in numbers if not self._vouched[number]}:
             self._check_part(number)
-        records = self.records[indices]
         names = [shard_name(self._split, number) for number in numbers]
         offsets, lengths, sums = (records[field].tolist() for field in ("offset", "length", "crc"))
         found = self._store.several(list(zip(names, offsets, lengths, strict=True)))

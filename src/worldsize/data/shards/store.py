@@ -33,7 +33,7 @@ class Store(ABC):
     """The files of one folder. Everything may be called from many threads.
 
     Raises:
-        OSError: by every method: the file is not there, or may not or cannot be read.
+        OSError: by every method but `several`: the file is not there, or may not or cannot be read.
         StoreUnreachable: by every method but `peek`: the store does not answer.
 
     Attributes:
@@ -41,6 +41,11 @@ class Store(ABC):
     """
 
     where: str
+
+    @property
+    def together(self) -> bool:
+        """Whether `several` costs hardly more than one; else it reads one after the other."""
+        return False
 
     @abstractmethod
     def whole(self, name: str) -> Bytes:
@@ -55,7 +60,7 @@ class Store(ABC):
         """These bytes of the file, fewer where it ends before."""
 
     def several(self, pieces: Sequence[Piece]) -> list[Checked | OSError]:
-        """What `read` gives of each, or raises: one that cannot be read does not keep back the others."""
+        """What `read` gives of each, with its CRC-32C, or raises: one that cannot be read does not keep back the others."""
         return [_read_or_why(self, piece) for piece in pieces]
 
     def peek(self, name: str, offset: int, length: int) -> Bytes:
@@ -91,15 +96,24 @@ class Local(Store):
         finally:
             os.close(descriptor)
 
+    @property
+    def together(self) -> bool:
+        return native.load() is not None
+
     def several(self, pieces: Sequence[Piece]) -> list[Checked | OSError]:
         library = native.load()
-        if library is None or not pieces:
+        if library is None:
             return super().several(pieces)
+        # Each of many threads holds that many files open, beside those that are kept.
+        groups = _in_few_files(pieces, max(1, self._most // 128))
+        return [found for group in groups for found in self._natively(library, group)]
+
+    def _natively(self, library: native.Native, pieces: Sequence[Piece]) -> list[Checked | OSError]:
+        names, offsets, lengths = zip(*pieces, strict=True)
         try:
-            files = {name: self._open(name) for name in {name for name, _, _ in pieces}}
+            files = {name: self._open(name) for name in set(names)}
         except OSError:  # then each tells for itself
             return super().several(pieces)
-        names, offsets, lengths = zip(*pieces, strict=True)
         return [*library.read([files[name].descriptor for name in names], offsets, lengths)]
 
     def read(self, name: str, offset: int, length: int) -> bytes:
@@ -197,6 +211,20 @@ class Remote(Store):
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"
+
+
+def _in_few_files(pieces: Sequence[Piece], most: int) -> Iterator[list[Piece]]:
+    """The pieces in runs, each of at most so many files."""
+    run: list[Piece] = []
+    names: set[str] = set()
+    for piece in pieces:
+        if piece[0] not in names and len(names) == most:
+            yield run
+            run, names = [], set()
+        run.append(piece)
+        names.add(piece[0])
+    if run:
+        yield run
 
 
 def _read_or_why(store: Store, piece: Piece) -> Checked | OSError:
