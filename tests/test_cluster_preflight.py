@@ -20,7 +20,7 @@ from worldsize.launch.spec import Placement, Resources, SecretKey
 
 def tiny(cluster, **changes):
     """A job that fits everywhere, and its volume; it is never sent."""
-    small = {"procs": 1, "resources": Resources(cpu="50m", memory="64Mi", shm="16Mi")}
+    small = {"procs": 1, "resources": Resources(cpu="50m", memory="512Mi", shm="16Mi")}
     claim(cluster, "data", "ReadWriteMany")
     return replace(SPEC, namespace=cluster.namespace, **{**small, **changes})
 
@@ -88,11 +88,11 @@ REAL = {
     "quota below one pod": (
         lambda cluster: limit_all(cluster, requests__memory="32Mi"),
         {},
-        "quota bounds does not allow the whole job: requests.memory: 128Mi asked for, 0Mi of 32Mi in use",
+        "quota bounds does not allow the whole job: requests.memory: 1Gi asked for, 0Mi of 32Mi in use",
     ),
     "quota on what is not asked for": (
         lambda cluster: limit_all(cluster, requests__cpu="1"),
-        {"resources": Resources(memory="64Mi", shm="16Mi")},
+        {"resources": Resources(memory="512Mi", shm="16Mi")},
         "failed quota: bounds: must specify requests.cpu",
     ),
     "upper limit": (
@@ -128,7 +128,7 @@ def test_each_fault_on_a_real_cluster(cluster, plant, changes, what):
 
 @pytest.mark.cluster
 def test_memory_that_may_be_locked_is_refused_under_restricted(cluster):
-    rdma = Resources(cpu="50m", memory="64Mi", shm="16Mi", devices=(("rdma/ib", 1),))
+    rdma = Resources(cpu="50m", memory="512Mi", shm="16Mi", devices=(("rdma/ib", 1),))
     spec = tiny(cluster, resources=rdma)
     enforce(cluster, "restricted")
     errors = [one for one in look(cluster, spec) if one.level == "error"]
