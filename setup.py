@@ -1,4 +1,4 @@
-"""The native decoder, compiled where a compiler and libjpeg-turbo's headers are; elsewhere worldsize installs without it."""
+"""Builds the native decoder. Without a C compiler or libjpeg-turbo's headers, worldsize installs without it."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ NATIVE = Path("native/src")
 setup(
     ext_modules=[
         Extension(
-            "worldsize.data._native",  # not a Python module: a library that worldsize.data.native loads
+            "worldsize.data._native",  # a plain C library, not a Python module; loaded by worldsize.data.native
             sources=[str(path) for path in sorted(NATIVE.glob("*.c"))],
             depends=[str(path) for path in sorted(NATIVE.glob("*.h"))],
             libraries=["jpeg", "m"],
-            # No fused multiply-add: the coefficients must have the same last bit everywhere.
+            # No fused multiply-add: coefficients must be bit-identical on every CPU.
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
             optional=True,
         )

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and settings shared by all tests."""
 
 from __future__ import annotations
 
@@ -13,32 +13,41 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from apiserver import World, serve
+from fake_cluster import FakeCluster, serve
 from fetching import pack
-from objectserver import CLASSES, DEFAULT, Store
+from object_server import CLASSES, DEFAULT, Store
 from packing import encode, noise, odd_folder, packed
 from processes import Ranks
 from trees import put, two_classes
 from worldsize import cli
-from worldsize.launch.cluster import Cluster
+from worldsize.cluster.api.client import Cluster
 
-# Where a shell started us in its background we ignore Ctrl-C, and so would all that tests start.
+# A background job of a shell ignores Ctrl-C, and its child processes would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("ci")
 
+# The files that take longest, so that two test processes finish at about the same time.
+LONGEST = ("resume", "async", "exactness", "strategies", "world", "strategies_resume", "track", "errors", "agent", "blocks")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the longest files first; within a file, keep the order."""
+    rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Data sets for development that lie beside the repository; tests that need one skip where it is absent."""
+    """Development datasets next to the repository; tests that need one are skipped if it is absent."""
     return Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory):
-    """ranks(size, ...): processes for the runs of one module, all in one folder; see `Ranks`. The same again each time."""
+    """ranks(size, ...): processes shared by the tests of a module, in one folder, reused for equal arguments; see `Ranks`"""
     cwd = tmp_path_factory.mktemp("ranks")
     started: dict[tuple, Ranks] = {}
 
@@ -56,7 +65,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def fails(tmp_path, monkeypatch, capfd):
-    """fails(*arguments, code=64): runs the command here and gives its message."""
+    """fails(*arguments, code=64): run the command in this process, check its exit code and return its stderr."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str | Path, code: int = 64) -> str:
@@ -75,9 +84,9 @@ def fails(tmp_path, monkeypatch, capfd):
 
 @pytest.fixture
 def cluster():
-    """A namespace of the test's own on the cluster that KUBECONFIG names; removed afterwards."""
+    """A separate namespace for the test on the cluster of KUBECONFIG; deleted afterwards."""
     if not os.environ.get("KUBECONFIG"):
-        pytest.skip("no cluster: KUBECONFIG is not set (CONTRIBUTING says how to get one)")
+        pytest.skip("no cluster: KUBECONFIG is not set (see CONTRIBUTING)")
     namespace = f"worldsize-test-{uuid.uuid4().hex[:8]}"
     one = Cluster(namespace=namespace)
     one.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
@@ -90,7 +99,7 @@ def cluster():
 
 @pytest.fixture
 def use(tmp_path, monkeypatch):
-    """use(server, namespace, **user): a `Cluster` for that entry and that user of a kubeconfig."""
+    """use(server, namespace, **user): a `Cluster` for a kubeconfig with this cluster entry and user."""
     import kubernetes.config.kube_config as module
 
     def use(server, namespace="team", **user):
@@ -110,38 +119,38 @@ def use(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def world(request, use):
-    """A pretended cluster to which world.cluster talks: a healthy `World`, or what the module calls WORLD."""
-    world = getattr(request.module, "WORLD", World)()
-    with serve(world) as address:
-        world.cluster = use({"server": address})
-        yield world
+def fake_cluster(request, use):
+    """A healthy `FakeCluster`, or the FAKE_CLUSTER of the test module; `fake_cluster.cluster` is its client."""
+    fake_cluster = getattr(request.module, "FAKE_CLUSTER", FakeCluster)()
+    with serve(fake_cluster) as address:
+        fake_cluster.cluster = use({"server": address})
+        yield fake_cluster
 
 
 @pytest.fixture(scope="session")
 def image() -> str:
-    """An image of this checkout that the cluster's nodes can pull, with Open MPI and Horovod."""
+    """A container image of this checkout that the cluster's nodes can pull, with Open MPI and Horovod."""
     name = os.environ.get("WORLDSIZE_TEST_IMAGE")
     if not name:
-        pytest.skip("no image: WORLDSIZE_TEST_IMAGE is not set (CONTRIBUTING says how to build one)")
+        pytest.skip("no container image: WORLDSIZE_TEST_IMAGE is not set (see CONTRIBUTING)")
     return name
 
 
 @pytest.fixture
 def tree(tmp_path) -> Path:
-    """A small data set of two classes."""
+    """A small dataset with two classes."""
     return two_classes(tmp_path / "tree")
 
 
 @pytest.fixture
 def archive(tree, tmp_path) -> Path:
-    """An archive of it."""
-    return pack(tree, tmp_path / "pictures.zip")
+    """An archive of `tree`."""
+    return pack(tree, tmp_path / "images.zip")
 
 
 @pytest.fixture
 def challenge(tmp_path) -> Path:
-    """A little of ImageNet, as Kaggle packs it."""
+    """A few files of ImageNet, in Kaggle's layout."""
     root = tmp_path / "challenge"
     for i, wnid in enumerate(("n01440764", "n01443537", "n02102040")):
         put(root / f"ILSVRC/Data/CLS-LOC/train/{wnid}/{wnid}_1.JPEG", bytes([i]) * 20_000)
@@ -153,7 +162,7 @@ def challenge(tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def larger(tmp_path_factory) -> Path:
-    """A data set that takes a second or so to pack, so that it can be interrupted; not to be changed."""
+    """A dataset that takes about a second to pack, so that packing can be interrupted; do not modify."""
     root = tmp_path_factory.mktemp("larger") / "root"
     for split, count in (("train", 60), ("val", 10)):
         for i in range(count):
@@ -163,33 +172,33 @@ def larger(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def originals(tmp_path_factory) -> Path:
-    """Pictures of every kind (`odd_folder`); not to be changed."""
+    """Images of every kind (`odd_folder`); do not modify."""
     return odd_folder(tmp_path_factory.mktemp("originals") / "root")
 
 
 @pytest.fixture(scope="session")
 def root(originals) -> Path:
-    """The same, as the root of what is packed."""
+    """`originals`, under the name that the tests of packed data use."""
     return originals
 
 
 @pytest.fixture(scope="session")
-def whole(originals, tmp_path_factory) -> Path:
-    """Shards of the odd folder; not to be changed."""
+def packed_root(originals, tmp_path_factory) -> Path:
+    """Shards of `originals`; do not modify."""
     out = tmp_path_factory.mktemp("shards") / "out"
     packed(originals, out)
     return out
 
 
 @pytest.fixture
-def copied(whole, tmp_path) -> Path:
-    """The same, to be damaged."""
-    return shutil.copytree(whole, tmp_path / "copy")
+def copied(packed_root, tmp_path) -> Path:
+    """A copy of `packed_root`, for tests that damage it."""
+    return shutil.copytree(packed_root, tmp_path / "copy")
 
 
 @pytest.fixture(scope="session")
-def apiserver(tmp_path_factory):
-    """A `Store` with a Cluster that talks to it; for tests, emptied: `store`."""
+def object_server(tmp_path_factory):
+    """A `Store` with a `Cluster` as its client; tests use `store`, which is emptied."""
     module = pytest.importorskip("kubernetes.config.kube_config")
     store = Store()
     about = {
@@ -211,9 +220,9 @@ def apiserver(tmp_path_factory):
 
 
 @pytest.fixture
-def store(apiserver):
-    """A `Store` that has nothing but a StorageClass."""
-    apiserver.objects.clear()
-    apiserver.answer = lambda method, path, body: None
-    apiserver.put(f"{CLASSES}/standard", metadata=DEFAULT)
-    return apiserver
+def store(object_server):
+    """A `Store` that contains only a StorageClass."""
+    object_server.objects.clear()
+    object_server.answer = lambda method, path, body: None
+    object_server.put(f"{CLASSES}/standard", metadata=DEFAULT)
+    return object_server

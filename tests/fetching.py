@@ -1,4 +1,4 @@
-"""Archives of pictures, and fetches of them, for the tests of fetching."""
+"""Helpers for the tests of fetching: archives of images, and fetches of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from worldsize.data import fetch
 from worldsize.data.fetching.state import FOLDER
 
-# What runs `worldsize data fetch` in a process of its own.
+# Runs `worldsize data fetch` in a separate process.
 COMMAND = """
 import sys
 import tyro
@@ -28,7 +28,7 @@ except WorldsizeError as error:
 
 
 def pack(tree: Path, archive: Path) -> Path:
-    """An archive of all files below ``tree``, of the kind that its name says."""
+    """An archive of all files below ``tree``; the file name determines the format."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
@@ -42,17 +42,17 @@ def pack(tree: Path, archive: Path) -> Path:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every file in the tree, but for the fetch's own."""
+    """Contents of every file in the tree, except the fetch's state folder."""
     paths = (path for path in root.rglob("*") if path.is_file() and FOLDER not in path.parts)
     return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
-def fetched(source: Path | str, to: Path, dataset="folder", **more) -> int:
-    return fetch.run(fetch.Fetch(dataset, to, str(source), **more))
+def fetched(source: Path | str, to: Path, dataset="folder", **options) -> int:
+    return fetch.run(fetch.Fetch(dataset, to, str(source), **options))
 
 
-def start(source: Path | str, to: Path, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", COMMAND, "folder", "--to", str(to), "--from", str(source), *more]
+def start(source: Path | str, to: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", COMMAND, "folder", "--to", str(to), "--from", str(source), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -66,5 +66,5 @@ def state(root: Path) -> dict:
 def until(condition, what: str, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.002)

@@ -1,13 +1,14 @@
-"""What preflight finds for a job of two nodes, for its tests."""
+"""Helpers for the preflight tests: a job of two nodes and its findings."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
 
-from apiserver import running
-from worldsize.launch import preflight, target
-from worldsize.launch.spec import JobSpec, Resources, SecretKey
+from fake_cluster import running
+from worldsize.cluster.manifests import load_target
+from worldsize.cluster.manifests.spec import JobSpec, Resources, SecretKey
+from worldsize.cluster.preflight import runner
 
 SPEC = JobSpec(
     name="r50",
@@ -23,21 +24,21 @@ SPEC = JobSpec(
 WITH_SECRET = replace(SPEC, secrets=(SecretKey("kaggle", "token", "TOKEN"),))
 
 
-def look(cluster, spec=SPEC, on="pytorchjob"):
+def preflight(cluster, spec=SPEC, on="pytorchjob"):
     """All findings for this job."""
-    kind = target.load(on)
-    return list(preflight.examine(preflight.Context(cluster, (kind.kind,), spec, tuple(kind.render(spec)))))
+    kind = load_target(on)
+    return list(runner.examine(runner.Context(cluster, (kind.kind,), spec, tuple(kind.render(spec)))))
 
 
-def the_one(found, level="error"):
-    """The only finding that is not ok."""
-    bad = [one for one in found if one.level != "ok"]
-    assert [one.level for one in bad] == [level], bad
-    return bad[0]
+def only_problem(found, level="error"):
+    """The only finding that is not ok; asserts its level."""
+    problems = [one for one in found if one.level != "ok"]
+    assert [one.level for one in problems] == [level], problems
+    return problems[0]
 
 
-def busy(world):
-    world.add("Pod", **running("n0", gpu=1))
+def occupy_gpu(fake_cluster):
+    fake_cluster.add("Pod", **running("n0", gpu=1))
 
 
 def wait_for(condition, seconds=30.0):

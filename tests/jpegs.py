@@ -1,4 +1,4 @@
-"""Pictures and cuts for the tests of the native decoder, and what Pillow makes of them."""
+"""Images and cuts for the tests of the native decoder, and Pillow's result for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageFile
 from worldsize.data import native
 from worldsize.data.decode import decode
 
-# Pillow's encoder guesses how large noise can become, and gives up where it guessed wrong.
+# Pillow's encoder fails if its buffer is too small, which its estimate for noise can be.
 ImageFile.MAXBLOCK = 1 << 22
 
 NATIVE = native.load()
@@ -27,7 +27,7 @@ def encode(pixels: np.ndarray, **options) -> bytes:
 
 
 def scene(height: int, width: int, seed: int, rough: float = 0.3) -> np.ndarray:
-    """Something with smooth and rough parts, uint8 (height, width, 3)."""
+    """An image with smooth and rough parts, uint8 (height, width, 3)."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (height // 9 + 2, width // 9 + 2, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), float)
@@ -55,7 +55,7 @@ def whole(height: int, width: int, size: int) -> tuple[int, ...]:
 
 
 @st.composite
-def pictures(draw) -> tuple[bytes, int, int]:
+def images(draw) -> tuple[bytes, int, int]:
     height, width = draw(st.integers(1, 300)), draw(st.integers(1, 300))
     pixels = scene(height, width, draw(st.integers(0, 99)), draw(st.sampled_from([0.0, 0.3, 1.0])))
     options: dict = {"quality": draw(st.integers(1, 100)), "progressive": draw(st.booleans())}

@@ -1,10 +1,15 @@
-"""Folders of pictures of many kinds, and shards of them, for the tests of shards."""
+"""Folders of images of many kinds, and shards of them."""
 
 from __future__ import annotations
 
 import io
+import os
+import socket
 import struct
+import threading
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +18,13 @@ from PIL import Image
 from trees import opened, put
 from worldsize.data.samples import Dataset
 from worldsize.data.shards import open_dataset
+from worldsize.data.shards.images import How
 from worldsize.data.shards.pack import pack
-from worldsize.data.shards.pictures import How
 
 
-def encode(picture: Image.Image, kind: str, **options) -> bytes:
+def encode(image: Image.Image, kind: str, **options) -> bytes:
     out = io.BytesIO()
-    picture.save(out, kind, **options)
+    image.save(out, kind, **options)
     return out.getvalue()
 
 
@@ -29,12 +34,12 @@ def noise(width: int, height: int, seed: int = 0, mode: str = "RGB") -> Image.Im
 
 
 def png_claiming(width: int, height: int) -> bytes:
-    """A PNG whose header promises much."""
+    """A PNG whose header claims a size that its data does not have."""
     return colour_png(width, height, bytes(1000))
 
 
 def colour_png(width: int, height: int, rows: bytes, bits: int = 8) -> bytes:
-    """A PNG of three channels, as also Pillow does not write them."""
+    """A PNG with three channels, also in variants that Pillow cannot write."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -43,8 +48,8 @@ def colour_png(width: int, height: int, rows: bytes, bits: int = 8) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def odd_pictures() -> dict[str, bytes]:
-    """By name: every kind of picture that people keep under a name that says JPEG, and every kind of damage."""
+def odd_images() -> dict[str, bytes]:
+    """Images by file name: all formats, misleading extensions, and all kinds of damage."""
     plain = encode(noise(60, 40), "JPEG", quality=90)
     return {
         "plain.JPEG": plain,
@@ -70,14 +75,14 @@ def odd_pictures() -> dict[str, bytes]:
     }
 
 
-# Ways to pack.
+# Options of `How`.
 OPTIONS = [{}, {"reencode": 80, "max_side": 40}, {"raw": 24}]
 BROKEN = ("truncated.jpg", "empty.jpg", "text.jpg", "bomb.jpg")
 
 
 def odd_folder(root: Path) -> Path:
-    """A data set of two classes, one of them with dots and underscores in its name."""
-    for name, data in odd_pictures().items():
+    """A dataset of two classes, one of them with dots and underscores in its name."""
+    for name, data in odd_images().items():
         put(root / "train" / "__odd.ones__" / name, data)
     for i in range(5):
         put(root / "train" / "plain" / f"{i}.jpg", encode(noise(40 + i, 30, i), "JPEG"))
@@ -87,11 +92,50 @@ def odd_folder(root: Path) -> Path:
 
 
 def packed(root: Path, out: Path, shard_bytes: int = 20_000, workers: int = 2, max_broken: float = 1.0, **how) -> Dataset:
-    """The shards of the data set in ``root``, opened."""
+    """Pack the dataset in ``root``, and open its shards."""
     pack(opened(root), out, How(**how), shard_bytes, workers, max_broken)
     return open_dataset(out)
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All that is in a folder."""
+    """The content of all files in a folder, by name."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# What `special_files` makes, and the reason that is reported for each.
+SPECIAL = {
+    "dangling.jpg": "is a dangling symbolic link",
+    "device.jpg": "is a device, not a regular file",
+    "fifo.jpg": "is a FIFO, not a regular file",
+    "loop.jpg": "is a dangling symbolic link",
+    "socket.jpg": "is a socket, not a regular file",
+}
+
+
+@contextmanager
+def special_files(folder: Path) -> Iterator[None]:
+    """Make files that are not regular files. A read that blocks on the FIFO ends after 20 seconds, as of an empty file."""
+    (folder / "dangling.jpg").symlink_to("nowhere")
+    (folder / "loop.jpg").symlink_to("loop.jpg")
+    (folder / "device.jpg").symlink_to(os.devnull)
+    os.mkfifo(folder / "fifo.jpg")
+    descriptor = os.open(folder, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(f"/proc/self/fd/{descriptor}/socket.jpg")  # the path of a socket has at most 107 bytes
+    os.close(descriptor)
+    done = threading.Event()
+
+    def unblock() -> None:
+        pause = 20.0
+        while not done.wait(pause):
+            with suppress(OSError):  # no reader
+                os.close(os.open(folder / "fifo.jpg", os.O_WRONLY | os.O_NONBLOCK))
+            pause = 0.1
+
+    guard = threading.Thread(target=unblock)
+    guard.start()
+    try:
+        yield
+    finally:
+        done.set()
+        guard.join()

@@ -1,14 +1,18 @@
-"""Starting worldsize as a user would, and reading what it left behind."""
+"""Helpers that start worldsize as a user would, and read the files it writes."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import select
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -18,109 +22,122 @@ HERE = Path(__file__).parent
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The caller's environment without any launcher's variables, and one thread a process."""
+    """The caller's environment without launcher variables, with one thread per process."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMIX_", "HOROVOD_", "SLURM_", "TORCHELASTIC")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(launcher)}
     return clean | {"OMP_NUM_THREADS": "1"} | extra
 
 
-def worldsize(*arguments: str | Path, cwd: Path, timeout: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run ``worldsize ARGUMENTS`` to its end; output as text."""
+def worldsize(*arguments: str | Path, cwd: Path, timeout: float = 480, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run ``worldsize ARGUMENTS`` in a process of its own and wait for it; output as text."""
     command = [sys.executable, "-m", "worldsize", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=timeout, check=False
-    )
+    if "PYTHONPATH" in env:  # it decides what is imported, so nothing may be imported yet
+        return subprocess.run(
+            command, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=timeout, check=False
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        process = _fork("command", command[3:], str(cwd), str(out), str(err), environment(**env))
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(command, timeout, out.read_bytes(), err.read_bytes())
+        return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), err.read_text())
 
 
 def start(*arguments: str | Path, cwd: Path, **env: str) -> subprocess.Popen[str]:
-    """Start ``worldsize ARGUMENTS`` and leave it running."""
+    """Start ``worldsize ARGUMENTS`` in the background."""
     command = [sys.executable, "-m", "worldsize", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=cwd, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def world(size: int, arguments: Sequence[str | Path], cwd: Path, sabotage: str | None = None) -> None:
-    """Run ``size`` processes that find each other by torchrun's variables; all must succeed.
-
-    ``sabotage`` names a function of sabotage.py that is called in each of them first.
-    """
-    module = ["-m", "worldsize"] if sabotage is None else [str(HERE / "sabotage.py"), sabotage]
-    port = str(free_port())
-    running = [
-        subprocess.Popen(
-            [sys.executable, *module, *map(str, arguments)],
-            cwd=cwd,
-            env=environment(
-                RANK=str(rank),
-                WORLD_SIZE=str(size),
-                LOCAL_RANK=str(rank),
-                LOCAL_WORLD_SIZE=str(size),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    outputs = [process.communicate(timeout=240)[0] for process in running]
-    assert all(process.returncode == 0 for process in running), "\n".join(outputs)
+# Forks rank processes from one process that has imported torch: importing it takes longer than most runs.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["rank"])
 
 
 class Ranks:
-    """``size`` processes that do one command after the other: torch is imported once for many short runs.
+    """``size`` processes that connect through torchrun's variables and run several commands in sequence.
 
-    ``sabotage`` is as in `world`; ``local_size`` of them at a time take themselves for one machine.
+    ``sabotage`` names a function of sabotage.py that each process calls first; each group of ``local_size`` processes acts
+    as one machine.
     """
 
     def __init__(self, size: int, cwd: Path, sabotage: str | None = None, local_size: int | None = None) -> None:
-        self._log = (cwd / f"ranks-{size}-{sabotage}-{local_size}-{free_port()}.log").open("w+")
+        self._log = cwd / f"ranks-{size}-{sabotage}-{local_size}-{free_port()}.log"
+        self._log.touch()
         machine = local_size or size
-        self._running = [
-            subprocess.Popen(
-                [sys.executable, HERE / "rank.py", *([sabotage] if sabotage else [])],
-                cwd=cwd,
-                env=environment(
-                    RANK=str(rank),
-                    WORLD_SIZE=str(size),
-                    LOCAL_RANK=str(rank % machine),
-                    LOCAL_WORLD_SIZE=str(machine),
-                    MASTER_ADDR="127.0.0.1",
-                ),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                text=True,
+        self._running: list[tuple[BaseProcess, Connection]] = []
+        for rank in range(size):
+            variables = environment(
+                RANK=str(rank),
+                WORLD_SIZE=str(size),
+                LOCAL_RANK=str(rank % machine),
+                LOCAL_WORLD_SIZE=str(machine),
+                MASTER_ADDR="127.0.0.1",
             )
-            for rank in range(size)
-        ]
+            near, far = _FORKS.Pipe()
+            arguments = (far, str(cwd), str(self._log), variables, sabotage)
+            process = _fork("serve", *arguments)
+            far.close()
+            self._running.append((process, near))
 
     def run(self, *arguments: str | Path, code: int = 0) -> str:
-        """``worldsize ARGUMENTS`` on all ranks; each must end with this code. Returns what they printed."""
-        begin = self._log.seek(0, os.SEEK_END)
-        command = json.dumps([str(free_port()), [*map(str, arguments)]])
-        for process in self._running:
-            print(command, file=process.stdin, flush=True)
-        answers = [self._answer(process) for process in self._running]
-        self._log.seek(begin)
-        output = self._log.read()
-        assert answers == [code] * len(answers), f"{answers}\n{output}"
+        """Run ``worldsize ARGUMENTS`` on all ranks; each must exit with ``code``. Returns their output."""
+        begin = self._log.stat().st_size
+        command = (str(free_port()), [*map(str, arguments)])
+        for _, commands in self._running:
+            commands.send(command)
+        codes = [self._exit_code(process, commands) for process, commands in self._running]
+        with open(self._log) as log:
+            log.seek(begin)
+            output = log.read()
+        assert codes == [code] * len(codes), f"{codes}\n{output}"
         return output
 
-    def _answer(self, process: subprocess.Popen[str]) -> int | None:
-        answered = select.poll()
-        answered.register(process.stdout, select.POLLIN)
-        ready = answered.poll(240_000)
-        line = process.stdout.readline() if ready else ""
-        return int(line) if line else process.poll()
+    def _exit_code(self, process: BaseProcess, commands: Connection) -> int | None:
+        try:
+            return commands.recv() if commands.poll(480) else None
+        except EOFError:
+            process.join(10)
+            return process.exitcode
 
     def close(self) -> None:
-        for process in self._running:
+        for process, commands in self._running:
+            commands.close()
             process.kill()
-            process.communicate()
-        self._log.close()
+            process.join()
+
+
+def _fork(function: str, *arguments: object) -> BaseProcess:
+    """A process that calls this function of rank.py; torch is imported there already."""
+    with _variables_of_the_fork_server():
+        process = _FORKS.Process(target=_call, args=(function, *arguments))
+        process.start()
+    return process
+
+
+def _call(function: str, *arguments: object) -> None:
+    import rank
+
+    getattr(rank, function)(*arguments)
+
+
+@contextmanager
+def _variables_of_the_fork_server() -> Iterator[None]:
+    """It finds this folder, and torch reads the number of threads when it is imported."""
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def free_port() -> int:
@@ -151,14 +168,15 @@ def momentum(run: Path) -> dict[str, torch.Tensor]:
 
 
 def ranks_own(run: Path) -> dict[str, torch.Tensor]:
-    """What each rank keeps for itself, as ``RANK/KIND/NAME``."""
+    """The state that differs between ranks, as ``RANK/KIND/NAME``."""
     return load_file(newest(run) / "ranks.safetensors")
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """The largest relative difference of any tensor, in the norm of that tensor.
+    """The largest difference of any tensor, relative to the norm of that tensor.
 
-    A tensor that is zero but for rounding (the momentum of a bias in front of a norm) is measured by the largest one.
+    A tensor that is zero except for rounding (the momentum of a bias before a norm layer) is measured relative to the
+    largest tensor.
     """
     assert a.keys() == b.keys()
     floor = 1e-6 * max(float(t.double().norm()) for t in b.values())
@@ -168,8 +186,8 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 def overall_distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     """The relative difference of all tensors together, as one vector."""
     assert a.keys() == b.keys()
-    apart = sum(float((a[k].double() - b[k].double()).square().sum()) for k in a)
-    return (apart / sum(float(t.double().square().sum()) for t in b.values())) ** 0.5
+    squared = sum(float((a[k].double() - b[k].double()).square().sum()) for k in a)
+    return (squared / sum(float(t.double().square().sum()) for t in b.values())) ** 0.5
 
 
 def identical(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

@@ -1,32 +1,53 @@
-"""One rank that lives for several commands: each line of its input is ``[MASTER_PORT, [ARGUMENT, ...]]``.
-
-It answers each with a line that holds the exit code; all else that is printed goes to the error output. A word on the
-command line names a function of sabotage.py that is called first.
-"""
+"""What forked processes do: run one command of worldsize, or several in sequence; see processes.py."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from multiprocessing.connection import Connection
 
 import torch.distributed as dist
 
 import sabotage
+import worldsize.assemble
+import worldsize.eval_checkpoint  # noqa: F401 - imported before processes are forked
 from worldsize import cli
 
-if __name__ == "__main__":
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    for rule in sys.argv[1:]:
+
+def command(arguments: list[str], cwd: str, out: str, err: str, environment: dict[str, str]) -> None:
+    """Run ``worldsize ARGUMENTS`` and exit with its code; ``out`` and ``err`` are the files for its output."""
+    _enter(cwd, out, err, environment)
+    sys.exit(cli.main(arguments))
+
+
+def serve(commands: Connection, cwd: str, log: str, environment: dict[str, str], rule: str | None) -> None:
+    """For each command (MASTER_PORT, arguments), run ``worldsize ARGUMENTS`` and send its exit code.
+
+    Args:
+        commands: ends the process when it is closed.
+        log: file for stdout and stderr.
+        rule: a function of sabotage.py that is called first.
+    """
+    _enter(cwd, log, log, environment)
+    if rule is not None:
         getattr(sabotage, rule)()
-    for line in sys.stdin:
-        os.environ["MASTER_PORT"], arguments = json.loads(line)
+    while True:
+        try:
+            os.environ["MASTER_PORT"], arguments = commands.recv()
+        except EOFError:
+            return
         try:
             code = cli.main(arguments)
         except SystemExit as end:
             code = end.code
-        if dist.is_initialized():  # a run that failed leaves its group to the end of the process
+        if dist.is_initialized():  # a failed run does not destroy its group
             dist.destroy_process_group()
-        sys.stdout.flush()
-        print(code, file=answers)
+        commands.send(code)
+
+
+def _enter(cwd: str, out: str, err: str, environment: dict[str, str]) -> None:
+    for descriptor, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)

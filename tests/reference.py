@@ -1,6 +1,6 @@
-"""A recipe in plain PyTorch: as many replicas as wanted in one process, and no part of worldsize but its pure draws.
+"""A recipe in plain PyTorch: any number of replicas in one process; from worldsize it uses only data and random numbers.
 
-What ranks exchange is left to the caller, who works on NumPy arrays that share memory with the replicas.
+The caller implements what ranks exchange, on NumPy arrays that share memory with the replicas.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from worldsize.data.rng import Use, seed_of, uniforms
 from worldsize.data.samples import Dataset
 from worldsize.recipe import Data
 
-# Steps with warmup, accumulation, shifts and mirrors; mobilenet has dropout besides BatchNorm. The small learning
-# rate keeps the networks from amplifying rounding: at four times as much float64 differs by 1e-9 after 20 steps.
+# Covers warmup, accumulation, random crops and flips; mobilenet has dropout in addition to BatchNorm. The small learning
+# rate keeps the models from amplifying rounding: at four times this rate, float64 differs by 1e-9 after 20 steps.
 RECIPE = """
 base: digits
 epochs: 2
@@ -43,7 +43,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Replica:
-    """One rank's network in float64, with its own momentum and running statistics."""
+    """One rank's model in float64, with its own momentum and running statistics."""
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ class Replica:
         self._norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm2d)]
         self._momenta = [norm.momentum for norm in self._norms]
         for norm in self._norms:
-            norm.momentum = 1.0  # the running buffers then hold the last batch's own statistics
+            norm.momentum = 1.0  # makes the running buffers contain the last batch's statistics
         self._averages = [(torch.zeros(m.num_features).double(), torch.ones(m.num_features).double()) for m in self._norms]
         decayed = [p for p in self.model.parameters() if p.ndim > 1]
         others = [p for p in self.model.parameters() if p.ndim <= 1]
@@ -65,7 +65,7 @@ class Replica:
         self.before: Arrays = {}
 
     def gradient(self, step: int, micros: range) -> float:
-        """Leave the mean gradient of these micro-batches of the step in the parameters; gives the mean loss."""
+        """Compute the mean gradient of these micro-batches of the step into the parameters; returns the mean loss."""
         total, statistics = 0.0, []
         for micro in micros:
             x, y = _micro_batch(step, micro)
@@ -80,7 +80,7 @@ class Replica:
         return total
 
     def step(self, lr: float) -> None:
-        """The optimiser's step; `before` then holds the weights from before it."""
+        """Step the optimizer; `before` stores the weights before the step."""
         self.before = {name: array.copy() for name, array in self.weights().items()}
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -118,10 +118,10 @@ def train(
 ) -> tuple[list[float], list[Replica]]:
     """``steps`` steps of ``RECIPE`` with ``size`` replicas at ``rate`` times its learning rate.
 
-    ``on_gradients`` is called between the backward pass and the optimisers' step, ``on_weights`` after it.
+    ``on_gradients`` is called between the backward pass and the optimizer step, ``on_weights`` after it.
 
     Returns:
-        Each step's loss; the replicas.
+        The loss of each step; the replicas.
     """
     replicas = [Replica(model) for _ in range(size)]
     share = MICROS // size
@@ -137,7 +137,7 @@ def train(
 
 
 def average(arrays: Sequence[Arrays]) -> None:
-    """Replace each by the mean of all."""
+    """Replace the arrays by their mean over ranks, in place."""
     for name in arrays[0]:
         mean = np.mean([own[name] for own in arrays], axis=0)
         for own in arrays:
@@ -151,11 +151,11 @@ def mean_state(replicas: Sequence[Replica], steps: int) -> dict[str, torch.Tenso
 
 
 def validation_loss(name: str, state: dict[str, torch.Tensor]) -> float:
-    """The mean cross-entropy of a network with this state on the held-out digits."""
+    """The mean cross-entropy on the digits validation set of a model with this state."""
     model = torchvision.models.get_model(name, num_classes=10).double().eval()
     model.load_state_dict(state)
     with torch.inference_mode():
-        logits = model(_normalised(_digits().val.pixels))
+        logits = model(_normalized(_digits().val.pixels))
         return nn.functional.cross_entropy(logits, torch.from_numpy(_digits().val.labels).long()).item()
 
 
@@ -170,10 +170,10 @@ def _micro_batch(step: int, micro: int) -> tuple[torch.Tensor, torch.Tensor]:
     epoch, first = step // STEPS_PER_EPOCH, step % STEPS_PER_EPOCH * MICROS * MICRO + micro * MICRO
     chosen = permute(0, epoch, np.arange(first, first + MICRO), len(train))
     pixels = crop.batch(train.pixels[chosen], uniforms(0, Use.AUGMENT, epoch, chosen, crop.draws))
-    return _normalised(pixels), torch.from_numpy(train.labels[chosen]).long()
+    return _normalized(pixels), torch.from_numpy(train.labels[chosen]).long()
 
 
-def _normalised(pixels: np.ndarray) -> torch.Tensor:
+def _normalized(pixels: np.ndarray) -> torch.Tensor:
     return (torch.from_numpy(pixels).permute(0, 3, 1, 2).double() / 255 - 0.305) / 0.376
 
 

@@ -1,6 +1,7 @@
 """Breaks one rule of worldsize in this process, then runs it: ``python sabotage.py RULE train ...``.
 
-The exactness tests use it to show that they would notice. Others break nothing: they look, or take a limit away.
+The exactness tests use it to show that they detect the error. Some functions break nothing: they record what happens,
+add delays, or remove a limit.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from worldsize.data import loader
 from worldsize.parallel import base, ddp, hooks
 
 
-def no_synchronisation() -> None:
-    """Every rank keeps its own gradient."""
+def no_synchronization() -> None:
+    """Each rank keeps its own gradient."""
     ddp.Strategy.gradients = lambda self, last: self._ddp.no_sync()
 
 
 def plain_momentum() -> None:
-    """BatchNorm's usual moving average, micro-batch after micro-batch."""
+    """BatchNorm's standard moving average, updated for each micro-batch."""
     model.micro_momentum = lambda momentum, a, accumulation: momentum
 
 
 def own_statistics() -> None:
-    """Rank 0's running statistics instead of everybody's."""
+    """Rank 0's running statistics instead of the mean over ranks."""
     model.average = lambda tensors, world: None
 
 
 def order_by_rank() -> None:
-    """Each rank shuffles for itself."""
+    """Each rank shuffles with its own seed."""
     training = loader.Loader.training
 
     def own(self, plan, rank, epoch, first_step=0):
@@ -46,12 +47,12 @@ def order_by_rank() -> None:
 
 
 def full_rank() -> None:
-    """PowerSGD also where the two factors are larger than the matrix."""
+    """Use PowerSGD even if the two factors are larger than the matrix."""
     hooks.PowerSGD.min_compression = 0.0
 
 
 def counting() -> None:
-    """Note in sent-RANK.txt, a line a step, the bytes that this rank really hands to collectives and to other ranks."""
+    """Write to sent-RANK.txt, one line per step, the bytes that this rank actually passes to collectives and other ranks."""
     sent = 0
     all_reduce, batch_isend_irecv, take = dist.all_reduce, dist.batch_isend_irecv, base.Exchange.take
 
@@ -60,7 +61,7 @@ def counting() -> None:
         sent += tensor.numel() * tensor.element_size()
 
     def counted_all_reduce(tensor, *arguments, group=None, **options):
-        if group is None:  # not the control messages, which have a group of their own
+        if group is None:  # excludes control messages, which use another group
             count(tensor)
         return all_reduce(tensor, *arguments, group=group, **options)
 
@@ -70,49 +71,49 @@ def counting() -> None:
                 count(operation.tensor)
         return batch_isend_irecv(operations)
 
-    def noted_take(self):
+    def recorded_take(self):
         nonlocal sent
         with Path(f"sent-{os.environ['RANK']}.txt").open("a") as file:
             print(sent, file=file)
         sent = 0
         return take(self)
 
-    dist.all_reduce, dist.batch_isend_irecv, base.Exchange.take = counted_all_reduce, counted_batch, noted_take
+    dist.all_reduce, dist.batch_isend_irecv, base.Exchange.take = counted_all_reduce, counted_batch, recorded_take
 
 
-def noting_steps() -> None:
-    """Note in applied.txt, a line an update, which step's gradient the parameter server applied."""
+def recording_steps() -> None:
+    """Write to applied.txt, one line per update, the step whose gradient the parameter server applied."""
     apply = asynchronous.AsyncTrainer._apply
 
-    def noted(self, worker, report, age):
+    def recorded(self, worker, report, age):
         apply(self, worker, report, age)
         with Path("applied.txt").open("a") as file:
             print(report.step, file=file)
 
-    asynchronous.AsyncTrainer._apply = noted
+    asynchronous.AsyncTrainer._apply = recorded
 
 
 def one_slow_worker() -> None:
-    """A step takes every worker 80 ms more, and rank 2, from update 40 on, 600 ms; an evaluation 300; and `noting_steps`."""
+    """Delay each step by 80 ms (on rank 2 by 600 ms from update 40) and evaluations by 300 ms; also `recording_steps`."""
     work, evaluate = worker.Worker.work, asynchronous.AsyncTrainer._evaluate
 
     def slowly(self, grant):
-        begun = time.perf_counter()
+        begin = time.perf_counter()
         report = work(self, grant)
         time.sleep(0.6 if os.environ["RANK"] == "2" and grant.version >= 40 else 0.08)
-        self._handed_in = time.perf_counter()
-        return replace(report, seconds=self._handed_in - begun)
+        self._submitted_at = time.perf_counter()
+        return replace(report, seconds=self._submitted_at - begin)
 
-    def slowly_evaluate(self, at, snapshot):
-        time.sleep(0.3)  # in which others move the weights on
-        return evaluate(self, at, snapshot)
+    def slowly_evaluate(self, past, snapshot):
+        time.sleep(0.3)  # others update the weights meanwhile
+        return evaluate(self, past, snapshot)
 
     worker.Worker.work, asynchronous.AsyncTrainer._evaluate = slowly, slowly_evaluate
-    noting_steps()
+    recording_steps()
 
 
 def stopping() -> None:
-    """As if a signal came after update 2, and after the last one of the first epoch."""
+    """Simulate a signal after update 2, and after the last update of the first epoch."""
     apply = asynchronous.AsyncTrainer._apply
 
     def stopped(self, worker, report, age):
@@ -124,7 +125,7 @@ def stopping() -> None:
 
 
 def failing_update() -> None:
-    """The parameter server cannot apply what worker 1 brings."""
+    """The parameter server fails when it applies a gradient of worker 1."""
     apply = asynchronous.AsyncTrainer._apply
 
     def failed(self, worker, report, age):
@@ -136,16 +137,16 @@ def failing_update() -> None:
 
 
 def long_last_update() -> None:
-    """The last update is worker 1's and takes long, and rank 0 looks just then whether all is done."""
-    apply, look_after, work = asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._look_after, worker.Worker.work
+    """The last update is worker 1's and takes long, and rank 0 checks during it whether the run is finished."""
+    apply, housekeeping, work = asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._housekeeping, worker.Worker.work
 
     def slowly(self, worker, report, age):
         if self.progress.step == self.total_steps - 1:
             time.sleep(0.3)
         apply(self, worker, report, age)
 
-    def looking(self):
-        result, ledger = look_after(self), self._server.ledger
+    def waiting(self):
+        result, ledger = housekeeping(self), self._server.ledger
         while ledger.version == self.total_steps - 1 and not ledger.claims.get(0):
             time.sleep(0.01)
         return result
@@ -155,7 +156,7 @@ def long_last_update() -> None:
         time.sleep(0.3 * int(os.environ["RANK"]))
         return report
 
-    asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._look_after = slowly, looking
+    asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._housekeeping = slowly, waiting
     worker.Worker.work = late
 
 

@@ -1,4 +1,4 @@
-"""Job specs for tests: a plain one, one that uses everything, and any that the offline rules let through."""
+"""Job specs for tests: a plain one, one that uses every option, and a strategy for specs that pass the offline checks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from worldsize.launch.spec import JobSpec, Placement, Resources, SecretKey, Toleration
-from worldsize.launch.target import TARGETS, load
+from worldsize.cluster.manifests import TARGETS, load_target
+from worldsize.cluster.manifests.spec import JobSpec, Placement, Resources, SecretKey, Toleration
 
-TORCH = load("pytorchjob")
+TORCH = load_target("pytorchjob")
 
 PLAIN = JobSpec(
     name="r50",
@@ -82,4 +82,4 @@ specs = st.builds(
     deadline_s=st.none() | st.integers(1, 10**6),
     grace_s=st.integers(1, 3600),
 )
-targets = st.sampled_from([load(name) for name in TARGETS])
+targets = st.sampled_from([load_target(name) for name in TARGETS])

@@ -1,4 +1,4 @@
-"""Nodes of a job, each with an agent as a pod has: lost, moved and stopped, they come together again and lose nothing."""
+"""Multi-node jobs with one agent per node: after a node is lost, moved or stopped, the nodes reconnect and lose nothing."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ SETTINGS = (
 
 
 class Job:
-    """Two nodes of one process each, on this machine."""
+    """Two nodes on this machine, with one process each."""
 
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
         self.port = str(free_port())
         self.nodes: list[subprocess.Popen[str]] = [self.start(0), self.start(1)]
 
-    def start(self, rank: int, *more: str) -> subprocess.Popen[str]:
+    def start(self, rank: int, *options: str) -> subprocess.Popen[str]:
         place = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank)}
-        place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": self.port, "POD_IP": "127.0.0.1"}
-        train = ("train", "digits", *SETTINGS, "--name", "a", "--autoresume", *more)
+        place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": self.port, "WORLDSIZE_ADDRESS": "127.0.0.1"}
+        train = ("train", "digits", *SETTINGS, "--name", "a", "--autoresume", *options)
         return start("agent", "--id", "job", "--", *train, cwd=self.cwd, PYTHONUNBUFFERED="1", **place)
 
     @property
@@ -45,15 +45,17 @@ class Job:
         return self.cwd / "runs" / "a"
 
     def until(self, step: int) -> None:
-        """Wait until the run has done ``step``."""
+        """Wait until the run has completed ``step``."""
         deadline = time.monotonic() + 120
         metrics = self.folder / "metrics.jsonl"
         while not metrics.exists() or metrics.read_text().count('"step", ') < step:
-            assert time.monotonic() < deadline and all(node.poll() is None for node in self.nodes), "never came to that step"
+            assert time.monotonic() < deadline and all(node.poll() is None for node in self.nodes), (
+                f"the run did not reach step {step}"
+            )
             time.sleep(0.02)
 
     def end(self) -> tuple[list[int], str]:
-        """The exit codes, and all that was printed."""
+        """The exit codes, and everything that was printed."""
         outputs = [node.communicate(timeout=180)[0] for node in self.nodes]
         return [node.returncode for node in self.nodes], "\n".join(outputs)
 
@@ -72,8 +74,8 @@ def job(tmp_path):
 
 @pytest.fixture(scope="module")
 def unbroken(ranks) -> Path:
-    ranks(2).run("train", "digits", *SETTINGS, "--name", "whole")
-    return ranks.cwd / "runs" / "whole"
+    ranks(2).run("train", "digits", *SETTINGS, "--name", "unbroken")
+    return ranks.cwd / "runs" / "unbroken"
 
 
 def children(pid: int) -> list[int]:
@@ -86,13 +88,13 @@ def test_a_node_that_must_leave_and_comes_back_costs_no_step(job, unbroken, leav
     job.until(7)
     job.nodes[leaves].send_signal(signal.SIGTERM)
     output = job.nodes[leaves].communicate(timeout=60)[0]
-    assert job.nodes[leaves].returncode == agent.TRY_AGAIN, output
+    assert job.nodes[leaves].returncode == agent.RETRYABLE, output
     job.nodes[leaves] = job.start(leaves)
     codes, output = job.end()
     assert codes == [0, 0], output
     assert identical(weights(job.folder), weights(unbroken))
     assert losses(job.folder) == losses(unbroken)
-    assert re.search(r"^\[0\] .*going on after step \d+", output, re.MULTILINE), output
+    assert re.search(r"^\[0\] .*resuming after step \d+", output, re.MULTILINE), output
 
 
 @pytest.mark.slow
@@ -137,7 +139,7 @@ def test_a_run_that_gets_no_further_is_given_up(tmp_path):
     assert worldsize(*train, "--max-steps", "2", cwd=tmp_path).returncode == 0
 
 
-def test_starts_are_counted_anew_after_progress(tmp_path):
+def test_progress_resets_the_count_of_starts(tmp_path):
     folder = run.RunFolder(tmp_path)
     for step in (0, 0, 9, 9, 18):
         run.count_start(folder, step, retries=1)
@@ -148,11 +150,11 @@ def test_starts_are_counted_anew_after_progress(tmp_path):
     run.count_start(folder, 18, retries=1)
 
 
-# The agent's own patience is half an hour.
+# The agent's own timeout is half an hour.
 ALONE = """
 import sys
 from worldsize.launch import agent
-agent._PATIENCE_S = 1.0
+agent._RENDEZVOUS_TIMEOUT_S = 1.0
 node = agent.Node("job", (2, 2), 1, "127.0.0.1", int(sys.argv[1]), True, "127.0.0.1")
 outcome = agent.run(["train"], node)
 print(outcome.code, outcome.message)
@@ -162,13 +164,14 @@ print(outcome.code, outcome.message)
 def test_a_node_whose_peers_never_come_says_so():
     port = str(free_port())
     ended = subprocess.run([sys.executable, "-c", ALONE, port], capture_output=True, text=True, timeout=100, check=False)
-    what = f"69 the nodes did not meet at 127.0.0.1:{port} within 1 s: RendezvousTimeoutError"
-    assert ended.stdout.splitlines() == [what], ended.stderr
+    message = f"69 the nodes did not connect at 127.0.0.1:{port} within 1 s: RendezvousTimeoutError"
+    assert ended.stdout.splitlines() == [message], ended.stderr
 
 
 def test_places_are_read_as_torchrun_reads_them(monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "j-worker-0")
-    elastic = {"PET_NNODES": "1:3", "PET_NPROC_PER_NODE": "8", "PET_RDZV_ENDPOINT": "j-worker-0:23456", "POD_IP": "10.0.0.7"}
+    elastic = {"PET_NNODES": "1:3", "PET_NPROC_PER_NODE": "8", "PET_RDZV_ENDPOINT": "j-worker-0:23456"}
+    elastic |= {"WORLDSIZE_ADDRESS": "10.0.0.7"}
     node = agent.discover("j", elastic)
     assert node == agent.Node("j", (1, 3), 8, "j-worker-0", 23456, True, "10.0.0.7")
     fixed = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1"}
@@ -176,25 +179,25 @@ def test_places_are_read_as_torchrun_reads_them(monkeypatch):
     assert agent.discover("j", fixed) == agent.Node("j", (2, 2), 4, "j-node-0-0.j", 29500, False, "j-worker-0")
     with pytest.raises(UserError, match="PET_NPROC_PER_NODE is not set"):
         agent.discover("j", {"PET_NNODES": "1", "PET_RDZV_ENDPOINT": "a:1"})
-    with pytest.raises(UserError, match="not what torchrun would read"):
+    with pytest.raises(UserError, match="torchrun cannot read them"):
         agent.discover("j", fixed | {"PET_NPROC_PER_NODE": "auto"})
 
 
-# What must not be retried, by the table in `worldsize.errors` that users' scripts rely on; signals and the rest must be.
+# The non-retryable codes are those of the table in `worldsize.errors`, on which users' scripts rely.
 @pytest.mark.parametrize("code", [0, 1, 64, 65, 66, 69, 70, 71, 74, 75, 76, 130, 137, 143])
 def test_only_a_process_that_an_agent_started_hides_what_must_not_be_retried(monkeypatch, code):
     permanent = code in (64, 65, 66, 71, 74, 76)
     assert permanent == (code in PERMANENT)
     for agents, launched in ((False, False), (True, False), (False, True), (True, True)):
-        for name, there in ((agent.AGENT, agents), (LOCAL_LAUNCH, launched)):
-            monkeypatch.setenv(name, "1") if there else monkeypatch.delenv(name, raising=False)
+        for name, is_set in ((agent.AGENT, agents), (LOCAL_LAUNCH, launched)):
+            monkeypatch.setenv(name, "1") if is_set else monkeypatch.delenv(name, raising=False)
         worker = agents and launched
         assert agent.worker_exit_code(code) == (0 if worker and permanent else code)
         assert agent.retried(code) == (worker and not permanent)
 
 
 def test_a_run_that_was_asked_to_stop_is_tried_again_and_nothing_else():
-    """An operator tries 128 and more again, which is what the pod of a node that was drained needs."""
-    assert agent._try_again_if_stopped(Outcome(75, "stopped")) == Outcome(143, "stopped")
+    """Job controllers retry exit codes of 128 and above; a job on a drained node must be retried."""
+    assert agent._retryable_if_stopped(Outcome(75, "stopped")) == Outcome(143, "stopped")
     for code in (0, 64, 70, 71, 137):
-        assert agent._try_again_if_stopped(Outcome(code, "x")) == Outcome(code, "x")
+        assert agent._retryable_if_stopped(Outcome(code, "x")) == Outcome(code, "x")

@@ -1,4 +1,4 @@
-"""Who computes which samples: every sample of a step once, at any world size."""
+"""Batch plans: each sample of a step is computed once, at any world size."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def test_micro_batches_of_all_ranks_cover_a_step_exactly_once_and_in_order(world
 @given(micro_batches=st.integers(1, 60), micro=st.integers(1, 40))
 def test_every_world_computes_the_same_micro_batches(micro_batches, micro):
     total = micro_batches * micro
-    alone = {BatchPlan(total, micro, 1).first(3, 0, m) for m in range(micro_batches)}
+    expected = {BatchPlan(total, micro, 1).first(3, 0, m) for m in range(micro_batches)}
     for world in world_sizes(total, micro):
         shared = plan(Recipe(global_batch=total, micro_batch=micro), world)
         starts = [shared.first(3, rank, m) for rank, m in itertools.product(range(world), range(shared.accumulation))]
-        assert set(starts) == alone
-        assert len(starts) == len(alone)
+        assert set(starts) == expected
+        assert len(starts) == len(expected)
 
 
 @given(micro_batches=st.integers(1, 100), micro=st.integers(1, 40), world=st.integers(1, 120))
-def test_a_world_that_does_not_fit_is_told_exactly_the_divisors(micro_batches, micro, world):
+def test_a_world_that_does_not_fit_is_refused_with_exactly_the_divisors(micro_batches, micro, world):
     recipe = Recipe(global_batch=micro_batches * micro, micro_batch=micro)
     if micro_batches % world == 0:
         assert plan(recipe, world).world_size == world
@@ -71,10 +71,10 @@ def test_a_batch_per_process_grows_with_the_world(accumulation, micro, world):
 
 
 @given(batch=st.integers(1, 500), samples=st.integers(0, 5000))
-def test_an_epoch_is_the_whole_batches_and_at_least_one(batch, samples):
+def test_an_epoch_is_the_complete_batches_and_at_least_one(batch, samples):
     shared = BatchPlan(batch, 1, 1)
     if samples < batch:
-        with pytest.raises(UserError, match=rf"{samples} pictures.*--global-batch to at most {samples}"):
+        with pytest.raises(UserError, match=rf"{samples} images.*--global-batch to at most {samples}"):
             shared.steps_per_epoch(samples)
     else:
         steps = shared.steps_per_epoch(samples)

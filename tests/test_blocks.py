@@ -1,4 +1,4 @@
-"""Block shuffle: no sample twice, the same in any world, blocks read once and by as few ranks as can be."""
+"""Block shuffle: no sample twice, independent of the world size, each block read once and by as few ranks as possible."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from scipy import stats
 from packing import encode, noise, odd_folder, packed
 from processes import distance, weights
 from trees import put
+from worldsize import loaders
 from worldsize.batch import BatchPlan
 from worldsize.data.blocks import BlockShuffle
-from worldsize.data.crops import RandomResizedCrop, evaluation_crop
+from worldsize.data.crops import RandomResizedCrop
 from worldsize.data.loader import Loader
 from worldsize.data.samples import ArraySamples
 from worldsize.data.shards import open_dataset
 from worldsize.data.shards.ahead import Ahead, Pieces
 from worldsize.data.shards.store import Local, Store
-from worldsize.job import _training_loader, loader_for
 from worldsize.place import Place
 from worldsize.recipe import Data, Recipe
 from worldsize.world import World
@@ -41,13 +41,13 @@ def orders(draw):
     return BlockShuffle(draw(SEEDS), samples, batch, block, draw(st.integers(block, 600)))
 
 
-def whole(order: BlockShuffle, epoch: int = 0) -> np.ndarray:
+def complete(order: BlockShuffle, epoch: int = 0) -> np.ndarray:
     return order(epoch, np.arange(order.samples // order.global_batch * order.global_batch))
 
 
 @given(orders(), EPOCHS)
 def test_an_epoch_visits_no_sample_twice(order, epoch):
-    visited = whole(order, epoch)
+    visited = complete(order, epoch)
     assert visited.dtype == np.int64
     assert len(np.unique(visited)) == len(visited)
     assert visited.min() >= 0 and visited.max() < order.samples
@@ -55,12 +55,12 @@ def test_an_epoch_visits_no_sample_twice(order, epoch):
 
 @given(orders(), EPOCHS, st.data())
 def test_any_part_of_an_order_equals_that_part_of_the_whole(order, epoch, data):
-    visited = whole(order, epoch)
+    visited = complete(order, epoch)
     chosen = np.array(data.draw(st.lists(st.integers(0, len(visited) - 1), min_size=1, max_size=20)))
     np.testing.assert_array_equal(order(epoch, chosen), visited[chosen])
 
 
-def test_an_epoch_of_imagenet_visits_every_picture_but_for_the_remainder_once():
+def test_an_epoch_of_imagenet_visits_every_image_but_for_the_remainder_once():
     order = BlockShuffle(0, 1_281_167, 1024, 32, 16384)
     assert (order.lanes, order.mixed) == (512, 1)
     seen = np.zeros(order.samples, np.int64)
@@ -77,28 +77,28 @@ def test_every_sample_is_equally_likely_at_every_position(order):
     epochs, length = 1500, order.samples // order.global_batch * order.global_batch
     cells = np.zeros((length, order.samples))
     for epoch in range(epochs):
-        cells[np.arange(length), whole(order, epoch)] += 1
+        cells[np.arange(length), complete(order, epoch)] += 1
     expected = epochs / order.samples
     for position in cells:
         assert stats.chisquare(position, np.full(order.samples, expected)).pvalue > 1e-5
 
 
 def test_seed_and_epoch_each_give_another_order():
-    seen = {tuple(whole(BlockShuffle(seed, 96, 8, 4, 32), epoch)) for seed in (0, 1, 2**32, 2**63) for epoch in (0, 1, 2)}
+    seen = {tuple(complete(BlockShuffle(seed, 96, 8, 4, 32), epoch)) for seed in (0, 1, 2**32, 2**63) for epoch in (0, 1, 2)}
     assert len(seen) == 12
 
 
 def test_pools_of_one_epoch_are_mixed_differently():
-    """One batch and one block of everything: the order within each pool, as it is in the stream."""
+    """With global batch 1 and one block per pool, positions are the stream: compare the order within each pool."""
     order = BlockShuffle(5, 640, 1, 64, 64)
-    assert len({tuple(pool % 64) for pool in whole(order).reshape(10, 64)}) == 10
+    assert len({tuple(pool % 64) for pool in complete(order).reshape(10, 64)}) == 10
 
 
 def test_blocks_come_in_another_order_each_epoch():
     order = BlockShuffle(5, 640, 1, 16, 16)
-    turns = [tuple(whole(order, epoch)[::16] // 16) for epoch in range(3)]
-    assert len(set(turns)) == 3
-    assert np.mean(np.diff(turns) == 1) < 0.2
+    sequences = [tuple(complete(order, epoch)[::16] // 16) for epoch in range(3)]
+    assert len(set(sequences)) == 3
+    assert np.mean(np.diff(sequences) == 1) < 0.2
 
 
 def test_a_batch_comes_from_as_many_blocks_as_there_are_lanes():
@@ -106,7 +106,7 @@ def test_a_batch_comes_from_as_many_blocks_as_there_are_lanes():
     assert order.lanes == 256
     for step in (0, 1, 70, 140):
         blocks = order(0, np.arange(step * 256, (step + 1) * 256)) // 64
-        assert len(np.unique(blocks)) > 240  # two lanes may be about to meet in one block
+        assert len(np.unique(blocks)) > 240  # two lanes can be in the same block
 
 
 @pytest.mark.parametrize(("batch", "pool"), [(256, 4096), (256, 65536), (96, 1000), (7, 7 * 64)])
@@ -120,7 +120,7 @@ def test_lanes_share_the_batch_evenly_and_fill_the_pool(batch, pool):
 
 
 class Counting(Local):
-    """Notes what is read: (file, offset, length)."""
+    """Record reads: (file, offset, length)."""
 
     def __init__(self, folder) -> None:
         super().__init__(folder)
@@ -130,7 +130,7 @@ class Counting(Local):
         self.looked.append(name)
         return super().look(name, length)
 
-    several = Store.several  # by `read`, not past it
+    several = Store.several  # implemented with `read`, so all reads are counted
 
     def read(self, name, offset, length):
         self.reads.append((name, offset, length))
@@ -152,13 +152,13 @@ def test_blocks_give_the_same_bytes_and_each_is_read_once(folder, block):
         assert bytes(samples.encoded(int(index))) == bytes(plain.encoded(int(index)))
     parts = {(plain.shard_of(i), i // block) for i in range(len(plain)) if plain.length(i)}
     assert len(store.reads) == len(set(store.reads)) == len(parts)
-    assert samples._store._kept == {}
+    assert samples._store._cache == {}
     assert samples.name(1) == plain.name(1)
-    assert store.reads[-1][2] == plain.records["head"][1]  # a name is not worth a block
+    assert store.reads[-1][2] == plain.records["head"][1]  # a name is read without its block
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_training_in_blocks_cuts_the_same_pictures_from_files_as_from_shards(folder, workers):
+def test_training_in_blocks_cuts_the_same_images_from_files_as_from_shards(folder, workers):
     plan, crop = BatchPlan(4, 2, 1), RandomResizedCrop(16, True, (0.08, 1), (3 / 4, 4 / 3))
     plain, store = open_dataset(folder).train, Counting(folder)
     order = BlockShuffle(0, len(plain), 4, 3, 6)
@@ -170,7 +170,7 @@ def test_training_in_blocks_cuts_the_same_pictures_from_files_as_from_shards(fol
     assert len(batches[0]) == len(batches[1]) > 4
     for one, other in zip(*batches, strict=True):
         assert (one.pixels == other.pixels).all() and (one.labels == other.labels).all()
-    assert len(store.reads) < 4 * len(batches[1])  # pictures
+    assert len(store.reads) < 4 * len(batches[1])  # images
 
 
 def pieces(_name: str) -> Pieces:
@@ -186,23 +186,23 @@ def digits(tmp_path):
 def test_a_recipe_decides_whether_blocks_are_read(folder, caplog):
     def loader(samples, **settings):
         recipe = Recipe(global_batch=4, micro_batch=2, data=Data(train_crop_size=16, **settings))
-        return _training_loader(recipe, samples, BatchPlan(4, 2, 1), ALONE)
+        return loaders.train_loader(recipe, samples, BatchPlan(4, 2, 1), ALONE)
 
-    for shuffle, whole in (("full", False), ("block", True)):
+    for shuffle, blocks_read in (("full", False), ("block", True)):
         store = Counting(folder)
         samples, opened = open_dataset(store).train, len(store.looked)
         blocks = loader(samples, shuffle=shuffle, block=3, pool=6)
-        assert len(store.looked) == opened  # nothing is opened again
+        assert len(store.looked) == opened  # the shards are not opened again
         list(blocks.training(BatchPlan(4, 2, 1), 0, 0))
         blocks.close()
         longest = samples.records["length"].max()
-        assert any(length > longest for _, _, length in store.reads) == whole
+        assert any(length > longest for _, _, length in store.reads) == blocks_read
     assert "not packed" not in caplog.text
     loader(ArraySamples("noise", np.zeros((8, 16, 16, 3), np.uint8), np.zeros(8, np.int32), ("a",)), shuffle="block").close()
-    assert "these pictures are not packed" in caplog.text
+    assert "this dataset is not packed" in caplog.text
 
 
-def test_what_lies_in_no_piece_or_in_two_is_read_alone(digits):
+def test_bytes_in_no_piece_or_in_two_are_read_alone(digits):
     ahead = Ahead(digits, pieces, 4)
     assert [bytes(ahead.read("f", at, 4)) for at in (0, 8, 18, 28, 30, 38)] == [
         b"0123", b"8901", b"8901", b"8901", b"0123", b"89",
@@ -211,14 +211,14 @@ def test_what_lies_in_no_piece_or_in_two_is_read_alone(digits):
     assert bytes(ahead.read("f", 16, 4)) == b"6789" and digits.reads[-1] == ("f", 10, 10)
 
 
-def test_no_more_pieces_are_kept_than_allowed_and_those_of_longest_ago_go_first(digits):
+def test_the_least_recently_used_piece_is_evicted(digits):
     ahead = Ahead(digits, lambda name: Pieces(np.arange(0, 41, 10), np.full(4, 9)), 2)
     for at in (0, 10, 0, 20, 0, 10):
         ahead.read("f", at, 1)
     assert digits.reads == [("f", at, 10) for at in (0, 10, 20, 10)]
 
 
-def test_a_piece_that_cannot_be_read_is_tried_again(digits, monkeypatch):
+def test_a_failed_read_of_a_piece_is_retried(digits, monkeypatch):
     ahead = Ahead(digits, pieces, 4)
     with monkeypatch.context() as broken:
         broken.setattr(digits, "read", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
@@ -227,24 +227,24 @@ def test_a_piece_that_cannot_be_read_is_tried_again(digits, monkeypatch):
     assert bytes(ahead.read("f", 10, 4)) == b"0123"
 
 
-def test_those_who_want_one_piece_at_once_wait_for_one_read(digits, monkeypatch):
+def test_concurrent_reads_of_one_piece_wait_for_one_read(digits, monkeypatch):
     ahead, read, gate = Ahead(digits, lambda _: Pieces(np.array([0, 40]), np.array([99])), 4), digits.read, threading.Event()
 
-    def slow(*what):
+    def slow(*arguments):
         gate.wait(30)
-        return read(*what)
+        return read(*arguments)
 
     monkeypatch.setattr(digits, "read", slow)
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(ahead.read, "f", at, 1) for at in range(8)]
+        futures = [pool.submit(ahead.read, "f", at, 1) for at in range(8)]
         gate.set()
-        assert b"".join(bytes(one.result()) for one in asked) == b"01234567"
+        assert b"".join(bytes(future.result()) for future in futures) == b"01234567"
     assert digits.reads == [("f", 0, 40)]
 
 
 @pytest.mark.parametrize("world_size", [1, 4, 16])
 def test_a_rank_reads_few_blocks_of_others_and_few_twice(tmp_path, world_size):
-    """A picture is a byte here. A lane begins and ends within blocks of its neighbours: 64 x 2 of 1,250."""
+    """An image is one byte here. Lanes start and end within blocks of other lanes: 64 x 2 of 1,250 blocks."""
     order, plan = BlockShuffle(0, 20_000, 64, 16, 2048), BatchPlan(64, 4, world_size)
     (tmp_path / "f").write_bytes(bytes(20_000))
     read = 0
@@ -255,7 +255,7 @@ def test_a_rank_reads_few_blocks_of_others_and_few_twice(tmp_path, world_size):
             first = plan.first(step, rank, 0)
             for sample in order(7, np.arange(first, first + plan.per_process)):
                 ahead.read("f", int(sample), 1)
-            assert len(ahead._kept) <= 1.25 * (2048 / 16 / world_size + order.mixed)
+            assert len(ahead._cache) <= 1.25 * (2048 / 16 / world_size + order.mixed)
         read += len(store.reads)
     assert 1240 <= read <= 1250 + 2 * 128
 
@@ -283,7 +283,7 @@ def test_evaluation_reads_each_block_once(folder):
     store = Counting(folder)
     recipe = Recipe(data=Data(val_crop_size=16, val_resize_size=16, shuffle="block", block=3, pool=3))
     val = open_dataset(store).val
-    loader = loader_for(recipe, val, evaluation_crop(recipe.data), ALONE)
+    loader = loaders.val_loader(recipe, val, ALONE)
     store.reads.clear()
     assert sum(len(batch.labels) for batch in loader.evaluation(0, 1, 4)) == len(val) == 2
     loader.close()

@@ -1,4 +1,4 @@
-"""The checkpoint format: whole or absent, and never trusted without a look."""
+"""The checkpoint format: complete or absent, and always verified before use."""
 
 from __future__ import annotations
 
@@ -66,8 +66,11 @@ def test_every_flipped_bit_and_every_truncation_is_found(written, data):
         (lambda c: (c / "state.json").unlink(), "state.json is missing"),
         (lambda c: _edit(c, lambda m: m["files"].pop("model.safetensors")), "does not list model.safetensors"),
         (lambda c: _edit(c, lambda m: m.update(format=99)), "format 99"),
-        (lambda c: _edit(c, lambda m: m["files"].update({"../x": {"bytes": 0, "sha256": ""}})), "leads out"),
-        (lambda c: _link(c / "model.safetensors"), "leads out"),
+        (
+            lambda c: _edit(c, lambda m: m["files"].update({"../x": {"bytes": 0, "sha256": ""}})),
+            "outside the checkpoint folder",
+        ),
+        (lambda c: _link(c / "model.safetensors"), "outside the checkpoint folder"),
     ],
 )
 def test_every_other_damage_is_named(tmp_path, spoil, reason):
@@ -99,24 +102,24 @@ def test_the_newest_valid_one_is_found_and_damaged_ones_are_named(tmp_path, capl
     assert "step-00000003" in caplog.text
 
 
-def test_none_and_none_left(tmp_path):
+def test_no_checkpoint_and_no_valid_checkpoint(tmp_path):
     assert checkpoint.newest_valid(tmp_path / "nothing") is None
     (checkpoint.write(tmp_path, snapshot(1)) / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="all 1 checkpoints"):
         checkpoint.newest_valid(tmp_path)
 
 
-def test_the_newest_and_the_best_stay(tmp_path):
+def test_the_newest_and_the_best_are_kept(tmp_path):
     for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, None), (5, 0.8)):
         checkpoint.write(tmp_path, snapshot(step, top1))
     checkpoint.prune(tmp_path, 5, keep=2, best=True)
-    assert [p.name[-1] for p in checkpoint.found(tmp_path)] == ["5", "4", "2"]
+    assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["5", "4", "2"]
     checkpoint.prune(tmp_path, 5, keep=1, best=False)
-    assert [p.name[-1] for p in checkpoint.found(tmp_path)] == ["5"]
+    assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["5"]
 
 
 @pytest.mark.parametrize("call", ["mkdir", "fsync", "rename", "save_file"])
-def test_a_failure_at_any_point_leaves_the_older_one_and_no_litter(tmp_path, monkeypatch, call):
+def test_a_failure_at_any_point_keeps_the_older_one_and_leaves_no_temporary_files(tmp_path, monkeypatch, call):
     checkpoint.write(tmp_path, snapshot(1))
 
     def fail(*_args, **_kwargs):
@@ -138,7 +141,7 @@ def test_a_failure_at_any_point_leaves_the_older_one_and_no_litter(tmp_path, mon
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 
-def test_a_refused_newer_checkpoint_never_costs_the_one_just_written(tmp_path):
+def test_a_damaged_newer_checkpoint_does_not_cause_deletion_of_the_one_just_written(tmp_path):
     checkpoint.write(tmp_path, snapshot(200))
     (tmp_path / "step-00000200" / "state.json").write_text("")
     writer = checkpoint.Writer(tmp_path, keep=1, best=True)
@@ -147,7 +150,7 @@ def test_a_refused_newer_checkpoint_never_costs_the_one_just_written(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000150"]
 
 
-def test_what_json_cannot_hold_is_a_failed_save_and_not_a_lost_one(tmp_path):
+def test_a_value_that_json_cannot_represent_is_a_reported_failure(tmp_path):
     bad = snapshot(1)
     bad.state["evaluation"] = {"top1": float("nan")}
     writer = checkpoint.Writer(tmp_path, keep=1, best=True)

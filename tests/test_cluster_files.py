@@ -1,4 +1,4 @@
-"""Files on a volume of a real cluster: there and back, over connections that break, and pods that cannot start."""
+"""Files on a volume of a real cluster: transfers, broken connections, and pods that cannot start."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from trees import picture
+from trees import snapshot
+from worldsize.cluster.api.client import Cluster, ClusterError
+from worldsize.cluster.storage import browse, file_pod, files, volumes
 from worldsize.errors import UserError
-from worldsize.launch import browse, filepod, files, volumes
-from worldsize.launch.cluster import Cluster, ClusterError
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def volume(cluster):
 
 
 @pytest.fixture
-def reach(image):
-    return files.Reach(image=image, wait=180)
+def pod(image):
+    return files.PodOptions(image=image, wait=180)
 
 
-def gone(cluster, seconds=60) -> bool:
+def no_file_pods(cluster, seconds=60) -> bool:
     until = time.monotonic() + seconds
     while cluster.list("Pod", "app.kubernetes.io/component=files"):
         if time.monotonic() > until:
@@ -44,30 +44,30 @@ def gone(cluster, seconds=60) -> bool:
 
 
 @pytest.mark.cluster
-def test_a_tree_to_a_cluster_and_back(cluster, volume, reach, tmp_path, capsys):
+def test_upload_and_download_of_a_tree(cluster, volume, pod, tmp_path, capsys):
     (tmp_path / "mine/sub").mkdir(parents=True)
     (tmp_path / "mine/big").write_bytes(random.Random(0).randbytes(20_000_000))
     (tmp_path / "mine/sub/empty").write_bytes(b"")
     (tmp_path / "mine/sub/run").write_text("#!/bin/sh\n")
     (tmp_path / "mine/sub/run").chmod(0o755)
     (tmp_path / "mine/link").symlink_to("sub/run")
-    files.put(files.FilesPut(tmp_path / "mine", f"{volume}:/runs/", reach=reach), cluster)
+    files.put(files.FilesPut(tmp_path / "mine", f"{volume}:/runs/", pod=pod), cluster)
     assert capsys.readouterr().out == "vol:/runs/mine\n"
-    files.show(files.FilesList(f"{volume}:/runs/mine", reach), cluster)
+    files.show(files.FilesList(f"{volume}:/runs/mine", pod), cluster)
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["big", "sub/run", "sub/"]
-    files.get(files.FilesGet(f"{volume}:/runs/mine", tmp_path / "back", reach=reach), cluster)
-    assert picture(tmp_path / "back") == picture(tmp_path / "mine")
-    # The image is known now from the newest pod, if it is still there; a named one always works.
-    with pytest.raises(UserError, match="there is no /runs/nix; /runs has: mine"):
-        files.get(files.FilesGet(f"{volume}:/runs/nix", tmp_path / "nix", reach=reach), cluster)
-    with pytest.raises(UserError, match="/runs/mine/big exists already"):
-        files.put(files.FilesPut(tmp_path / "mine/big", f"{volume}:/runs/mine", reach=reach), cluster)
-    assert gone(cluster)
+    files.get(files.FilesGet(f"{volume}:/runs/mine", tmp_path / "back", pod=pod), cluster)
+    assert snapshot(tmp_path / "back") == snapshot(tmp_path / "mine")
+    # Passes --image: its default is that of the newest pod, which may be deleted already.
+    with pytest.raises(UserError, match="/runs/nix does not exist; /runs contains: mine"):
+        files.get(files.FilesGet(f"{volume}:/runs/nix", tmp_path / "nix", pod=pod), cluster)
+    with pytest.raises(UserError, match="/runs/mine/big already exists"):
+        files.put(files.FilesPut(tmp_path / "mine/big", f"{volume}:/runs/mine", pod=pod), cluster)
+    assert no_file_pods(cluster)
 
 
 @contextmanager
-def line_that_breaks(host: str, port: int, after: int):
-    """A port that leads there; every connection over which so many bytes came back is cut off."""
+def breaking_proxy(host: str, port: int, after: int):
+    """A local port that forwards to the server; cuts every connection after ``after`` bytes of response."""
     listening = socket.create_server(("127.0.0.1", 0))
     cut = []
 
@@ -98,33 +98,33 @@ def line_that_breaks(host: str, port: int, after: int):
 
 
 @pytest.mark.cluster
-def test_a_download_from_a_cluster_goes_on_where_the_connection_broke(cluster, volume, reach, tmp_path, monkeypatch):
+def test_download_from_a_cluster_resumes_where_the_connection_broke(cluster, volume, pod, tmp_path, monkeypatch):
     import kubernetes.config.kube_config as settings_of_client
 
     (tmp_path / "big").write_bytes(random.Random(0).randbytes(50_000_000))
-    files.put(files.FilesPut(tmp_path / "big", f"{volume}:/big", reach=reach), cluster)
+    files.put(files.FilesPut(tmp_path / "big", f"{volume}:/big", pod=pod), cluster)
     config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
     server = urlsplit(config["clusters"][0]["cluster"]["server"])
-    with line_that_breaks(server.hostname, server.port, 20_000_000) as (port, cut):
+    with breaking_proxy(server.hostname, server.port, 20_000_000) as (port, cut):
         config["clusters"][0]["cluster"] |= {"server": f"https://127.0.0.1:{port}", "tls-server-name": server.hostname}
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
         monkeypatch.setattr(settings_of_client, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
-        weak = Cluster(namespace=cluster.namespace)
-        files.get(files.FilesGet(f"{volume}:/big", tmp_path / "back", reach=reach), weak)
+        unreliable = Cluster(namespace=cluster.namespace)
+        files.get(files.FilesGet(f"{volume}:/big", tmp_path / "back", pod=pod), unreliable)
     assert len(cut) == 2
     assert (tmp_path / "back").read_bytes() == (tmp_path / "big").read_bytes()
 
 
 @pytest.mark.cluster
-def test_ctrl_c_on_a_cluster_removes_the_pod_and_the_part(cluster, volume, reach, tmp_path):
+def test_ctrl_c_on_a_cluster_removes_the_pod_and_the_partial_file(cluster, volume, pod, tmp_path):
     (tmp_path / "big").write_bytes(bytes(400_000_000))
-    files.put(files.FilesPut(tmp_path / "big", f"{volume}:/big", reach=reach), cluster)
+    files.put(files.FilesPut(tmp_path / "big", f"{volume}:/big", pod=pod), cluster)
     script = (
-        "import sys, pathlib; from worldsize.launch import files; from worldsize.launch.cluster import Cluster;"
-        "reach = files.Reach(image=sys.argv[2]); cluster = Cluster(namespace=sys.argv[1]);"
-        "files.get(files.FilesGet('vol:/big', pathlib.Path('back'), reach=reach), cluster)"
+        "import sys, pathlib; from worldsize.cluster.storage import files; from worldsize.cluster.api.client import Cluster;"
+        "pod = files.PodOptions(image=sys.argv[2]); cluster = Cluster(namespace=sys.argv[1]);"
+        "files.get(files.FilesGet('vol:/big', pathlib.Path('back'), pod=pod), cluster)"
     )
-    command = [sys.executable, "-c", script, cluster.namespace, reach.image]
+    command = [sys.executable, "-c", script, cluster.namespace, pod.image]
     (tmp_path / "here").mkdir()
     with subprocess.Popen(command, cwd=tmp_path / "here", stderr=subprocess.PIPE) as process:
         until = time.monotonic() + 60
@@ -133,25 +133,25 @@ def test_ctrl_c_on_a_cluster_removes_the_pod_and_the_part(cluster, volume, reach
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert os.listdir(tmp_path / "here") == []
-    assert gone(cluster)
+    assert no_file_pods(cluster)
 
 
 @pytest.mark.cluster
-def test_a_pod_that_cannot_start_gives_its_reason(cluster, volume, image):
-    with pytest.raises(UserError, match="has no volume 'nix'; there are: vol"):
-        files.show(files.FilesList("nix:/", files.Reach(image)), cluster)
+def test_a_pod_that_cannot_start_reports_the_reason(cluster, volume, image):
+    with pytest.raises(UserError, match=r"no volume 'nix' in namespace .*; existing volumes: vol"):
+        files.show(files.FilesList("nix:/", files.PodOptions(image)), cluster)
     with pytest.raises(ClusterError, match=r"does not start\n  ImagePullBackOff: Failed to pull image .*nix:1: not found"):
-        files.show(files.FilesList(volume, files.Reach("localhost:5000/nix:1", wait=60)), cluster)
+        files.show(files.FilesList(volume, files.PodOptions("localhost:5000/nix:1", wait=60)), cluster)
     cluster.create(volumes.manifest("unbound", cluster.namespace, "1Gi", "rwx", "nix"))
     with pytest.raises(ClusterError, match=r'not scheduled: [^\n]*\n  the volume has no storage: .*"nix" not found'):
-        files.show(files.FilesList("unbound", files.Reach(image, wait=8)), cluster)
+        files.show(files.FilesList("unbound", files.PodOptions(image, wait=8)), cluster)
     quota = {"hard": {"pods": "0"}}
-    about = {"name": "none", "namespace": cluster.namespace}
-    cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": about, "spec": quota})
+    metadata = {"name": "none", "namespace": cluster.namespace}
+    cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": quota})
     time.sleep(1)
     with pytest.raises(ClusterError, match="exceeded quota: none"):
-        files.show(files.FilesList(volume, files.Reach(image)), cluster)
-    assert gone(cluster)
+        files.show(files.FilesList(volume, files.PodOptions(image)), cluster)
+    assert no_file_pods(cluster)
 
 
 @pytest.mark.cluster
@@ -159,10 +159,10 @@ def test_the_objects_pass_pod_security_restricted(cluster, image):
     cluster.patch(
         "Namespace", cluster.namespace, {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     )
-    cluster.create(filepod.manifest(filepod.FilePod("vol", cluster.namespace, image, "x")), dry_run=True)
+    cluster.create(file_pod.manifest(file_pod.FilePod("vol", cluster.namespace, image, "x")), dry_run=True)
     deployment = browse.manifests("vol", cluster.namespace, "x:1")[2]
-    about = {"name": "x", "namespace": cluster.namespace}
+    metadata = {"name": "x", "namespace": cluster.namespace}
     spec = deployment["spec"]["template"]["spec"]
-    cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}, dry_run=True)
+    cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, dry_run=True)
     for manifest in browse.manifests("vol", cluster.namespace, "x:1"):
         cluster.create(manifest, dry_run=True)

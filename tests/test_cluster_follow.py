@@ -1,4 +1,4 @@
-"""Following on a real cluster: logs that arrive whole, connections that are lost, and traps that get one clear message."""
+"""Following on a real cluster: complete logs, lost connections, and one clear message for each kind of stuck job."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 
 from processes import environment, worldsize
 from specs import PLAIN
-from worldsize.launch import jobs
-from worldsize.launch.answers import ClusterError
-from worldsize.launch.cluster import Cluster
-from worldsize.launch.follow import Follower, Line, Note
-from worldsize.launch.spec import Placement, Resources, SecretKey
-from worldsize.launch.target import TARGETS, load
+from worldsize.cluster.api.client import Cluster
+from worldsize.cluster.api.errors import ClusterError
+from worldsize.cluster.jobs import manage
+from worldsize.cluster.jobs.follow import Follower, Line, Note
+from worldsize.cluster.manifests import TARGETS, load_target
+from worldsize.cluster.manifests.spec import Placement, Resources, SecretKey
 
 pytestmark = pytest.mark.cluster
 
@@ -30,13 +30,13 @@ LINES = 100_000
 
 
 def spec_of(cluster, image: str, **changes):
-    """A small job without a volume of its own; its command is replaced by `shell`."""
+    """A small job; `shell` replaces its command and removes its volumes."""
     small = Resources(cpu="100m", memory="128Mi", shm="16Mi")
     return replace(PLAIN, name="j", namespace=cluster.namespace, image=image, procs=1, resources=small, grace_s=2, **changes)
 
 
 def shell(manifests: list[dict], script: str) -> list[dict]:
-    """The same job, whose pods run a shell script and mount no volume."""
+    """The same job, but its pods run a shell script and mount no volume."""
 
     def visit(value):
         if isinstance(value, dict):
@@ -56,13 +56,13 @@ def shell(manifests: list[dict], script: str) -> list[dict]:
 
 
 def submit(cluster, kind: str, spec, script: str) -> Follower:
-    target = load(kind)
-    jobs.submit(cluster, spec, shell(target.render(spec), script))
+    target = load_target(kind)
+    manage.submit(cluster, spec, shell(target.render(spec), script))
     return Follower(cluster, target, spec.name)
 
 
 def test_all_lines_of_all_pods_arrive_in_order(cluster, image):
-    # containerd loses what is written in a process's last moment, so this one stays a little.
+    # containerd loses output that is written just before a process exits, so this one sleeps first.
     follower = submit(cluster, "pytorchjob", spec_of(cluster, image), f"seq 1 {LINES}; sleep 3")
     got: dict[str, list[str]] = {}
     for event in follower.events():
@@ -72,12 +72,12 @@ def test_all_lines_of_all_pods_arrive_in_order(cluster, image):
     expected = [str(number) for number in range(1, LINES + 1)]
     assert sorted(got) == ["worker-0", "worker-1"]
     for lines in got.values():
-        # One at a time, for a message that can be read.
+        # Only the first difference, for a readable message.
         assert next((pair for pair in zip_longest(lines, expected) if len(set(pair)) > 1), None) is None
 
 
 class Gate:
-    """A port that leads to the API server, and can be shut."""
+    """A local port that forwards to the API server, and can be closed."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to, self._open, self._sockets = (host, port), True, []
@@ -85,8 +85,8 @@ class Gate:
         self.port = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def shut(self, seconds: float) -> None:
-        """Break every connection, and refuse new ones for a while."""
+    def close(self, seconds: float) -> None:
+        """Drop every connection, and refuse new ones for ``seconds``."""
         self._open = False
         for one in self._sockets:
             with suppress(OSError):
@@ -121,17 +121,17 @@ def test_a_server_that_goes_away_for_a_while_costs_no_line(cluster, image):
     through = Cluster(namespace=cluster.namespace)
     through._settings.host = f"https://{server.hostname}:{gate.port}"
     if server.hostname != "127.0.0.1":
-        pytest.skip("the gate is on this machine, and the server's certificate is for another")
+        pytest.skip("the API server's certificate is not valid for 127.0.0.1")
     got = []
-    for event in Follower(through, load("pytorchjob"), "j").events():
+    for event in Follower(through, load_target("pytorchjob"), "j").events():
         if isinstance(event, Line):
             got.append(int(event.text))
             if event.text in ("5", "20"):
-                gate.shut(2.0)
+                gate.close(2.0)
     assert got == [*range(1, 41)]
 
 
-def test_a_watch_that_has_expired_begins_anew(cluster, monkeypatch):
+def test_an_expired_watch_restarts(cluster, monkeypatch):
     real, stale = cluster._list, iter(["1"])
 
     def listed(*arguments):
@@ -139,13 +139,13 @@ def test_a_watch_that_has_expired_begins_anew(cluster, monkeypatch):
         return items, next(stale, version)
 
     monkeypatch.setattr(cluster, "_list", listed)
-    begun = time.monotonic()
+    started = time.monotonic()
     named = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "late"}}
     threading.Timer(2.0, lambda: cluster.create(named)).start()
-    for found in cluster.watch("ConfigMap", stop=lambda: time.monotonic() - begun > 30):
+    for found in cluster.watch("ConfigMap", stop=lambda: time.monotonic() - started > 30):
         if "late" in [item["metadata"]["name"] for item in found]:
             return
-    raise AssertionError("the watch never told of the new object")
+    raise AssertionError("the watch never reported the new object")
 
 
 def test_detached_by_ctrl_c_and_followed_again(cluster, image):
@@ -154,48 +154,48 @@ def test_detached_by_ctrl_c_and_followed_again(cluster, image):
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "line" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=20)
-    assert process.returncode == 130 and f"worldsize logs j --namespace {cluster.namespace} follows it" in told
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and f"Follow it with: worldsize logs j --namespace {cluster.namespace}" in err
     again = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode == 0
     assert [line.split("| ")[1] for line in again.stdout.splitlines()] == [f"line {i}" for i in range(1, 7)]
 
 
-def test_a_container_that_fails_is_told_with_its_code_and_last_words(cluster, image, tmp_path):
+def test_a_failed_container_is_reported_with_its_exit_code_and_last_lines(cluster, image, tmp_path):
     submit(cluster, "pytorchjob", spec_of(cluster, image), "echo these are the last words; exit 64")
     waited = worldsize("wait", "j", "--namespace", cluster.namespace, cwd=tmp_path, timeout=60)
     assert waited.returncode == 1, waited.stderr
-    assert "ended with exit code 64" in waited.stderr and "these are the last words" in waited.stderr
+    assert "failed with exit code 64" in waited.stderr and "these are the last words" in waited.stderr
 
 
 def test_a_timeout_has_its_own_code(cluster, image, tmp_path):
     submit(cluster, "pytorchjob", spec_of(cluster, image, nodes=1), "sleep 60")
     waited = worldsize("wait", "j", "--timeout", "3", "--namespace", cluster.namespace, cwd=tmp_path, timeout=60)
-    assert waited.returncode == 3 and "goes on" in waited.stderr
+    assert waited.returncode == 3 and "keeps running" in waited.stderr
     assert worldsize("delete", "--all", "--namespace", cluster.namespace, cwd=tmp_path).returncode == 0
-    assert jobs.every(cluster) == [] and cluster.list("Pod") == []
+    assert manage.list_jobs(cluster) == [] and cluster.list("Pod") == []
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-def test_stopped_jobs_leave_no_pods_and_make_way(cluster, image, kind):
+def test_stopped_jobs_leave_no_pods_and_are_replaced(cluster, image, kind):
     spec = spec_of(cluster, image)
     submit(cluster, kind, spec, "sleep 600")
     deadline = time.monotonic() + 60
-    while not cluster.list("Pod", load(kind).selector("j")) and time.monotonic() < deadline:
+    while not cluster.list("Pod", load_target(kind).selector("j")) and time.monotonic() < deadline:
         time.sleep(0.2)
-    jobs.stop(cluster, jobs.find(cluster, "j"))
-    stopped = jobs.find(cluster, "j")
-    # What has ended may be there a moment longer, until its kubelet has told.
+    manage.stop(cluster, manage.find(cluster, "j"))
+    stopped = manage.find(cluster, "j")
+    # Pods that have ended may exist a moment longer, until their kubelet has reported it.
     assert stopped.state.phase == "Suspended"
     assert all(pod["status"]["phase"] in ("Succeeded", "Failed") for pod in stopped.pods)
     submit(cluster, kind, spec, "sleep 600")
-    assert jobs.find(cluster, "j").state.phase != "Suspended"
-    jobs.delete(cluster, jobs.find(cluster, "j"))
+    assert manage.find(cluster, "j").state.phase != "Suspended"
+    manage.delete(cluster, manage.find(cluster, "j"))
     for left in ("ConfigMap", "NetworkPolicy", "TrainingRuntime"):
         assert [item for item in cluster.list(left) if item["metadata"]["name"] == "j"] == []
 
 
-TRAPS = [
+STUCK = [
     ("pytorchjob", {"secrets": (SecretKey("absent", "KEY", "KEY"),)}, 'secret "absent" not found'),
     ("pytorchjob", {"image": "localhost:5000/no-such-image:1"}, "ErrImagePull"),
     ("pytorchjob", {"resources": Resources(gpus=1, cpu="100m", memory="128Mi", shm="16Mi")}, "Insufficient nvidia.com/gpu"),
@@ -205,27 +205,27 @@ TRAPS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "change", "message"), TRAPS)
-def test_a_trap_is_told_while_the_job_waits(cluster, image, kind, change, message):
+@pytest.mark.parametrize(("kind", "change", "message"), STUCK)
+def test_the_reason_is_reported_while_the_job_waits(cluster, image, kind, change, message):
     follower = submit(cluster, kind, replace(spec_of(cluster, image), **change), "sleep 60")
-    assert message in told_within(follower, message)[-1]
+    assert message in notes_until(follower, message)[-1]
 
 
-def told_within(follower: Follower, message: str, seconds: float = 60) -> list[str]:
-    """The notes up to the one with this message, or all of them."""
-    begun, notes = time.monotonic(), []
+def notes_until(follower: Follower, message: str, seconds: float = 60) -> list[str]:
+    """The notes up to the one with this message, or all notes within ``seconds``."""
+    started, notes = time.monotonic(), []
     for event in follower.events():
         notes += [event.text] if isinstance(event, Note) else []
-        if (notes and message in notes[-1]) or time.monotonic() - begun > seconds:
+        if (notes and message in notes[-1]) or time.monotonic() - started > seconds:
             break
     return notes
 
 
 def test_an_mpijob_that_its_operator_finds_invalid_has_failed(cluster, image):
-    target, spec = load("mpijob"), spec_of(cluster, image)
+    target, spec = load_target("mpijob"), spec_of(cluster, image)
     manifests = shell(target.render(spec), "true")
     manifests[-1]["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 0
-    jobs.submit(cluster, spec, manifests)
+    manage.submit(cluster, spec, manifests)
     follower = Follower(cluster, target, "j")
     for _ in follower.events():
         pass
@@ -233,24 +233,24 @@ def test_an_mpijob_that_its_operator_finds_invalid_has_failed(cluster, image):
 
 
 @pytest.mark.parametrize(("kind", "length"), [("pytorchjob", 60), ("trainjob", 49)])
-def test_a_name_that_is_too_long_is_told(cluster, image, kind, length):
-    """What the offline rules refuse, sent all the same: operators set no condition, and the trainer not always an event."""
-    target, name = load(kind), "j" * length
+def test_a_name_that_is_too_long_is_reported(cluster, image, kind, length):
+    """Submitted although our own rules reject it: operators set no condition, and the trainer not always an event."""
+    target, name = load_target(kind), "j" * length
     short = spec_of(cluster, image)
     manifests = shell(target.render(short), "true")
     for manifest in manifests:
         manifest["metadata"]["name"] = name
     if kind == "trainjob":
         manifests[-1]["spec"]["runtimeRef"]["name"] = name
-    jobs.submit(cluster, replace(short, name=name), manifests)
+    manage.submit(cluster, replace(short, name=name), manifests)
     follower = Follower(cluster, target, name, logs=False)
-    told, begun = "", time.monotonic()
+    text, started = "", time.monotonic()
     for event in follower.events():
-        told += event.text if isinstance(event, Note) else ""
-        if "no pod yet, and no reason given" in told:
+        text += event.text if isinstance(event, Note) else ""
+        if "no pods created and no events" in text:
             break
-        assert time.monotonic() - begun < 90, told
-    assert follower.state.phase == "Failed" or "no pod yet" in told, told
+        assert time.monotonic() - started < 90, text
+    assert follower.state.phase == "Failed" or "no pods created" in text, text
 
 
 def test_a_missing_runtime_is_refused_and_leaves_nothing(cluster, image):
@@ -260,7 +260,7 @@ def test_a_missing_runtime_is_refused_and_leaves_nothing(cluster, image):
     assert [item for item in cluster.list("ConfigMap") if item["metadata"]["name"] == "j"] == []
 
 
-def test_a_quota_is_told(cluster, image):
+def test_an_exceeded_quota_is_reported(cluster, image):
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -269,4 +269,4 @@ def test_a_quota_is_told(cluster, image):
     }
     cluster.create(quota)
     follower = submit(cluster, "pytorchjob", spec_of(cluster, image), "true")
-    assert "exceeded quota: q" in told_within(follower, "exceeded quota")[-1]
+    assert "exceeded quota: q" in notes_until(follower, "exceeded quota")[-1]

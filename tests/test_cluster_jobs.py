@@ -1,4 +1,4 @@
-"""Whole jobs on a real cluster: what a user types, what comes out, and pods that are lost in between."""
+"""Complete jobs on a real cluster: commands, their output, and pods that are lost during training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from processes import distance, environment, losses, weights, worldsize
-from worldsize.launch.cluster import Cluster
-from worldsize.launch.target import TARGETS, load
+from worldsize.cluster.api.client import Cluster
+from worldsize.cluster.manifests import TARGETS, load_target
 
 pytestmark = pytest.mark.cluster
 
@@ -48,30 +48,30 @@ class Runs:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def train(self, kind: str, name: str, *more: str, code: int = 0) -> str:
-        return self.command(*self.arguments(kind, name, *more), code=code)
+    def train(self, kind: str, name: str, *options: str, code: int = 0) -> str:
+        return self.command(*self.arguments(kind, name, *options), code=code)
 
-    def arguments(self, kind: str, name: str, *more: str) -> tuple[str, ...]:
+    def arguments(self, kind: str, name: str, *options: str) -> tuple[str, ...]:
         where = ("--image", self.image, "--volume", "data", "--name", name)
-        return ("train", "digits", "--on", kind, *SMALL, *POD, *where, *more)
+        return ("train", "digits", "--on", kind, *SMALL, *POD, *where, *options)
 
-    def start(self, kind: str, name: str, *more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "worldsize", *self.arguments(kind, name, *more)]
+    def start(self, kind: str, name: str, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "worldsize", *self.arguments(kind, name, *options)]
         command += ["--namespace", self.cluster.namespace]
         return subprocess.Popen(
             command, cwd=self.cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def fetched(self, name: str) -> Path:
-        """The run's folder, brought home."""
-        target = self.cwd / "home" / name
+        """The run's folder, downloaded."""
+        target = self.cwd / "downloads" / name
         if not target.exists():
             target.parent.mkdir(exist_ok=True)
             self.command("cluster", "files", "get", f"data:/runs/{name}", str(target), "--image", self.image)
         return target
 
     def pods(self, kind: str, name: str) -> list[dict]:
-        target = load(kind)
+        target = load_target(kind)
         return sorted(self.cluster.list("Pod", target.selector(name)), key=target.place)
 
 
@@ -84,9 +84,9 @@ def runs(cluster, image, tmp_path) -> Runs:
 def local(tmp_path_factory) -> Path:
     """The same run on this machine."""
     cwd = tmp_path_factory.mktemp("local")
-    done = worldsize("train", "digits", *SMALL, "--procs", "2", "--name", "whole", cwd=cwd, timeout=600)
+    done = worldsize("train", "digits", *SMALL, "--procs", "2", "--name", "local", cwd=cwd, timeout=600)
     assert done.returncode == 0, done.stderr
-    return cwd / "runs" / "whole"
+    return cwd / "runs" / "local"
 
 
 def until(process: subprocess.Popen[str], pattern: str) -> str:
@@ -96,11 +96,11 @@ def until(process: subprocess.Popen[str], pattern: str) -> str:
         read += line
         if re.search(pattern, line):
             return read
-    raise AssertionError(f"{pattern!r} never came:\n{read}")
+    raise AssertionError(f"no line matches {pattern!r}:\n{read}")
 
 
 def evict(cluster: Cluster, pod: str) -> None:
-    """What `kubectl drain` does with each pod."""
+    """Evict a pod, as `kubectl drain` does."""
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": cluster.namespace}}
     cluster.request("POST", f"/api/v1/namespaces/{cluster.namespace}/pods/{pod}/eviction", None, eviction)
 
@@ -111,7 +111,7 @@ def test_each_kind_trains_as_two_processes_here_do(runs, local, kind):
     assert re.search(r"^ +0 \| .*top-1", output, re.MULTILINE), output
     assert "succeeded" in output
     run = runs.fetched("r")
-    # Other numbers of threads round otherwise, and training amplifies that.
+    # Another number of threads changes the rounding, and training amplifies the difference.
     assert distance(weights(run), weights(local)) < 1e-6
     assert (run / "result.json").exists()
     runs.command("delete", "--all")
@@ -159,7 +159,7 @@ def test_an_evicted_pod_costs_nothing(runs, local, kind, lost):
 def test_a_killed_pod_costs_the_steps_since_the_last_checkpoint(runs, local, kind):
     process = runs.start(kind, "k", "--track.every-seconds", "0", "--checkpoint.every-steps", "5")
     until(process, r" 0 \| +1 ")
-    # What the loss of its node does to a pod: no signal, no time.
+    # As if its node were lost: no signal and no grace period.
     name = runs.pods(kind, "k")[1]["metadata"]["name"]
     path = f"/api/v1/namespaces/{runs.cluster.namespace}/pods/{name}"
     runs.cluster.request("DELETE", path, None, {"gracePeriodSeconds": 0, "kind": "DeleteOptions", "apiVersion": "v1"})
@@ -197,16 +197,16 @@ def test_a_deadline_ends_the_job(runs, kind):
 def test_the_same_command_refuses_and_resumes(runs, local):
     process = runs.start("pytorchjob", "s")
     until(process, r" 0 \| +1 ")
-    assert "is Running already" in runs.train("pytorchjob", "s", code=2)
+    assert "already exists and is Running" in runs.train("pytorchjob", "s", code=2)
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=30)[0]
-    assert process.returncode == 130 and f"worldsize logs s --namespace {runs.cluster.namespace} follows it" in output
+    assert process.returncode == 130 and f"Follow it with: worldsize logs s --namespace {runs.cluster.namespace}" in output
     runs.command("stop", "s")
     assert "Suspended" in runs.command("status", "s")
     output = runs.train("pytorchjob", "s")
-    assert "going on after step" in output
+    assert "resuming after step" in output
     assert distance(weights(runs.fetched("s")), weights(local)) < 1e-6
-    assert "is Succeeded already" in runs.train("pytorchjob", "s", code=2)
+    assert "already exists and is Succeeded" in runs.train("pytorchjob", "s", code=2)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Before a run on a real cluster: a job that can run, each fault, and users with few rights."""
+"""Preflight checks on a real cluster: a job that can run, each fault, and a user with few permissions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from findings import SPEC, look, the_one, wait_for
-from worldsize.launch import preflight, target
-from worldsize.launch.cluster import Cluster
-from worldsize.launch.kinds import KINDS
-from worldsize.launch.spec import Placement, Resources, SecretKey
+from findings import SPEC, only_problem, preflight, wait_for
+from worldsize.cluster.api.client import Cluster
+from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.manifests import TARGETS, load_target
+from worldsize.cluster.manifests.spec import Placement, Resources, SecretKey
+from worldsize.cluster.preflight import runner
 
 
 def tiny(cluster, **changes):
-    """A job that fits everywhere, and its volume; it is never sent."""
+    """A job that fits everywhere, and its volume; it is never submitted."""
     small = {"procs": 1, "resources": Resources(cpu="50m", memory="512Mi", shm="16Mi")}
     claim(cluster, "data", "ReadWriteMany")
     return replace(SPEC, namespace=cluster.namespace, **{**small, **changes})
@@ -57,40 +58,40 @@ def with_key(cluster):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("on", target.TARGETS)
-def test_a_job_that_can_run_is_found_in_order_within_three_seconds(cluster, on):
+@pytest.mark.parametrize("on", TARGETS)
+def test_a_job_that_can_run_passes_within_three_seconds(cluster, on):
     enforce(cluster, "restricted")
     spec = tiny(cluster)
     begin = time.monotonic()
-    found = look(cluster, spec, on)
+    found = preflight(cluster, spec, on)
     assert time.monotonic() - begin < 3.0
     assert {one.level for one in found} == {"ok"}, found
-    # Looking has left nothing behind.
-    assert cluster.list("Pod") == cluster.list("NetworkPolicy") == cluster.list(target.load(on).kind) == []
+    # Preflight has created nothing.
+    assert cluster.list("Pod") == cluster.list("NetworkPolicy") == cluster.list(load_target(on).kind) == []
     assert cluster.get("ConfigMap", spec.name) is None
 
 
 SECRET = {"secrets": (SecretKey("kaggle", "token", "TOKEN"),)}
 REAL = {
-    "no volume": (None, {"volumes": ("imagenet",)}, "there is no volume imagenet"),
+    "no volume": (None, {"volumes": ("imagenet",)}, "volume imagenet does not exist"),
     "volume of one node": (
         lambda cluster: claim(cluster, "one", "ReadWriteOnce"),
         {"volumes": ("one",)},
-        "volume one can be written from one node only",
+        "volume one is writable from one node only",
     ),
-    "no Secret": (None, SECRET, "there is no Secret kaggle"),
+    "no Secret": (None, SECRET, "Secret kaggle does not exist"),
     "no key": (with_key, SECRET, "Secret kaggle has no key token; its keys: name"),
     "quota": (
         lambda cluster: limit_all(cluster, pods="1"),
         {},
-        "quota bounds does not allow the whole job: pods: 2 asked for, 0 of 1 in use",
+        "quota bounds is too small for all pods of the job: pods: 2 requested, 0 of 1 in use",
     ),
     "quota below one pod": (
         lambda cluster: limit_all(cluster, requests__memory="32Mi"),
         {},
-        "quota bounds does not allow the whole job: requests.memory: 1Gi asked for, 0Mi of 32Mi in use",
+        "quota bounds is too small for all pods of the job: requests.memory: 1Gi requested, 0Mi of 32Mi in use",
     ),
-    "quota on what is not asked for": (
+    "quota on a resource without a request": (
         lambda cluster: limit_all(cluster, requests__cpu="1"),
         {"resources": Resources(memory="512Mi", shm="16Mi")},
         "failed quota: bounds: must specify requests.cpu",
@@ -105,13 +106,13 @@ REAL = {
         {},
         "minimum memory usage per Pod is 1Gi",
     ),
-    "GPUs": (None, {"procs": 512, "resources": Resources(gpus=512)}, "room for 0 of 2 pods even on empty nodes: "),
+    "GPUs": (None, {"procs": 512, "resources": Resources(gpus=512)}, "capacity for 0 of 2 pods even on empty nodes: "),
     "priority": (None, {"placement": Placement(priority="none-such")}, "no PriorityClass with name none-such was found"),
-    "no such node": (None, {"placement": Placement(node_selector=(("zone", "none"),))}, "not labelled zone=none"),
-    "somebody else's": (
+    "no such node": (None, {"placement": Placement(node_selector=(("zone", "none"),))}, "not labeled zone=none"),
+    "objects not created by worldsize": (
         lambda cluster: cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "r50"}}),
         {},
-        "there is no job r50, but objects of that name: ConfigMap",
+        "job r50 does not exist, but other objects with that name do: ConfigMap",
     ),
 }
 
@@ -122,54 +123,54 @@ def test_each_fault_on_a_real_cluster(cluster, plant, changes, what):
     spec = tiny(cluster, **changes)
     if plant:
         plant(cluster)
-    finding = the_one(look(cluster, spec))
+    finding = only_problem(preflight(cluster, spec))
     assert what in finding.what and finding.remedy
 
 
 @pytest.mark.cluster
-def test_memory_that_may_be_locked_is_refused_under_restricted(cluster):
+def test_locked_memory_for_rdma_is_rejected_under_restricted(cluster):
     rdma = Resources(cpu="50m", memory="512Mi", shm="16Mi", devices=(("rdma/ib", 1),))
     spec = tiny(cluster, resources=rdma)
     enforce(cluster, "restricted")
-    errors = [one for one in look(cluster, spec) if one.level == "error"]
-    assert any("no node offers rdma/ib" in one.what for one in errors)
+    errors = [one for one in preflight(cluster, spec) if one.level == "error"]
+    assert any("no node has rdma/ib" in one.what for one in errors)
     refused = next(one for one in errors if "violates PodSecurity" in one.what)
     assert "IPC_LOCK" in refused.what and "--resource" in refused.remedy
 
 
 @pytest.mark.cluster
-def test_a_runtime_that_is_not_there(cluster):
-    finding = the_one(look(cluster, tiny(cluster, runtime="none-such"), "trainjob"))
-    assert finding.what == "there is no ClusterTrainingRuntime none-such"
+def test_a_runtime_that_does_not_exist(cluster):
+    finding = only_problem(preflight(cluster, tiny(cluster, runtime="none-such"), "trainjob"))
+    assert finding.what == "ClusterTrainingRuntime none-such does not exist"
 
 
 @pytest.mark.cluster
-def test_a_namespace_that_is_not_there(cluster):
+def test_a_namespace_that_does_not_exist(cluster):
     missing = Cluster(namespace=f"{cluster.namespace}-not")
-    assert f"there is no namespace {missing.namespace}; there are: " in the_one(look(missing)).what
+    assert f"namespace {missing.namespace} does not exist; existing namespaces: " in only_problem(preflight(missing)).what
 
 
 @pytest.mark.cluster
-def test_an_object_that_a_webhook_refuses(cluster):
-    kind = target.load("pytorchjob")
+def test_an_object_that_a_webhook_rejects(cluster):
+    kind = load_target("pytorchjob")
     spec = tiny(cluster)
     *others, job = kind.render(spec)
     job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "other"
-    found = preflight.examine(preflight.Context(cluster, (kind.kind,), spec, (*others, job)))
-    assert "the server would refuse PyTorchJob r50: " in the_one(list(found)).what
+    found = runner.examine(runner.Context(cluster, (kind.kind,), spec, (*others, job)))
+    assert "the server would reject PyTorchJob r50: " in only_problem(list(found)).what
 
 
 @pytest.mark.cluster
-def test_a_job_of_that_name_that_has_not_ended(cluster):
+def test_a_job_with_the_same_name_that_has_not_ended(cluster):
     spec = tiny(cluster)
-    for manifest in target.load("pytorchjob").render(spec):
+    for manifest in load_target("pytorchjob").render(spec):
         cluster.create(manifest)
-    finding = the_one([one for one in look(cluster, spec, "mpijob") if "room" not in one.what])
-    assert re.match(r"PyTorchJob r50 is (Created|Pending|Running) already", finding.what)
+    finding = only_problem([one for one in preflight(cluster, spec, "mpijob") if "capacity" not in one.what])
+    assert re.match(r"PyTorchJob r50 already exists and is (Created|Pending|Running)", finding.what)
 
 
 @pytest.mark.cluster
-def test_a_user_with_few_rights(cluster, use):
+def test_a_user_with_few_permissions(cluster, use):
     spec = tiny(cluster)
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{cluster.namespace}"
     few = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "few"}}
@@ -180,12 +181,12 @@ def test_a_user_with_few_rights(cluster, use):
     binding = few | {"kind": "RoleBinding", "roleRef": ref, "subjects": [subject]}
     cluster.request("POST", f"{rbac}/rolebindings", body=binding)
     account = f"/api/v1/namespaces/{cluster.namespace}/serviceaccounts/default"
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = cluster.request("POST", f"{account}/token", body=asked)["status"]["token"]
+    token_request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = cluster.request("POST", f"{account}/token", body=token_request)["status"]["token"]
     server = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())["clusters"][0]["cluster"]
-    found = look(use(server, cluster.namespace, token=token), spec)
+    found = preflight(use(server, cluster.namespace, token=token), spec)
     errors = [one for one in found if one.level == "error"]
-    assert [one.what.partition(" may not ")[0] for one in errors] == [f"your role in {cluster.namespace}"]
+    assert [one.what.partition(":")[0] for one in errors] == [f"missing permissions in namespace {cluster.namespace}"]
     assert "create, get, list, watch, patch, delete pytorchjobs" in errors[0].what
     assert "; watch pods; get pods/log" in errors[0].what
-    assert "cannot look at nodes: your role may not list nodes" in [one.what for one in found]
+    assert "cannot check nodes: no permission to list nodes" in [one.what for one in found]

@@ -1,4 +1,4 @@
-"""The crops against torchvision's, and the batched ones against one picture at a time."""
+"""Crops: compared with torchvision, and batches compared with single images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchvision.transforms import RandomResizedCrop as Reference
 from torchvision.transforms import functional as F
 
 from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop, evaluation_crop, fit, random_boxes, training_crop
-from worldsize.data.decode import BrokenPicture
+from worldsize.data.decode import BrokenImage
 from worldsize.data.rng import Use, uniforms
 from worldsize.recipe import Data
 
@@ -59,15 +59,15 @@ def test_a_box_lies_inside_and_keeps_to_the_area_and_ratio(width, height, areas,
     if expected is None:
         return
     assert (top, left, h, w) == expected
-    whole, slack = width * height, 1 + 1e-9
-    assert (w - 0.5) * (h - 0.5) <= area[1] * whole * slack
-    assert (w + 0.5) * (h + 0.5) * slack >= area[0] * whole
+    pixels, slack = width * height, 1 + 1e-9
+    assert (w - 0.5) * (h - 0.5) <= area[1] * pixels * slack
+    assert (w + 0.5) * (h + 0.5) * slack >= area[0] * pixels
     assert (w - 0.5) / (h + 0.5) <= ratio[1] * slack
     assert (w + 0.5) / (h - 0.5) * slack >= ratio[0]
 
 
 @given(st.integers(1, 40), st.integers(10, 60), st.booleans(), st.integers(0, 2**32))
-def test_a_shape_that_nothing_fits_gets_torchvisions_fallback(short, factor, tall, seed):
+def test_if_no_attempt_fits_the_box_is_torchvisions_fallback(short, factor, tall, seed):
     width, height = (short, short * factor) if tall else (short * factor, short)
     draws = np.random.default_rng(seed).random((1, 40))
     ours = boxes_of([(width, height)], draws, area=(0.9, 1.0))[0]
@@ -95,10 +95,10 @@ def test_draws_at_both_ends_stay_inside():
 def test_boxes_are_distributed_as_torchvisions():
     n, width, height = 4000, 500, 375
     ours = boxes_of([(width, height)] * n, uniforms(0, Use.AUGMENT, 0, np.arange(n), 41)[:, 1:])
-    picture = Image.new("RGB", (width, height))
+    image = Image.new("RGB", (width, height))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        theirs = np.array([Reference.get_params(picture, list(AREA), list(RATIO)) for _ in range(n)])
+        theirs = np.array([Reference.get_params(image, list(AREA), list(RATIO)) for _ in range(n)])
     for measure in (
         lambda b: b[:, 2] * b[:, 3],
         lambda b: b[:, 3] / b[:, 2],
@@ -111,33 +111,33 @@ def test_boxes_are_distributed_as_torchvisions():
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("side", [8, 33, 224])
 def test_random_resized_pixels_equal_torchvisions(size, side):
-    picture = noise(*size)
+    image = noise(*size)
     crop = RandomResizedCrop(side, False, AREA, RATIO)
     for draws in uniforms(0, Use.AUGMENT, 0, np.arange(5), crop.draws):
         top, left, h, w = boxes_of([size], draws[None, 1:])[0].tolist()
-        theirs = F.resized_crop(picture, top, left, h, w, [side, side], InterpolationMode.BILINEAR, antialias=True)
-        np.testing.assert_array_equal(crop.one(picture, draws), np.asarray(theirs))
+        theirs = F.resized_crop(image, top, left, h, w, [side, side], InterpolationMode.BILINEAR, antialias=True)
+        np.testing.assert_array_equal(crop.one(image, draws), np.asarray(theirs))
 
 
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(8, 70), st.integers(0, 30))
-def test_centre_pixels_equal_torchvisions(width, height, side, margin):
+def test_center_pixels_equal_torchvisions(width, height, side, margin):
     assume(max(width, height) <= 40 * min(width, height))
-    picture = noise(width, height)
-    ours = CenterCrop(side, False, side + margin).one(picture, np.zeros(1))
-    resized = F.resize(picture, side + margin, InterpolationMode.BILINEAR, antialias=True)
+    image = noise(width, height)
+    ours = CenterCrop(side, False, side + margin).one(image, np.zeros(1))
+    resized = F.resize(image, side + margin, InterpolationMode.BILINEAR, antialias=True)
     np.testing.assert_array_equal(ours, np.asarray(F.center_crop(resized, [side, side])))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_imagenet_evaluation_pixels_equal_torchvisions(size):
-    picture = noise(*size)
-    theirs = F.center_crop(F.resize(picture, 256, InterpolationMode.BILINEAR, antialias=True), [224, 224])
-    np.testing.assert_array_equal(evaluation_crop(Data()).one(picture, np.zeros(1)), np.asarray(theirs))
+    image = noise(*size)
+    theirs = F.center_crop(F.resize(image, 256, InterpolationMode.BILINEAR, antialias=True), [224, 224])
+    np.testing.assert_array_equal(evaluation_crop(Data()).one(image, np.zeros(1)), np.asarray(theirs))
 
 
 @pytest.mark.parametrize("size", [(5, 9), (6, 9), (8, 3), (7, 7)])
 @pytest.mark.parametrize("side", [9, 10, 11, 12])
-def test_a_picture_smaller_than_the_crop_lies_in_the_middle_of_black(size, side):
+def test_an_image_smaller_than_the_crop_is_centered_on_black(size, side):
     width, height = size
     cut = fit(Image.new("RGB", size, "white"), min(size), side)
     assert cut.shape == (side, side, 3)
@@ -149,61 +149,61 @@ def test_a_picture_smaller_than_the_crop_lies_in_the_middle_of_black(size, side)
 
 
 @pytest.mark.parametrize("crop", [PadCrop(16, True, 4), CenterCrop(16, True, 16), RandomResizedCrop(16, True, AREA, RATIO)])
-def test_the_first_draw_mirrors_and_moves_nothing_else(crop):
-    picture = noise(16, 16)
+def test_the_first_draw_only_flips(crop):
+    image = noise(16, 16)
     draws = uniforms(0, Use.AUGMENT, 0, [0], crop.draws)[0]
     draws[0] = 0.5
-    straight = crop.one(picture, draws)
+    straight = crop.one(image, draws)
     draws[0] = np.nextafter(0.5, 0)
-    np.testing.assert_array_equal(crop.one(picture, draws), straight[:, ::-1])
+    np.testing.assert_array_equal(crop.one(image, draws), straight[:, ::-1])
     crop.flip = False
-    np.testing.assert_array_equal(crop.one(picture, draws), straight)
+    np.testing.assert_array_equal(crop.one(image, draws), straight)
 
 
-def test_without_pillows_limit_a_centre_crop_has_its_own(monkeypatch):
-    crop, picture = CenterCrop(32, False, 64), noise(50, 40)
-    expected = crop.one(picture, np.zeros(1))
+def test_without_pillows_limit_a_center_crop_has_its_own(monkeypatch):
+    crop, image = CenterCrop(32, False, 64), noise(50, 40)
+    expected = crop.one(image, np.zeros(1))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
-    np.testing.assert_array_equal(crop.one(picture, np.zeros(1)), expected)
-    with pytest.raises(BrokenPicture, match="would become"):
+    np.testing.assert_array_equal(crop.one(image, np.zeros(1)), expected)
+    with pytest.raises(BrokenImage, match="would become"):
         crop.one(Image.new("RGB", (60000, 1)), np.zeros(1))
 
 
 @given(st.integers(8, 20), st.integers(0, 5), st.booleans(), st.integers(1, 12), st.integers(0, 2**32))
 def test_padding_a_batch_equals_one_at_a_time(side, padding, flip, n, seed):
     random = np.random.default_rng(seed)
-    pictures = random.integers(0, 256, (n, side, side, 3), dtype=np.uint8)
+    images = random.integers(0, 256, (n, side, side, 3), dtype=np.uint8)
     crop = PadCrop(side, flip, padding)
     draws = random.random((n, crop.draws))
-    together = crop.batch(pictures, draws)
+    together = crop.batch(images, draws)
     for i in range(n):
-        np.testing.assert_array_equal(together[i], crop.one(Image.fromarray(pictures[i]), draws[i]))
+        np.testing.assert_array_equal(together[i], crop.one(Image.fromarray(images[i]), draws[i]))
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_centring_a_batch_equals_one_at_a_time_and_spares_its_input(flip):
-    pictures = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
-    before = pictures.copy()
+def test_center_crop_of_a_batch_equals_one_at_a_time_and_keeps_its_input(flip):
+    images = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3), dtype=np.uint8)
+    before = images.copy()
     crop = CenterCrop(16, flip, 16)
     draws = uniforms(0, Use.AUGMENT, 0, np.arange(20), crop.draws)
-    together = crop.batch(pictures, draws)
+    together = crop.batch(images, draws)
     for i in range(20):
-        np.testing.assert_array_equal(together[i], crop.one(Image.fromarray(pictures[i]), draws[i]))
-    np.testing.assert_array_equal(pictures, before)
+        np.testing.assert_array_equal(together[i], crop.one(Image.fromarray(images[i]), draws[i]))
+    np.testing.assert_array_equal(images, before)
 
 
 @pytest.mark.parametrize("crop", [PadCrop(16, True, 4), CenterCrop(16, True, 16), RandomResizedCrop(16, True, AREA, RATIO)])
-def test_pictures_of_another_size_are_left_to_one_at_a_time(crop):
-    pictures = np.zeros((3, 17, 16, 3), np.uint8)
-    assert crop.batch(pictures, np.zeros((3, crop.draws))) is None
+def test_images_of_another_size_are_left_to_one_at_a_time(crop):
+    images = np.zeros((3, 17, 16, 3), np.uint8)
+    assert crop.batch(images, np.zeros((3, crop.draws))) is None
 
 
-def test_pad_shifts_over_black_by_every_offset_alike():
-    picture = noise(8, 8)
-    padded = np.pad(np.asarray(picture), ((2, 2), (2, 2), (0, 0)))
+def test_pad_crop_uses_every_offset_equally_often():
+    image = noise(8, 8)
+    padded = np.pad(np.asarray(image), ((2, 2), (2, 2), (0, 0)))
     crop = PadCrop(8, False, 2)
     draws = uniforms(0, Use.AUGMENT, 0, np.arange(5000), crop.draws)
-    cut = crop.batch(np.repeat(np.asarray(picture)[None], len(draws), axis=0), draws)
+    cut = crop.batch(np.repeat(np.asarray(image)[None], len(draws), axis=0), draws)
     windows = [padded[top : top + 8, left : left + 8].tobytes() for top in range(5) for left in range(5)]
     counts = [0] * 25
     for pixels in cut:
@@ -212,14 +212,14 @@ def test_pad_shifts_over_black_by_every_offset_alike():
 
 
 @pytest.mark.parametrize("crop", [PadCrop(8, True, 0), CenterCrop(8, True, 8)])
-def test_about_half_of_the_pictures_are_mirrored(crop):
-    picture = np.asarray(noise(8, 8))
+def test_about_half_of_the_images_are_flipped(crop):
+    image = np.asarray(noise(8, 8))
     n = 4000
-    cut = crop.batch(np.repeat(picture[None], n, axis=0), uniforms(0, Use.AUGMENT, 0, np.arange(n), crop.draws))
-    straight = (cut == picture).all(axis=(1, 2, 3)).sum()
-    mirrored = (cut == picture[:, ::-1]).all(axis=(1, 2, 3)).sum()
-    assert straight + mirrored == n
-    assert stats.binomtest(int(mirrored), n).pvalue > 0.001
+    cut = crop.batch(np.repeat(image[None], n, axis=0), uniforms(0, Use.AUGMENT, 0, np.arange(n), crop.draws))
+    straight = (cut == image).all(axis=(1, 2, 3)).sum()
+    flipped = (cut == image[:, ::-1]).all(axis=(1, 2, 3)).sum()
+    assert straight + flipped == n
+    assert stats.binomtest(int(flipped), n).pvalue > 0.001
 
 
 def test_the_recipe_chooses_the_crop():

@@ -1,4 +1,4 @@
-"""Finding the pictures: layouts, listings that are remembered, and what is said when something is missing."""
+"""Opening datasets: layouts, cached listings, and the errors if something is missing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from trees import Trap, opened, picture_bytes, put, refusal, relative_names, settle, tree, two_classes
+from trees import Trap, image_bytes, opened, put, refusal, relative_names, settle, tree, two_classes
 from worldsize.data import digits, index
 from worldsize.recipe import Data
 
 
 @pytest.fixture
 def scans(monkeypatch) -> list[str]:
-    """The folders that were listed."""
+    """Folders that were listed."""
     listed: list[str] = []
     real = os.scandir
 
@@ -48,18 +48,18 @@ def test_val_is_preferred_to_test(tmp_path):
     assert relative_names(opened(root).val) == ["cat/4.png", "dog/5.png"]
 
 
-def test_pictures_are_the_ones_named(tmp_path):
+def test_images_are_the_ones_named(tmp_path):
     data = opened(two_classes(tmp_path / "root"))
-    assert [data.train.picture(i).getpixel((0, 0)) for i in range(3)] == [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    assert [data.train.image(i).getpixel((0, 0)) for i in range(3)] == [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
 
 
-def test_what_is_no_picture_is_not_listed(tmp_path):
+def test_files_that_are_not_images_are_not_listed(tmp_path):
     root = two_classes(tmp_path / "root")
     for name, content in {
         "README.txt": b"about these",
         "LICENSE": b"free",
         ".DS_Store": b"\0\0\0\1Bud1",
-        "._1.png": picture_bytes(),
+        "._1.png": image_bytes(),
         "labels.csv": b"a,b",
         "Thumbs.db": b"\xd0\xcf\x11\xe0",
         "empty": b"",
@@ -71,17 +71,17 @@ def test_what_is_no_picture_is_not_listed(tmp_path):
     assert relative_names(opened(root).train) == ["cat/1.png", "cat/2.png", "dog/3.png"]
 
 
-def test_a_folder_named_like_a_picture_is_not_listed(tmp_path):
+def test_a_folder_named_like_an_image_is_not_listed(tmp_path):
     root = two_classes(tmp_path / "root")
     (root / "train" / "cat" / "odd.png").mkdir()
     assert relative_names(opened(root).train) == ["cat/1.png", "cat/2.png", "dog/3.png"]
 
 
-def test_a_picture_is_found_by_its_content_or_its_extension(tmp_path):
+def test_an_image_is_found_by_its_content_or_its_extension(tmp_path):
     root = two_classes(tmp_path / "root")
     put(root / "train" / "cat" / "no_extension")
-    put(root / "train" / "cat" / "n01.dat", picture_bytes(kind="JPEG"))
-    put(root / "train" / "cat" / "UPPER.JPEG", picture_bytes())
+    put(root / "train" / "cat" / "n01.dat", image_bytes(kind="JPEG"))
+    put(root / "train" / "cat" / "UPPER.JPEG", image_bytes())
     assert relative_names(opened(root).train) == [
         "cat/1.png",
         "cat/2.png",
@@ -90,10 +90,10 @@ def test_a_picture_is_found_by_its_content_or_its_extension(tmp_path):
         "cat/no_extension",
         "dog/3.png",
     ]
-    assert opened(root).train.picture(2).size == (8, 8)
+    assert opened(root).train.image(2).size == (8, 8)
 
 
-def test_classes_and_pictures_are_sorted_by_their_bytes(tmp_path):
+def test_classes_and_images_are_sorted_by_their_bytes(tmp_path):
     names = ["Zebra", "apple", "äther", "b10", "b9", "éclair"]
     paths = [f"{split}/{c}/{f}.png" for split in ("train", "val") for c in names for f in ("b", "B", "ä", "10", "9")]
     data = opened(tree(tmp_path / "root", *paths))
@@ -104,10 +104,10 @@ def test_classes_and_pictures_are_sorted_by_their_bytes(tmp_path):
 def test_names_that_are_not_utf8_are_read_as_they_are(tmp_path):
     root = two_classes(tmp_path / "root")
     try:
-        Path(os.fsdecode(os.fsencode(root / "train" / "cat") + b"/\xff\xfe.png")).write_bytes(picture_bytes())
+        Path(os.fsdecode(os.fsencode(root / "train" / "cat") + b"/\xff\xfe.png")).write_bytes(image_bytes())
     except OSError:
-        pytest.skip("this file system takes only UTF-8 names")
-    assert opened(root).train.picture(2).size == (8, 8)
+        pytest.skip("this file system only supports UTF-8 names")
+    assert opened(root).train.image(2).size == (8, 8)
 
 
 def test_a_class_whose_name_is_not_utf8_is_listed(tmp_path):
@@ -116,10 +116,10 @@ def test_a_class_whose_name_is_not_utf8_is_listed(tmp_path):
         for split in ("train", "val"):
             put(Path(os.fsdecode(os.fsencode(root / split) + b"/\xff/1.png")))
     except OSError:
-        pytest.skip("this file system takes only UTF-8 names")
+        pytest.skip("this file system only supports UTF-8 names")
     data = opened(root)
     assert len(data.classes) == 3
-    assert data.train.picture(3).size == (8, 8)
+    assert data.train.image(3).size == (8, 8)
 
 
 def test_a_linked_class_is_a_class(tmp_path):
@@ -128,6 +128,12 @@ def test_a_linked_class_is_a_class(tmp_path):
     for split in ("train", "val"):
         (root / split / "emu").symlink_to(tmp_path / "elsewhere")
     assert opened(root).classes == ("cat", "dog", "emu")
+
+
+def test_a_link_that_leads_back_to_itself_is_not_a_class(tmp_path):
+    root = two_classes(tmp_path / "root")
+    (root / "train" / "loop").symlink_to("loop")
+    assert opened(root).classes == ("cat", "dog")
 
 
 def test_a_home_folder_is_expanded(tmp_path, monkeypatch):
@@ -148,14 +154,14 @@ def test_a_root_that_is_a_file_is_refused(tmp_path):
     assert "is a file" in refusal(put(tmp_path / "file"))
 
 
-def test_an_empty_root_is_told_the_layout(tmp_path):
+def test_the_error_for_an_empty_root_names_the_layout(tmp_path):
     (tmp_path / "root").mkdir()
     message = refusal(tmp_path / "root")
     assert "missing: train" in message
-    assert "train/CLASS/PICTURE" in message
+    assert "train/CLASS/IMAGE" in message
 
 
-def test_a_root_without_validation_is_told_its_names(tmp_path):
+def test_the_error_for_a_missing_validation_folder_lists_its_names(tmp_path):
     message = refusal(tree(tmp_path / "root", "train/cat/1.png", "train/dog/2.png"))
     assert "missing: val" in message
     assert "validation or test" in message
@@ -170,15 +176,15 @@ def test_a_train_folder_without_classes_is_refused(tmp_path):
     root = two_classes(tmp_path / "root")
     shutil.rmtree(root / "train")
     put(root / "train" / "1.png")
-    assert "holds no class folders" in refusal(root)
+    assert "contains no class folders" in refusal(root)
 
 
 def test_classes_that_differ_are_named(tmp_path):
     root = two_classes(tmp_path / "root")
     tree(root, "train/emu/1.png", "val/fox/1.png")
     message = refusal(root)
-    assert "only in the first: emu" in message
-    assert "only in the second: fox" in message
+    assert "only in train: emu" in message
+    assert "only in val: fox" in message
 
 
 def test_of_many_classes_that_differ_only_some_are_named(tmp_path):
@@ -190,12 +196,12 @@ def test_of_many_classes_that_differ_only_some_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_class_without_pictures_is_named(tmp_path, split):
+def test_a_class_without_images_is_named(tmp_path, split):
     root = two_classes(tmp_path / "root")
     for path in (root / split / "dog").iterdir():
         path.unlink()
     put(root / split / "dog" / "notes.txt", b"to do")
-    assert refusal(root) == f"{root / split / 'dog'} holds no pictures"
+    assert refusal(root) == f"{root / split / 'dog'} contains no images"
 
 
 @pytest.mark.parametrize("forbidden", ["train", "train/dog", "val"])
@@ -219,7 +225,7 @@ def settled(tmp_path) -> Path:
     return root
 
 
-def test_a_second_listing_looks_into_no_class(settled, scans):
+def test_a_second_listing_scans_no_class_folder(settled, scans):
     first = opened(settled)
     assert str(settled / "train" / "cat") in scans
     scans.clear()
@@ -228,10 +234,10 @@ def test_a_second_listing_looks_into_no_class(settled, scans):
     assert second.fingerprint == first.fingerprint
     assert relative_names(second.train) == relative_names(first.train)
     assert second.train.labels.tolist() == first.train.labels.tolist()
-    assert second.train.picture(2).getpixel((0, 0)) == (0, 0, 255)
+    assert second.train.image(2).getpixel((0, 0)) == (0, 0, 255)
 
 
-def test_the_same_folder_by_another_path_is_remembered(settled, scans, tmp_path):
+def test_the_same_folder_by_another_path_uses_the_cache(settled, scans, tmp_path):
     opened(settled)
     (tmp_path / "link").symlink_to(settled)
     scans.clear()
@@ -257,8 +263,8 @@ def test_a_changed_folder_is_listed_again(settled, change):
 
 
 @pytest.mark.parametrize("damage", [b"", b"not an index", bytes(1000), "half", "zeroed"])
-def test_a_damaged_cache_is_survived_and_mended(settled, caplog, scans, damage):
-    whole = opened(settled).fingerprint
+def test_a_damaged_cache_is_ignored_and_replaced(settled, caplog, scans, damage):
+    expected = opened(settled).fingerprint
     for store in (settled.parent / "cache").iterdir():
         data = store.read_bytes()
         if damage == "half":
@@ -268,24 +274,24 @@ def test_a_damaged_cache_is_survived_and_mended(settled, caplog, scans, damage):
         else:
             store.write_bytes(damage)
     with caplog.at_level(logging.WARNING, "worldsize"):
-        assert opened(settled).fingerprint == whole
+        assert opened(settled).fingerprint == expected
     assert "damaged" in caplog.text
     scans.clear()
-    assert opened(settled).fingerprint == whole
+    assert opened(settled).fingerprint == expected
     assert len(scans) == 2
 
 
-def test_a_cache_holds_no_pickles_that_are_run(settled):
-    whole = opened(settled).fingerprint
+def test_pickles_in_a_cache_are_not_loaded(settled):
+    expected = opened(settled).fingerprint
     stores = list((settled.parent / "cache").iterdir())
     for store in stores:
         np.savez(store, stamp=np.array([Trap(settled / "sprung")], object), files=1, ends=1, labels=1)
-    assert opened(settled).fingerprint == whole
+    assert opened(settled).fingerprint == expected
     assert not (settled / "sprung").exists()
 
 
 @pytest.mark.parametrize("below", ["", "deeper"])
-def test_a_cache_that_cannot_be_written_is_only_slow(settled, caplog, below):
+def test_a_cache_that_cannot_be_written_is_only_a_warning(settled, caplog, below):
     file = put(settled.parent / "file")
     with caplog.at_level(logging.WARNING, "worldsize"):
         assert len(opened(settled, cache=file / below).train) == 3
@@ -334,8 +340,8 @@ def test_an_index_costs_at_most_150_bytes_a_sample(tmp_path, monkeypatch):
     names = {f"n{c:08}": [b"n%08d_%d.JPEG" % (c, 10_000 + i) for i in range(each)] for c in range(classes)}
     for name in names:
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(index, "_pictures", lambda folder: names[folder.name])
-    for _ in ("listed", "from the cache"):
+    monkeypatch.setattr(index, "_images", lambda folder: names[folder.name])
+    for _ in ("listed", "cached"):
         gc.collect()
         tracemalloc.start()
         samples = index.list_classes(tmp_path, names, tmp_path / "cache")

@@ -19,7 +19,7 @@ from worldsize import cli
 QUICK = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--global-batch", "8", "--micro-batch", "8")
 
 
-def pictures(root: Path, train: dict[str, int], val: dict[str, int], size: int = 40) -> Path:
+def images(root: Path, train: dict[str, int], val: dict[str, int], size: int = 40) -> Path:
     """A folder data set of noise."""
     noise = np.random.default_rng(0)
     for split, classes in (("train", train), ("val", val)):
@@ -42,8 +42,8 @@ def folder_recipe(cwd: Path, root: Path) -> str:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["tain", "digits"], "there is no command 'tain'"),
-        (["train"], "which recipe?"),
+        (["tain", "digits"], "unknown command 'tain'; did you mean 'train'?"),
+        (["train"], "RECIPE is required"),
         (["train", "digts"], "did you mean 'digits'?"),
         (["train", "none.yaml"], "cannot read the recipe none.yaml"),
         (["train", "digits", "--model.nam", "resnet18"], "--model.name"),
@@ -51,25 +51,28 @@ def folder_recipe(cwd: Path, root: Path) -> str:
         (["train", "digits", "--epochs", "0"], "epochs: Input should be greater than or equal to 1"),
         (["train", "digits", "--micro-batch", "48"], "nearest are 48 and 96"),
         (["train", "digits", "--procs", "3"], "World sizes that fit: 1, 2"),
-        (["train", "digits", "--procs", "0"], "--procs 0: at least 1"),
+        (["train", "digits", "--procs", "0"], "--procs 0: must be at least 1"),
         (["train", "digits", "--model.name", "resnet51"], "did you mean resnet50 or resnet"),
         (["train", "digits", "--model.name", "vgg11", "--model.stem", "cifar"], "use --model.stem imagenet"),
-        (["train", "digits", "--model.name", "vit_b_16"], "takes pictures of 224 pixels, not 32"),
-        (["train", "digits", "--model.name", "alexnet"], "cannot work on pictures of 32 pixels"),
-        (["train", "digits", "--model.weights", "gone.pth"], "gone.pth: there is no such file"),
+        (["train", "digits", "--model.name", "vit_b_16"], "requires images of 224 pixels, not 32"),
+        (["train", "digits", "--model.name", "alexnet"], "does not support images of 32 pixels"),
+        (["train", "digits", "--model.weights", "gone.pth"], "gone.pth: file not found"),
         (["train", "digits", "--global-batch", "2048"], "lower --global-batch to at most 1437"),
         (["train", "digits", "--parallel.strategy", "ddp"], "add --procs 2"),
-        (["train", "digits", "--device", "cuda"], "torch sees no GPU"),
+        (["train", "digits", "--device", "cuda"], "torch finds no GPU"),
         (["train", "digits", "--micro-batch", "1"], "--micro-batch 2 or more"),
         (["train", "digits", "--name", "a/b"], "is not a folder name"),
-        (["train", "digits", "--schedule.warmup-epochs", "12"], "leaves nothing of epochs 12"),
+        (
+            ["train", "digits", "--schedule.warmup-epochs", "12"],
+            "add --schedule.warmup-epochs 0, or set --epochs to at least 13",
+        ),
         (["train", "imagenet"], "--data.root FOLDER"),
-        (["train", "imagenet", "--data.root", "gone"], "there is no such folder"),
+        (["train", "imagenet", "--data.root", "gone"], "no such folder"),
         (["train", "cifar10", "--data.root", "."], "--data.download"),
-        (["train", "--resume", "gone"], "there is no run gone"),
+        (["train", "--resume", "gone"], "run gone does not exist"),
         (["train", "--resume", "."], "is not a run folder"),
-        (["eval"], "what to evaluate?"),
-        (["eval", "gone"], "there is no run gone"),
+        (["eval"], "RUN or CHECKPOINT is required"),
+        (["eval", "gone"], "run gone does not exist"),
     ],
 )
 def test_wrong_words_are_answered_with_the_right_ones(fails, arguments, expected):
@@ -91,17 +94,17 @@ def test_an_unknown_key_in_a_file_names_the_nearest(fails, tmp_path):
 @pytest.mark.parametrize(
     ("train", "val", "expected"),
     [
-        ({}, {}, "is not laid out for training"),
+        ({}, {}, "does not have the expected layout"),
         ({"cat": 3}, {"cat": 3}, "has only one class, 'cat'"),
-        ({"cat": 3, "dog": 3}, {"cat": 3, "dgo": 3}, "only in the first: dog; only in the second: dgo"),
-        ({"cat": 3, "dog": 0}, {"cat": 3, "dog": 3}, "dog holds no pictures"),
+        ({"cat": 3, "dog": 3}, {"cat": 3, "dgo": 3}, "only in train: dog; only in val: dgo"),
+        ({"cat": 3, "dog": 0}, {"cat": 3, "dog": 3}, "dog contains no images"),
         ({"cat": 3, "dog": 3}, {}, "missing: val"),
     ],
 )
 def test_folders_that_cannot_be_trained_on(fails, tmp_path, train, val, expected):
-    root = tmp_path / "pictures"
+    root = tmp_path / "images"
     root.mkdir()
-    pictures(root, train, val)
+    images(root, train, val)
     assert expected in fails("train", folder_recipe(tmp_path, root))
 
 
@@ -121,13 +124,13 @@ def test_an_output_that_cannot_be_written(fails, tmp_path):
         assert "cannot write to" in fails("train", "digits", "--out", "locked/runs")
 
 
-def test_too_many_broken_pictures_stop_the_run_and_few_are_named_and_replaced(tmp_path):
-    root = pictures(tmp_path / "pictures", {"cat": 12, "dog": 12}, {"cat": 3, "dog": 3})
-    (root / "train" / "dog" / "005.png").write_bytes(b"not a picture")
+def test_too_many_broken_images_stop_the_run_and_few_are_named_and_replaced(tmp_path):
+    root = images(tmp_path / "images", {"cat": 12, "dog": 12}, {"cat": 3, "dog": 3})
+    (root / "train" / "dog" / "005.png").write_bytes(b"not an image")
     recipe = folder_recipe(tmp_path, root)
     stopped = worldsize("train", recipe, "--name", "a", "--max-steps", "3", cwd=tmp_path)
     assert stopped.returncode == 65
-    assert "1 of 24 pictures cannot be decoded, more than the allowed 0.10%" in stopped.stderr
+    assert "1 of 24 images cannot be decoded, more than the allowed 0.10%" in stopped.stderr
     allowed = worldsize("train", recipe, "--name", "b", "--max-steps", "3", "--data.max-broken", "0.05", cwd=tmp_path)
     assert allowed.returncode == 0, allowed.stderr
     assert allowed.stderr.count("dog/005.png") == 1
@@ -158,7 +161,7 @@ def test_a_full_disk_costs_a_warning_and_nothing_else(tmp_path):
             "train", "digits", *QUICK, "--out", disk / "runs", "--name", "a", "--checkpoint.every-steps", "1", cwd=tmp_path
         )
         assert done.returncode == 74, done.stdout + done.stderr
-        assert "training goes on" in done.stderr
+        assert "training continues" in done.stderr
         assert "Last good checkpoint:" in done.stderr
         assert "step-00000001" in done.stderr
         assert len(losses(disk / "runs" / "a")) == 2
@@ -201,17 +204,17 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 
 
 def test_a_changed_data_set_is_noticed(tmp_path):
-    root = pictures(tmp_path / "pictures", {"cat": 12, "dog": 12}, {"cat": 3, "dog": 3})
+    root = images(tmp_path / "images", {"cat": 12, "dog": 12}, {"cat": 3, "dog": 3})
     recipe = folder_recipe(tmp_path, root)
     assert worldsize("train", recipe, "--name", "a", cwd=tmp_path).returncode == 0
     (root / "train" / "cat" / "000.png").rename(root / "train" / "dog" / "000b.png")
     done = worldsize("train", "--resume", "runs/a", "--max-steps", "3", cwd=tmp_path)
     assert done.returncode == 64
-    assert "the data set" in done.stderr
+    assert "the dataset: was 24+6 images" in done.stderr
 
 
 def test_workers_tell_their_failure_once_with_its_own_code(tmp_path):
-    root = pictures(tmp_path / "pictures", {"cat": 3}, {"cat": 3})
+    root = images(tmp_path / "images", {"cat": 3}, {"cat": 3})
     done = worldsize("train", folder_recipe(tmp_path, root), "--procs", "2", cwd=tmp_path)
     assert done.returncode == 64
     assert done.stderr.count("has only one class") == 1

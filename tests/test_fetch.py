@@ -1,4 +1,4 @@
-"""Fetching data sets: what comes out is equal to what was packed, and what is told meanwhile."""
+"""Fetching datasets: the result equals the packed files; progress messages."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fetching import contents, fetched, pack
 from trees import opened, put, two_classes
 from webserver import Server
 from worldsize.data.fetching import Interrupted, progress
-from worldsize.data.fetching.archives import reading, survey
+from worldsize.data.fetching.archives import open_archive, scan
 from worldsize.data.fetching.known import KNOWN
 from worldsize.data.fetching.state import FOLDER
 from worldsize.errors import DataError, Stopped, UserError, WorldsizeError
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.tar.xz", "a.tar.bz2"])
-def test_what_was_packed_is_what_is_there(tree, tmp_path, name, capsys):
-    to = tmp_path / "there"
+def test_unpacked_files_equal_the_packed_ones(tree, tmp_path, name, capsys):
+    to = tmp_path / "dataset"
     assert fetched(pack(tree, tmp_path / name), to) == 0
     assert contents(to) == contents(tree)
     assert len(opened(to, cache=tmp_path / "cache").train) == 3
     summary = capsys.readouterr().out
     assert f"--data.root {to}\n" in summary
-    for row in ("classes     2", "training    3 pictures", "validation  2 pictures", "on disk     5 files"):
+    for row in ("classes     2", "training    3 images", "validation  2 images", "on disk     5 files"):
         assert row in summary
 
 
@@ -40,44 +40,44 @@ names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
     st.sampled_from(["a.zip", "a.tar", "a.tar.gz"]),
     st.sampled_from(["", "wrapped"]),
 )
-def test_any_tree_comes_out_equal(tmp_path_factory, files, name, around):
+def test_any_tree_is_unpacked_unchanged(tmp_path_factory, files, name, wrapper):
     folder = tmp_path_factory.mktemp("any")
-    tree = two_classes(folder / "tree" / around)
+    tree = two_classes(folder / "tree" / wrapper)
     for (inner, file), data in files.items():
         put(tree / "more" / inner / file, data)
-    assert fetched(pack(folder / "tree", folder / name), folder / "there") == 0
-    assert contents(folder / "there") == contents(tree)
+    assert fetched(pack(folder / "tree", folder / name), folder / "dataset") == 0
+    assert contents(folder / "dataset") == contents(tree)
 
 
-def test_a_folder_around_the_data_set_is_left_out(tmp_path):
-    layout = two_classes(tmp_path / "tree" / "flowers-1.0")
-    put(tmp_path / "tree" / "__MACOSX" / "flowers-1.0" / "._x", b"a Mac's")
-    fetched(pack(tmp_path / "tree", tmp_path / "a.zip"), tmp_path / "there")
-    assert contents(tmp_path / "there") == contents(layout)
+def test_a_folder_that_encloses_the_dataset_is_removed(tmp_path):
+    expected = two_classes(tmp_path / "tree" / "flowers-1.0")
+    put(tmp_path / "tree" / "__MACOSX" / "flowers-1.0" / "._x", b"macOS metadata")
+    fetched(pack(tmp_path / "tree", tmp_path / "a.zip"), tmp_path / "dataset")
+    assert contents(tmp_path / "dataset") == contents(expected)
 
 
-def test_a_folder_that_belongs_to_the_data_set_is_not_left_out(tmp_path):
+def test_a_folder_that_belongs_to_the_dataset_is_kept(tmp_path):
     put(tmp_path / "tree" / "cifar-10-batches-py" / "data_batch_1")
     put(tmp_path / "tree" / "cifar-10-batches-py" / "test_batch")
     archive = pack(tmp_path / "tree", tmp_path / "a.tar.gz")
-    with reading(archive) as opened:
-        found = survey(opened, (), KNOWN["cifar10"].roots)
-        assert (found.files, found.around) == (2, "")
-        assert survey(opened, (), ("train",)).around == "cifar-10-batches-py/"
+    with open_archive(archive) as opened:
+        found = scan(opened, (), KNOWN["cifar10"].roots)
+        assert (found.files, found.prefix) == (2, "")
+        assert scan(opened, (), ("train",)).prefix == "cifar-10-batches-py/"
 
 
 def test_a_second_call_does_nothing(archive, tmp_path, capsys):
     with Server(archive.read_bytes()) as server:
-        fetched(server.url, tmp_path / "there")
-        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "there").rglob("*")}
-        asked, first = len(server.asked), capsys.readouterr().out
-        fetched(server.url, tmp_path / "there")
-    assert len(server.asked) == asked
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "there").rglob("*")} == before
+        fetched(server.url, tmp_path / "dataset")
+        before = {path: path.stat().st_mtime_ns for path in (tmp_path / "dataset").rglob("*")}
+        requests, first = len(server.requests), capsys.readouterr().out
+        fetched(server.url, tmp_path / "dataset")
+    assert len(server.requests) == requests
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "dataset").rglob("*")} == before
     assert capsys.readouterr().out == first
 
 
-def test_the_archive_goes_unless_it_is_kept_and_a_file_of_the_users_stays(archive, tmp_path):
+def test_a_downloaded_archive_is_deleted_and_a_local_one_is_kept(archive, tmp_path):
     with Server(archive.read_bytes()) as server:
         fetched(server.url, tmp_path / "a")
         fetched(server.url, tmp_path / "b", keep_archive=True)
@@ -91,38 +91,38 @@ def test_the_archive_goes_unless_it_is_kept_and_a_file_of_the_users_stays(archiv
 
 def test_imagenet_as_kaggle_packs_it(challenge, tmp_path):
     put(challenge / "ILSVRC/Annotations/CLS-LOC/train/n01440764/n01440764_1.xml", b"<boxes/>")
-    put(challenge / "ILSVRC/Data/CLS-LOC/test/ILSVRC2012_test_00000001.JPEG", b"nobody knows")
+    put(challenge / "ILSVRC/Data/CLS-LOC/test/ILSVRC2012_test_00000001.JPEG", b"unlabeled")
     archive = pack(challenge, tmp_path / "a.zip")
     with pytest.raises(DataError, match=r"should have 1,000 classes, 1,281,167 .* has 3 classes, 3 .*--subset") as caught:
-        fetched(archive, tmp_path / "there", "imagenet")
+        fetched(archive, tmp_path / "dataset", "imagenet")
     assert caught.value.exit_code == 65
-    assert fetched(archive, tmp_path / "there", "imagenet", subset=True) == 0
-    there = contents(tmp_path / "there")
-    assert len(there) == 3 + 3 + 1
-    assert there == {name: data for name, data in contents(challenge).items() if name in there}
+    assert fetched(archive, tmp_path / "dataset", "imagenet", subset=True) == 0
+    on_disk = contents(tmp_path / "dataset")
+    assert len(on_disk) == 3 + 3 + 1
+    assert on_disk == {name: data for name, data in contents(challenge).items() if name in on_disk}
 
 
-def test_the_thousand_pictures(shared, tmp_path):
+def test_the_thousand_images(shared, tmp_path):
     if not (shared / "imagenet-mini").is_dir():
         pytest.skip("needs shared/data/imagenet-mini")
     archive = pack(shared / "imagenet-mini", tmp_path / "mini.zip")
-    assert fetched(archive, tmp_path / "there", "imagenet", subset=True) == 0
-    assert contents(tmp_path / "there") == contents(shared / "imagenet-mini")
+    assert fetched(archive, tmp_path / "dataset", "imagenet", subset=True) == 0
+    assert contents(tmp_path / "dataset") == contents(shared / "imagenet-mini")
 
 
-def test_cifar10s_checksum_is_the_one_that_torchvision_knows():
+def test_cifar10_checksum_matches_torchvision():
     from torchvision.datasets import CIFAR10
 
     assert KNOWN["cifar10"].source == CIFAR10.url
     assert KNOWN["cifar10"].checksum == f"md5:{CIFAR10.tgz_md5}"
 
 
-# What is told --------------------------------------------------------------------------------------------------------
+# Progress messages ---------------------------------------------------------------------------------------------------
 
 
 def test_lines_in_a_log(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "EVERY_S", 0.05)
-    with progress.Meter("downloading", 4_000_000_000) as meter:
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
+    with progress.ByteProgress("downloading", 4_000_000_000) as meter:
         meter.start_at(1_000_000_000)
         time.sleep(0.12)
         meter.add(1_000_000)
@@ -147,7 +147,7 @@ def test_a_line(arguments, expected):
     assert progress.line("unpacking", *arguments) == expected
 
 
-def test_every_error_has_an_exit_code_that_a_job_understands():
+def test_every_error_has_an_exit_code_that_a_job_handles():
     codes = {error.exit_code for error in (UserError, DataError, Interrupted, Stopped)}
     assert codes == {64, 65, 75}
     assert issubclass(Interrupted, WorldsizeError)

@@ -1,4 +1,4 @@
-"""Files on a volume: what is asked and what is shown, the pod, and the page."""
+"""Files on a volume: parsing and listing, the file pod, and the web page."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worldsize.cluster.manifests import pod
+from worldsize.cluster.storage import browse, file_pod, files
 from worldsize.errors import UserError
-from worldsize.launch import browse, filepod, files, pod
 
-# What is asked, and what is shown -------------------------------------------------------------------------------------
+# Parsing and listing --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("there", "parsed"),
+    ("remote", "parsed"),
     [
         ("imagenet", ("imagenet", "/")),
         ("imagenet:", ("imagenet", "/")),
@@ -27,17 +28,17 @@ from worldsize.launch import browse, filepod, files, pod
         ("a.b-1:/x:y z", ("a.b-1", "/x:y z")),
     ],
 )
-def test_volume_and_path(there, parsed):
-    assert files.parse(there) == parsed
+def test_volume_and_path(remote, parsed):
+    assert files.parse(remote) == parsed
 
 
-@pytest.mark.parametrize("there", ["", ":/x", "Image:/x", "a/b", "v:/../x", "v:/a/..", "v:/a\0b", "-v:/x"])
-def test_what_is_no_volume_and_path(there):
+@pytest.mark.parametrize("remote", ["", ":/x", "Image:/x", "a/b", "v:/../x", "v:/a/..", "v:/a\0b", "-v:/x"])
+def test_invalid_volume_and_path(remote):
     with pytest.raises(UserError):
-        files.parse(there)
+        files.parse(remote)
 
 
-def test_a_listing_looks_like_this(monkeypatch):
+def test_listing(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     lines = files.listing(
@@ -59,8 +60,8 @@ def test_a_listing_looks_like_this(monkeypatch):
 # The pod --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_pod_is_this_one():
-    of = filepod.FilePod("imagenet", "ns", "registry/image:1", "a1b2c3", pull_secrets=("reg",), node="node-7")
+def test_pod_manifest():
+    settings = file_pod.FilePod("imagenet", "ns", "registry/image:1", "a1b2c3", pull_secrets=("reg",), node="node-7")
     expected = """
     apiVersion: v1
     kind: Pod
@@ -92,15 +93,15 @@ def test_the_pod_is_this_one():
       tolerations: [{key: nvidia.com/gpu, operator: Exists}]
       volumes: [{name: volume, persistentVolumeClaim: {claimName: imagenet}}]
     """
-    rendered = filepod.manifest(of)
+    rendered = file_pod.manifest(settings)
     labels = rendered["metadata"].pop("labels")
     assert rendered == yaml.safe_load(expected)
     assert labels == pod.labels("imagenet", "files") | {"sidecar.istio.io/inject": "false"}
 
 
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?", fullmatch=True))
-def test_any_volume_gives_a_pod_with_lawful_names(volume):
-    rendered = filepod.manifest(filepod.FilePod(volume, "ns", "i:1", "a1b2c3"))["metadata"]
+def test_any_volume_name_gives_valid_pod_names(volume):
+    rendered = file_pod.manifest(file_pod.FilePod(volume, "ns", "i:1", "a1b2c3"))["metadata"]
     dns = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
     assert re.fullmatch(dns, rendered["name"])
     assert all(re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", v) for v in rendered["labels"].values())
@@ -115,7 +116,7 @@ WAITING = {
 
 
 @pytest.mark.parametrize(
-    ("status", "events", "why"),
+    ("status", "events", "reason"),
     [
         ({"phase": "Pending"}, [], ("", False)),
         (
@@ -149,8 +150,8 @@ WAITING = {
         ({"phase": "Failed", "reason": "Evicted", "message": "low on disk"}, [], ("Evicted: low on disk", True)),
     ],
 )
-def test_why_the_pod_does_not_run(status, events, why):
-    assert filepod.hindrance({"status": status}, events) == why
+def test_why_the_pod_does_not_run(status, events, reason):
+    assert file_pod.why_not_running({"status": status}, events) == reason
 
 
 def test_the_page_for_a_volume_is_restricted_and_closed():
@@ -159,14 +160,14 @@ def test_the_page_for_a_volume_is_restricted_and_closed():
     (container,) = template["spec"]["containers"]
     assert [one["kind"] for one in (policy, service, deployment)] == ["NetworkPolicy", "Service", "Deployment"]
     assert {one["metadata"]["name"] for one in (policy, service, deployment)} == {"browse-imagenet"}
-    # What Pod Security calls restricted: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+    # Pod Security level "restricted": https://kubernetes.io/docs/concepts/security/pod-security-standards/
     assert template["spec"]["securityContext"]["runAsNonRoot"] is True
     assert template["spec"]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["volumeMounts"][0] == {"mountPath": "/mnt/imagenet", "name": "volume", "readOnly": True}
     assert "--root=/mnt/imagenet" in container["command"]
-    # Without a login: where nothing enforces the policy, other pods could reach any other address of it, and change files.
+    # There is no login: where no plugin enforces the policy, other pods could reach any non-loopback address.
     assert "--address=127.0.0.1" in container["command"]
     assert not [name for name in container if name.endswith("Probe")]
     assert policy["spec"]["ingress"] == [] and service["spec"]["clusterIP"] == "None"

@@ -1,4 +1,4 @@
-"""Files on a volume: the transfer between two processes, one of them started as a pod starts it."""
+"""Files on a volume: the transfer between two processes, one of them started as in a pod."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trees import picture
-from worldsize.launch import files, transfer
-from worldsize.launch.cluster import Unreachable
+from trees import snapshot
+from worldsize.cluster.api.client import Unreachable
+from worldsize.cluster.storage import files, transfer
 
 PROGRAM = Path(transfer.__file__).read_bytes()
 
 
 @contextmanager
 def other_end(**request):
-    """Messages with the program that a pod runs, started as a pod starts it, once it has had the request."""
+    """Messages exchanged with the program, started as in a pod, after it has received the request."""
     command = [sys.executable, "-c", transfer.LOADER, str(len(PROGRAM))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", bufsize=0) as process:
 
@@ -39,33 +39,33 @@ def other_end(**request):
         def read(count):
             content = b""
             while len(content) < count:
-                assert select.select([process.stdout], [], [], 10)[0], "it says nothing"
-                content += process.stdout.read(count - len(content)) or pytest.fail("it is gone")
+                assert select.select([process.stdout], [], [], 10)[0], "no output within 10 s"
+                content += process.stdout.read(count - len(content)) or pytest.fail("the process closed its output")
             return content
 
         messages = transfer.Messages(read, write)
         write(PROGRAM)
-        messages.tell(**request)
+        messages.send(**request)
         yield messages
-        # It stays until its last words were read, for a container's may be lost.
+        # It waits until its last output was read, because a container's last output can be lost.
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.05)
         process.stdin.close()
         assert process.wait(20) == 0
 
 
-def fetch(volume: Path, path: str, target: Path, force: bool = False) -> dict:
+def download(volume: Path, path: str, target: Path, force: bool = False) -> dict:
     with other_end(root=str(volume), do="get", path=path, skip=0) as messages:
-        assert messages.facts()["surveyed"]
-        return transfer.unpack(messages.hear, target, force)
+        assert messages.receive_fields()["scanned"]
+        return transfer.unpack(messages.receive, target, force)
 
 
-def bring(local: Path, volume: Path, path: str, force: bool = False) -> dict:
-    size = transfer.survey(local)["bytes"]
+def upload(local: Path, volume: Path, path: str, force: bool = False) -> dict:
+    size = transfer.scan(local)["bytes"]
     with other_end(root=str(volume), do="put", path=path, name=local.name, replace=force, bytes=size) as messages:
-        messages.facts()
-        messages.tell(**transfer.pack(local, messages))
-        return messages.facts()
+        messages.receive_fields()
+        messages.send(**transfer.pack(local, messages))
+        return messages.receive_fields()
 
 
 NAMES = st.binary(min_size=1, max_size=120).filter(lambda name: not set(name) & set(b"/\0") and name not in (b".", b".."))
@@ -73,11 +73,11 @@ FILES = st.tuples(st.binary(max_size=3000), st.sampled_from([0o600, 0o644, 0o755
 TREES = st.recursive(FILES, lambda inside: st.dictionaries(NAMES, inside, max_size=4), max_leaves=12)
 
 
-def plant(tree, path: Path) -> None:
+def write_tree(tree, path: Path) -> None:
     if isinstance(tree, dict):
         path.mkdir()
         for name, inside in tree.items():
-            plant(inside, path / os.fsdecode(name))
+            write_tree(inside, path / os.fsdecode(name))
         return
     path.write_bytes(tree[0])
     path.chmod(tree[1])
@@ -85,19 +85,19 @@ def plant(tree, path: Path) -> None:
 
 @settings(max_examples=15)
 @given(tree=TREES)
-def test_a_tree_is_the_same_after_both_ways(tree):
+def test_a_tree_is_identical_after_upload_and_download(tree):
     with tempfile.TemporaryDirectory() as folder:
-        here = Path(folder)
-        (here / "volume").mkdir()
-        plant(tree, here / "mine")
-        bring(here / "mine", here / "volume", "/sub/folder/")
-        fetch(here / "volume", "/sub/folder/mine", here / "back")
-        assert picture(here / "back") == picture(here / "mine")
-        assert sorted(os.listdir(here)) == ["back", "mine", "volume"]
-        assert os.listdir(here / "volume/sub/folder") == ["mine"]
+        root = Path(folder)
+        (root / "volume").mkdir()
+        write_tree(tree, root / "mine")
+        upload(root / "mine", root / "volume", "/sub/folder/")
+        download(root / "volume", "/sub/folder/mine", root / "back")
+        assert snapshot(root / "back") == snapshot(root / "mine")
+        assert sorted(os.listdir(root)) == ["back", "mine", "volume"]
+        assert os.listdir(root / "volume/sub/folder") == ["mine"]
 
 
-def test_links_stay_where_they_lead_inside(tmp_path):
+def test_only_links_that_point_inside_the_tree_are_kept(tmp_path):
     tree = tmp_path / "volume/tree"
     (tree / "a/b").mkdir(parents=True)
     (tree / "a/file").write_text("x")
@@ -112,19 +112,19 @@ def test_links_stay_where_they_lead_inside(tmp_path):
     for name, link in (good | bad).items():
         (tree / name).symlink_to(link)
     os.mkfifo(tree / "pipe")
-    told = fetch(tmp_path / "volume", "/tree", tmp_path / "back")
+    result = download(tmp_path / "volume", "/tree", tmp_path / "back")
     links = {name: str((tmp_path / "back" / name).readlink()) for name in good}
     assert links == good
     assert not any(os.path.lexists(tmp_path / "back" / name) for name in [*bad, "pipe"])
-    assert sorted(text.split(" (")[0] for text in told["left_out"]) == sorted([*bad, "pipe"])
+    assert sorted(text.split(" (")[0] for text in result["skipped"]) == sorted([*bad, "pipe"])
 
 
 STEPS = st.lists(st.sampled_from(["..", "a", "b", "l", "m"]), min_size=1, max_size=5).map("/".join)
 
 
 @given(links=st.dictionaries(st.sampled_from(["l", "m", "a/l", "a/b/m", "b/l"]), STEPS, min_size=1))
-def test_links_that_are_let_through_lead_inside_together_too(links):
-    kept = {name: link for name, link in links.items() if transfer.leads_inside(name, link)}
+def test_accepted_links_point_inside_in_combination(links):
+    kept = {name: link for name, link in links.items() if transfer.points_inside(name, link)}
     assume(kept)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve() / "x/y/root"
@@ -133,24 +133,24 @@ def test_links_that_are_let_through_lead_inside_together_too(links):
         for name, link in kept.items():
             (root / name).symlink_to(link)
         for name in kept:
-            # The system's own idea of where it leads; a loop leads nowhere.
+            # Where the operating system resolves it to; a loop resolves to nothing.
             assert os.path.realpath(root / name).startswith(str(root))
 
 
 def stream_of(*entries: tarfile.TarInfo) -> list:
-    """Messages of a sender that may be hostile."""
-    text = io.BytesIO()
-    with tarfile.open(fileobj=text, mode="w|") as tar:
+    """Messages of a possibly hostile sender."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w|") as tar:
         for entry in entries:
             tar.addfile(entry, io.BytesIO(b"evil"[: entry.size]))
-    return [text.getvalue(), {"sha256": hashlib.sha256(text.getvalue()).hexdigest()}]
+    return [data.getvalue(), {"sha256": hashlib.sha256(data.getvalue()).hexdigest()}]
 
 
 def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    one = tarfile.TarInfo(name)
-    one.type, one.linkname, one.mode = kind, link, 0o777
-    one.size = 4 if kind == tarfile.REGTYPE else 0
-    return one
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, 0o777
+    info.size = 4 if kind == tarfile.REGTYPE else 0
+    return info
 
 
 ROOT = entry(".", tarfile.DIRTYPE)
@@ -170,7 +170,7 @@ ROOT = entry(".", tarfile.DIRTYPE)
         (ROOT, entry("pipe", tarfile.FIFOTYPE)),
     ],
 )
-def test_what_would_be_written_elsewhere_is_refused(tmp_path, entries):
+def test_entries_outside_the_target_are_refused(tmp_path, entries):
     (tmp_path / "in").mkdir()
     with pytest.raises(transfer.Failed, match="refused"):
         transfer.unpack(iter(stream_of(*entries)).__next__, tmp_path / "in/target", False)
@@ -185,20 +185,19 @@ def test_nothing_is_written_through_a_link(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_setuid_bit_does_not_come_along(tmp_path):
-    one = entry(".")
-    one.mode = 0o4755
-    transfer.unpack(iter(stream_of(one)).__next__, tmp_path / "target", False)
+def test_setuid_bit_is_dropped(tmp_path):
+    info = entry(".")
+    info.mode = 0o4755
+    transfer.unpack(iter(stream_of(info)).__next__, tmp_path / "target", False)
     assert stat.S_IMODE((tmp_path / "target").stat().st_mode) == 0o755
 
 
 @given(data=st.data())
 def test_a_stream_cut_anywhere_leaves_nothing(data):
-    whole = stream_of(ROOT, *(entry(name) for name in "abc"))
-    cut = data.draw(st.integers(0, len(whole[0])))
-    messages = iter([whole[0][:cut]])
+    stream = stream_of(ROOT, *(entry(name) for name in "abc"))[0]
+    messages = iter([stream[: data.draw(st.integers(0, len(stream)))]])
 
-    def hear():
+    def receive():
         try:
             return next(messages)
         except StopIteration:
@@ -206,19 +205,19 @@ def test_a_stream_cut_anywhere_leaves_nothing(data):
 
     with tempfile.TemporaryDirectory() as folder:
         with pytest.raises(Unreachable):
-            transfer.unpack(hear, Path(folder, "target"), False)
+            transfer.unpack(receive, Path(folder, "target"), False)
         assert os.listdir(folder) == []
 
 
 def test_a_damaged_stream_leaves_nothing(tmp_path):
-    text, end = stream_of(ROOT, entry("a"))
-    damaged = text.replace(b"evil", b"evil!"[1:])
-    with pytest.raises(transfer.Failed, match="checksums differ"):
+    data, end = stream_of(ROOT, entry("a"))
+    damaged = data.replace(b"evil", b"evil!"[1:])
+    with pytest.raises(transfer.Failed, match="checksum of the received data does not match"):
         transfer.unpack(iter([damaged, end]).__next__, tmp_path / "target", False)
     assert os.listdir(tmp_path) == []
 
 
-def test_replacing_keeps_the_others_and_refuses_before_the_first(tmp_path):
+def test_replacing_keeps_other_files_and_checks_before_the_first_write(tmp_path):
     volume = tmp_path / "volume"
     (volume / "run/sub").mkdir(parents=True)
     (volume / "run/a").write_text("new")
@@ -226,97 +225,97 @@ def test_replacing_keeps_the_others_and_refuses_before_the_first(tmp_path):
     (tmp_path / "run/sub").mkdir(parents=True)
     (tmp_path / "run/a").write_text("old")
     (tmp_path / "run/mine").write_text("mine")
-    with pytest.raises(transfer.Failed, match="exists already"):
-        fetch(volume, "/run", tmp_path / "run")
-    fetch(volume, "/run", tmp_path / "run", force=True)
+    with pytest.raises(transfer.Failed, match="already exists"):
+        download(volume, "/run", tmp_path / "run")
+    download(volume, "/run", tmp_path / "run", force=True)
     assert [(tmp_path / "run" / name).read_text() for name in ("a", "mine", "sub/b")] == ["new", "mine", "new"]
 
     (tmp_path / "run/sub/b").unlink()
     (tmp_path / "run/sub/b").mkdir()
     (tmp_path / "run/a").write_text("old")
-    with pytest.raises(transfer.Failed, match="sub/b: one is a folder"):
-        fetch(volume, "/run", tmp_path / "run", force=True)
+    with pytest.raises(transfer.Failed, match="sub/b: cannot replace a folder with a file"):
+        download(volume, "/run", tmp_path / "run", force=True)
     assert (tmp_path / "run/a").read_text() == "old"
 
 
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"do": "ls", "path": "/runs/nix"}, "there is no /runs/nix; /runs has: one, two"),
-        ({"do": "get", "path": "/nix/nix", "skip": 0}, "there is no /nix/nix; / has: out, runs"),
-        ({"do": "get", "path": "/out", "skip": 0}, "leads out of the volume"),
-        ({"do": "get", "path": "/runs/pipe/../two", "skip": 0}, "neither file nor folder"),
-        ({"do": "put", "path": "/runs", "name": "one", "replace": False, "bytes": 1}, "/runs/one exists already"),
-        ({"do": "put", "path": "/out/x", "name": "x", "replace": False, "bytes": 1}, "leads out of the volume"),
-        ({"do": "put", "path": "/new", "name": "x", "replace": False, "bytes": 1 << 60}, "do not fit"),
+        ({"do": "ls", "path": "/runs/nix"}, "/runs/nix does not exist; /runs contains: one, two"),
+        ({"do": "get", "path": "/nix/nix", "skip": 0}, "/nix/nix does not exist; / contains: out, runs"),
+        ({"do": "get", "path": "/out", "skip": 0}, "points outside the volume"),
+        ({"do": "get", "path": "/runs/pipe/../two", "skip": 0}, "neither a file nor a folder"),
+        ({"do": "put", "path": "/runs", "name": "one", "replace": False, "bytes": 1}, "/runs/one already exists"),
+        ({"do": "put", "path": "/out/x", "name": "x", "replace": False, "bytes": 1}, "points outside the volume"),
+        ({"do": "put", "path": "/new", "name": "x", "replace": False, "bytes": 1 << 60}, "not enough space"),
     ],
 )
-def test_the_other_end_says_what_cannot_be(tmp_path, request_, message):
+def test_other_end_reports_impossible_requests(tmp_path, request_, message):
     volume = tmp_path / "volume"
     (volume / "runs/one").mkdir(parents=True)
     os.mkfifo(volume / "runs/two")
     (volume / "out").symlink_to("/etc")
     with other_end(root=str(volume), **request_) as messages, pytest.raises(transfer.Failed, match=message) as caught:
-        list(iter(messages.hear, None))
-    assert caught.value.mendable
+        list(iter(messages.receive, None))
+    assert caught.value.user_error
 
 
-def test_an_error_of_the_other_end_is_told_in_its_words(tmp_path):
+def test_error_of_the_other_end_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     request = {"do": "put", "path": "/file/x", "name": "x", "replace": False, "bytes": 1}
     with other_end(root=str(tmp_path), **request) as messages, pytest.raises(transfer.Failed, match=r"^/file: ") as caught:
-        messages.facts()
-    assert not caught.value.mendable
+        messages.receive_fields()
+    assert not caught.value.user_error
 
 
-def test_what_goes_on_after_a_break_is_the_same_stream(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(files, "_PAUSES_S", (0.01,) * 3)
+def test_stream_resumes_after_a_broken_connection(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files, "_RETRY_PAUSES_S", (0.01,) * 3)
     tree = tmp_path / "volume/tree"
     tree.mkdir(parents=True)
     draw = random.Random(1)
     for name in "abc":
         (tree / name).write_bytes(draw.randbytes(700_001))
-    asked = []
+    offsets = []
 
-    def ask(got):
+    def open_at(skip):
         """A connection that breaks after a few messages."""
-        asked.append(got)
+        offsets.append(skip)
         sent: list = []
 
         class Collected(transfer.Messages):
-            def pour(self, piece, kind=b"D"):
-                sent.append(piece)
+            def send_chunk(self, chunk, kind=b"D"):
+                sent.append(chunk)
 
-        end = transfer.pack(tree, Collected(None, None), skip=got)
-        replies = iter([{"surveyed": False}, {"surveyed": True}, *sent, end][: 4 if len(asked) < 4 else None])
+        end = transfer.pack(tree, Collected(None, None), skip=skip)
+        replies = iter([{"scanned": False}, {"scanned": True}, *sent, end][: 4 if len(offsets) < 4 else None])
 
         class Broken(transfer.Messages):
-            def hear(self):
+            def receive(self):
                 for reply in replies:
                     return reply
                 raise Unreachable("broken")
 
         return Broken(None, None)
 
-    stream = files.Persistent(ask)
-    transfer.unpack(stream.hear, tmp_path / "back", False)
-    assert picture(tmp_path / "back") == picture(tree)
-    assert len(asked) == 4 and asked == sorted(set(asked))
-    assert "trying again" in capsys.readouterr().err
+    stream = files.ResumingStream(open_at)
+    transfer.unpack(stream.receive, tmp_path / "back", False)
+    assert snapshot(tmp_path / "back") == snapshot(tree)
+    assert len(offsets) == 4 and offsets == sorted(set(offsets))
+    assert "retrying" in capsys.readouterr().err
 
 
 def test_a_connection_that_stays_broken_is_given_up(monkeypatch):
-    monkeypatch.setattr(files, "_PAUSES_S", (0.01,) * 3)
-    asked = []
+    monkeypatch.setattr(files, "_RETRY_PAUSES_S", (0.01,) * 3)
+    attempts = []
 
     class Broken(transfer.Messages):
-        def hear(self):
-            asked.append(1)
-            if len(asked) == 1:
-                return {"surveyed": True}
+        def receive(self):
+            attempts.append(1)
+            if len(attempts) == 1:
+                return {"scanned": True}
             raise Unreachable("broken")
 
-    stream = files.Persistent(lambda got: Broken(None, None))
+    stream = files.ResumingStream(lambda skip: Broken(None, None))
     with pytest.raises(Unreachable):
-        stream.hear()
-    assert len(asked) == 1 + 4
+        stream.receive()
+    assert len(attempts) == 1 + 4

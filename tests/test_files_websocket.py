@@ -1,4 +1,4 @@
-"""Files on a volume: the way over the API server's websocket, with a server that runs the command here."""
+"""Files on a volume: transfer over the API server's websocket, with a fake server that runs the command locally."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from pathlib import Path
 import pytest
 import yaml
 
+from worldsize.cluster.api.client import Cluster, ClusterError, Unreachable
+from worldsize.cluster.manifests import pod
+from worldsize.cluster.storage import file_pod, files, transfer
 from worldsize.errors import UserError
-from worldsize.launch import filepod, files, pod, transfer
-from worldsize.launch.cluster import Cluster, ClusterError, Unreachable
 
 
 class Server:
-    """What an API server and a kubelet do for one pod: its commands run here, and its volume is a folder here."""
+    """A fake API server and kubelet: the pod's commands run locally, and its volume is a local folder."""
 
     def __init__(self) -> None:
         self.pods: dict[str, dict] = {}
         self.deleted: list[str] = []
         self.claim = {"metadata": {"name": "vol"}, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}}
-        self.cut_after: list[int] = []  # bytes of stdout after which each connection breaks
+        self.cut_after: list[int] = []  # per connection: bytes of stdout after which it breaks
         self.connections = 0
         self.refusal: dict | None = None
-        self.received = 0  # bytes of all commands' stdin
-        self.others: list[dict] = []  # pods that are there already
+        self.received = 0  # total bytes of stdin
+        self.others: list[dict] = []  # other pods in the namespace
         self._processes: list = []
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -88,9 +89,9 @@ class Server:
     async def _create(self, request):
         from aiohttp import web
 
-        one = await request.json()
-        self.pods[one["metadata"]["name"]] = one | {"status": {"phase": "Running"}}
-        return web.json_response(one)
+        created = await request.json()
+        self.pods[created["metadata"]["name"]] = created | {"status": {"phase": "Running"}}
+        return web.json_response(created)
 
     async def _get(self, request):
         from aiohttp import web
@@ -148,40 +149,40 @@ class Server:
 def server(tmp_path, monkeypatch):
     pytest.importorskip("aiohttp")
     settings_of_client = pytest.importorskip("kubernetes.config.kube_config")
-    one = Server()
-    about = {
+    running = Server()
+    kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{one.port}"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{running.port}"}}],
         "users": [{"name": "u", "user": {"token": "t"}}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
         "current-context": "x",
     }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(about))
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.setattr(settings_of_client, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
     monkeypatch.setattr(files, "VOLUMES", tmp_path / "mnt")
-    monkeypatch.setattr(files, "_PAUSES_S", (0.05,) * 3)
+    monkeypatch.setattr(files, "_RETRY_PAUSES_S", (0.05,) * 3)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mnt/vol").mkdir(parents=True)
-    yield one
-    one.close()
+    yield running
+    running.close()
 
 
-REACH = files.Reach(image="any:1", wait=20)
+POD = files.PodOptions(image="any:1", wait=20)
 
 
-def test_there_and_back_over_a_websocket(server, tmp_path, capsys):
+def test_upload_and_download_over_a_websocket(server, tmp_path, capsys):
     (tmp_path / "big").write_bytes(random.Random(0).randbytes(20_000_000))
-    one = Cluster()
-    assert files.put(files.FilesPut(Path("big"), "vol:/new/", reach=REACH), one) == 0
+    cluster = Cluster()
+    assert files.put(files.FilesPut(Path("big"), "vol:/new/", pod=POD), cluster) == 0
     assert capsys.readouterr().out == "vol:/new/big\n"
     assert (tmp_path / "mnt/vol/new/big").read_bytes() == (tmp_path / "big").read_bytes()
-    assert files.get(files.FilesGet("vol:/new", Path("back"), reach=REACH), one) == 0
+    assert files.get(files.FilesGet("vol:/new", Path("back"), pod=POD), cluster) == 0
     captured = capsys.readouterr()
-    assert captured.out == "back\n" and "1 file, 20.0 MB" in captured.err
+    assert captured.out == "back\n" and "1 file, 20.0 MB, checksum verified" in captured.err
     assert (tmp_path / "back/big").read_bytes() == (tmp_path / "big").read_bytes()
-    assert files.show(files.FilesList("vol:/new", REACH), one) == 0
+    assert files.show(files.FilesList("vol:/new", POD), cluster) == 0
     assert capsys.readouterr().out.split()[:2] == ["20.0", "MB"]
     assert server.pods == {} and len(set(server.deleted)) == 3
 
@@ -195,36 +196,36 @@ def user(name, node, image="trainer:1", ours=True, created="2026-01-01", **spec)
     return {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}
 
 
-def test_the_pod_fits_the_volume_and_who_uses_it(server):
-    one = Cluster()
+def test_pod_settings_follow_the_volume_and_its_users(server):
+    cluster = Cluster()
     taint = {"key": "gpus-only", "operator": "Exists"}
     server.others = [
         user("old", "n1", "trainer:1", tolerations=[taint]),
         user("new", "n2", "trainer:2", created="2026-01-02"),
         user("foreign", "n3", "other:1", ours=False, created="2026-01-03"),
     ]
-    anywhere = filepod.fitting(one, "vol", "x", "", read_only=True)
+    anywhere = file_pod.plan(cluster, "vol", "x", "", read_only=True)
     assert (anywhere.image, anywhere.node, anywhere.read_only) == ("trainer:2", None, True)
     server.claim["spec"]["accessModes"] = ["ReadWriteOnce"]
-    there = filepod.fitting(one, "vol", "x", "mine:1", read_only=False)
-    assert (there.image, there.node, there.tolerations, there.read_only) == ("mine:1", "n1", (taint,), False)
+    same_node = file_pod.plan(cluster, "vol", "x", "mine:1", read_only=False)
+    assert (same_node.image, same_node.node, same_node.tolerations, same_node.read_only) == ("mine:1", "n1", (taint,), False)
     server.claim["spec"]["accessModes"] = ["ReadWriteOncePod"]
-    with pytest.raises(UserError, match="only one pod at a time can use volume vol, and old does"):
-        filepod.fitting(one, "vol", "x", "", read_only=True)
+    with pytest.raises(UserError, match="volume vol allows one pod at a time and is in use by old"):
+        file_pod.plan(cluster, "vol", "x", "", read_only=True)
     for leaving in server.others:
         leaving["metadata"]["deletionTimestamp"] = "2026-01-04"
-    assert filepod.fitting(one, "vol", "x", "", read_only=True).node == "n1"
+    assert file_pod.plan(cluster, "vol", "x", "", read_only=True).node == "n1"
     server.claim["spec"]["accessModes"] = ["ReadOnlyMany"]
-    assert filepod.fitting(one, "vol", "x", "", read_only=True).node is None
-    with pytest.raises(UserError, match="can only be read"):
-        filepod.fitting(one, "vol", "x", "", read_only=False)
+    assert file_pod.plan(cluster, "vol", "x", "", read_only=True).node is None
+    with pytest.raises(UserError, match="volume vol is read-only"):
+        file_pod.plan(cluster, "vol", "x", "", read_only=False)
 
 
-def test_a_download_goes_on_where_the_connection_broke(server, tmp_path, capsys):
+def test_download_resumes_where_the_connection_broke(server, tmp_path, capsys):
     content = random.Random(0).randbytes(5_000_000)
     (tmp_path / "mnt/vol/big").write_bytes(content)
     server.cut_after = [1_000_000, 300_000, 2_500_000]
-    assert files.get(files.FilesGet("vol:/big", Path("back"), reach=REACH), Cluster()) == 0
+    assert files.get(files.FilesGet("vol:/big", Path("back"), pod=POD), Cluster()) == 0
     assert server.connections == 4
     assert (tmp_path / "back").read_bytes() == content
     assert server.pods == {}
@@ -234,7 +235,7 @@ def test_an_upload_that_breaks_leaves_nothing(server, tmp_path):
     (tmp_path / "big").write_bytes(bytes(5_000_000))
     server.cut_after = [0]
     with pytest.raises(Unreachable):
-        files.put(files.FilesPut(Path("big"), "vol:/big", reach=REACH), Cluster())
+        files.put(files.FilesPut(Path("big"), "vol:/big", pod=POD), Cluster())
     assert server.pods == {}
     until = time.monotonic() + 10
     while os.listdir(tmp_path / "mnt/vol") and time.monotonic() < until:
@@ -242,27 +243,27 @@ def test_an_upload_that_breaks_leaves_nothing(server, tmp_path):
     assert os.listdir(tmp_path / "mnt/vol") == []
 
 
-def test_what_cannot_be_is_said_before_anything_is_sent(server, tmp_path):
-    (tmp_path / "mnt/vol/there").write_text("old")
+def test_errors_are_reported_before_anything_is_sent(server, tmp_path):
+    (tmp_path / "mnt/vol/existing").write_text("old")
     (tmp_path / "mine").write_bytes(bytes(5_000_000))
-    with pytest.raises(UserError, match="volume vol: there is no /nix; / has: there"):
-        files.get(files.FilesGet("vol:/nix", reach=REACH), Cluster())
-    with pytest.raises(UserError, match="volume vol: /there exists already"):
-        files.put(files.FilesPut(Path("mine"), "vol:/there", reach=REACH), Cluster())
-    with pytest.raises(UserError, match="mine exists already; --force"):
-        files.get(files.FilesGet("vol:/there", Path("mine"), reach=REACH), Cluster())
-    with pytest.raises(UserError, match="there is no folder no"):
-        files.get(files.FilesGet("vol:/there", Path("no/mine"), reach=REACH), Cluster())
-    with pytest.raises(UserError, match="there is no nix"):
-        files.put(files.FilesPut(Path("nix"), "vol:/x", reach=REACH), Cluster())
-    with pytest.raises(UserError, match="--image"):
-        files.get(files.FilesGet("vol:/there"), Cluster())
-    assert sorted(os.listdir(tmp_path / "mnt/vol")) == ["there"]
+    with pytest.raises(UserError, match="volume vol: /nix does not exist; / contains: existing"):
+        files.get(files.FilesGet("vol:/nix", pod=POD), Cluster())
+    with pytest.raises(UserError, match="volume vol: /existing already exists"):
+        files.put(files.FilesPut(Path("mine"), "vol:/existing", pod=POD), Cluster())
+    with pytest.raises(UserError, match="mine already exists; pass --force"):
+        files.get(files.FilesGet("vol:/existing", Path("mine"), pod=POD), Cluster())
+    with pytest.raises(UserError, match="folder no does not exist"):
+        files.get(files.FilesGet("vol:/existing", Path("no/mine"), pod=POD), Cluster())
+    with pytest.raises(UserError, match="nix does not exist"):
+        files.put(files.FilesPut(Path("nix"), "vol:/x", pod=POD), Cluster())
+    with pytest.raises(UserError, match="--image is required"):
+        files.get(files.FilesGet("vol:/existing"), Cluster())
+    assert sorted(os.listdir(tmp_path / "mnt/vol")) == ["existing"]
     assert server.pods == {}
 
 
-def test_a_full_volume_is_told_though_there_is_more_to_send(server, tmp_path, monkeypatch):
-    """The pod's side fails while this side is still sending: here because of a limit on the size of files."""
+def test_a_full_volume_is_reported_during_the_upload(server, tmp_path, monkeypatch):
+    """The pod's side fails while this side is still sending; here because of a limit on file size."""
     with open(tmp_path / "mine", "wb") as file:
         file.truncate(300_000_000)
     limited = transfer.LOADER.replace(
@@ -272,32 +273,32 @@ def test_a_full_volume_is_told_though_there_is_more_to_send(server, tmp_path, mo
     )
     monkeypatch.setattr(transfer, "LOADER", limited)
     with pytest.raises(ClusterError, match="File too large"):
-        files.put(files.FilesPut(Path("mine"), "vol:/x", reach=REACH), Cluster())
+        files.put(files.FilesPut(Path("mine"), "vol:/x", pod=POD), Cluster())
     assert 1_000_000 < server.received < 200_000_000
     assert os.listdir(tmp_path / "mnt/vol") == []
 
 
-def test_an_image_without_python_says_so(server, monkeypatch):
-    monkeypatch.setattr(transfer, "LOADER", "import sys; sys.exit('no such thing here')")
-    with pytest.raises(ClusterError, match="exit code 1\nno such thing here"):
-        files.show(files.FilesList("vol", REACH), Cluster())
+def test_an_image_without_python_is_reported(server, monkeypatch):
+    monkeypatch.setattr(transfer, "LOADER", "import sys; sys.exit('no Python here')")
+    with pytest.raises(ClusterError, match="exit code 1\nno Python here"):
+        files.show(files.FilesList("vol", POD), Cluster())
     server.refusal = {"kind": "Status", "code": 403, "message": 'pods "x" is forbidden: cannot create resource "pods/exec"'}
     with pytest.raises(ClusterError, match="pods/exec"):
-        files.show(files.FilesList("vol", REACH), Cluster())
+        files.show(files.FilesList("vol", POD), Cluster())
     assert server.pods == {}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_middle_removes_the_pod_and_the_part(server, tmp_path, number):
+def test_a_signal_removes_the_pod_and_the_partial_file(server, tmp_path, number):
     (tmp_path / "mnt/vol/pipe").mkdir()
     with open(tmp_path / "mnt/vol/pipe/big", "wb") as file:
-        file.truncate(1 << 40)  # it has no end within this test
+        file.truncate(1 << 40)  # too large to complete within this test
     script = (
-        "import sys, pathlib; from worldsize.launch import files; from worldsize.launch.cluster import Cluster;"
+        "import sys, pathlib; from worldsize.cluster.storage import files; from worldsize.cluster.api.client import Cluster;"
         f"files.VOLUMES = pathlib.Path({str(tmp_path / 'mnt')!r}); import shutil;"
         "shutil.disk_usage = lambda _: shutil._ntuple_diskusage(1 << 50, 0, 1 << 50);"
-        "reach = files.Reach(image='any:1');"
-        "files.get(files.FilesGet('vol:/pipe', pathlib.Path('back'), reach=reach), Cluster())"
+        "pod = files.PodOptions(image='any:1');"
+        "files.get(files.FilesGet('vol:/pipe', pathlib.Path('back'), pod=pod), Cluster())"
     )
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE) as process:
         until = time.monotonic() + 30

@@ -1,4 +1,4 @@
-"""Following jobs, the parts that need no cluster: log lines after lost connections, and reasons in words."""
+"""Following jobs, without a cluster: log lines across lost connections, and reasons as text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specs import TORCH
-from worldsize.launch import reasons
-from worldsize.launch.follow import Line, _line
-from worldsize.launch.lastlines import LastLines
-from worldsize.launch.target import load
+from worldsize.cluster.api.log_cursor import LogCursor
+from worldsize.cluster.jobs import diagnose
+from worldsize.cluster.jobs.follow import Line, _line
+from worldsize.cluster.manifests import load_target
 
 
 def stamp(nanoseconds: int) -> str:
-    """As the kubelet writes time: RFC 3339 without trailing zeros in the fraction."""
+    """A time as the kubelet writes it: RFC 3339, without trailing zeros in the fraction."""
     seconds, fraction = divmod(nanoseconds, 10**9)
     digits = f"{fraction:09}".rstrip("0")
     return f"2026-01-01T00:00:{seconds:02}" + (f".{digits}" if digits else "") + "Z"
@@ -26,9 +26,9 @@ def stamp(nanoseconds: int) -> str:
     st.lists(st.integers(0, 5 * 10**9) | st.sampled_from([0, 10**9, 15 * 10**8, 151 * 10**7]), max_size=30),
     st.lists(st.integers(0, 12), max_size=8),
 )
-def test_every_line_comes_once_and_in_order_whatever_connections_break(times, breaks):
+def test_every_line_comes_once_and_in_order_after_any_lost_connection(times, breaks):
     written = [(stamp(time), f"line {i}") for i, time in enumerate(sorted(times))]
-    seen, got = LastLines(), []
+    seen, got = LogCursor(), []
     for length in [*breaks, len(written)]:
         since = seen.since.get("sinceTime", "")
         sent = [f"{time} {text}" for time, text in written if time[:19] >= since[:19]]
@@ -39,9 +39,9 @@ def test_every_line_comes_once_and_in_order_whatever_connections_break(times, br
 
 
 @pytest.mark.parametrize("zone", ["+08:00", "-05:30", "Z"])
-def test_nodes_whose_clocks_show_another_zone_lose_no_line(zone):
-    """Containers' runtimes write local time with its offset, and the kubelet hands that on."""
-    seen = LastLines()
+def test_no_line_is_lost_if_the_node_uses_another_time_zone(zone):
+    """Container runtimes write local time with its offset, and the kubelet passes it on."""
+    seen = LogCursor()
     assert seen.new(f"2026-01-01T00:00:01.5{zone} a") == "a"
     asked = datetime.fromisoformat(seen.since["sinceTime"].replace("Z", "+00:00"))
     assert asked == datetime.fromisoformat(f"2026-01-01T00:00:01{zone.replace('Z', '+00:00')}")
@@ -49,17 +49,17 @@ def test_nodes_whose_clocks_show_another_zone_lose_no_line(zone):
     assert [seen.new(line) for line in sent] == [None, "b"]
 
 
-def test_no_line_is_lost_in_the_hour_that_comes_twice():
-    seen = LastLines()
+def test_no_line_is_lost_when_daylight_saving_time_ends():
+    seen = LogCursor()
     assert [seen.new(f"2026-10-25T02:59:59.9{zone} a") for zone in ("+02:00", "+01:00")] == ["a", "a"]
     assert seen.new("2026-10-25T02:00:00+01:00 b") is None
     assert seen.new("2026-10-25T03:00:00+01:00 c") == "c"
 
 
-def test_the_kubelets_own_words_are_told_once_and_change_nothing():
-    words = "unable to retrieve container logs for containerd://0123"
-    seen = LastLines()
-    assert (seen.new(words), seen.since, seen.new(words)) == (words, {}, None)
+def test_messages_of_the_kubelet_come_once_and_do_not_move_the_cursor():
+    error = "unable to retrieve container logs for containerd://0123"
+    seen = LogCursor()
+    assert (seen.new(error), seen.since, seen.new(error)) == (error, {}, None)
     assert seen.new("2026-01-01T00:00:01Z a") == "a"
     assert seen.new("failed to watch file: no space left on device") == "failed to watch file: no space left on device"
     assert seen.since == {"sinceTime": "2026-01-01T00:00:01Z"}
@@ -83,11 +83,11 @@ FULL = b"failed to create fsnotify watcher: too many open files"
     ],
 )
 def test_a_log_ends_when_its_server_has_nothing_new(use, monkeypatch, answers, lines):
-    """Answers as kubelets gave them: a log that ends is asked for again, and then its container may be gone."""
+    """Responses recorded from kubelets: a log that ends is requested again, and by then its container may be gone."""
     cluster = use({"server": "http://127.0.0.1:9"})
     left = iter(answers)
     monkeypatch.setattr(cluster, "stream", lambda *_: iter(next(left)))
-    monkeypatch.setattr("worldsize.launch.cluster._SETTLING_S", 0.0)
+    monkeypatch.setattr("worldsize.cluster.api.client._SETTLING_S", 0.0)
     assert list(cluster.logs("p", "c")) == lines
     assert list(left) == []
 
@@ -108,7 +108,7 @@ def unscheduled(message: str) -> dict:
     return {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
 
 
-def test_pods_that_wait_for_one_reason_are_told_together():
+def test_pods_that_wait_for_the_same_reason_are_grouped():
     message = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     image = {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x:1"'}}
     pods = [pod(i, **unscheduled(message)) for i in range(5)]
@@ -120,17 +120,17 @@ def test_pods_that_wait_for_one_reason_are_told_together():
             containerStatuses=[{"name": "pytorch", "state": {"waiting": {"reason": "ContainerCreating"}}}],
         )
     ]
-    assert reasons.waiting(TORCH, pods) == [
+    assert diagnose.waiting(TORCH, pods) == [
         f"5 pods (worker-0, worker-1, ...): not scheduled: {message}",
         'worker-5: ImagePullBackOff: Back-off pulling image "x:1"',
     ]
 
 
-def test_pods_are_told_in_the_order_of_their_places():
+def test_pods_are_listed_in_rank_order():
     image = {"waiting": {"reason": "ErrImagePull"}}
     waiting = {"phase": "Pending", "containerStatuses": [{"name": "pytorch", "state": image}]}
     pods = [pod(i, **waiting) for i in (10, 2)]
-    assert reasons.waiting(TORCH, pods) == ["worker-2, worker-10: ErrImagePull"]
+    assert diagnose.waiting(TORCH, pods) == ["worker-2, worker-10: ErrImagePull"]
 
 
 def test_init_containers_wait_for_reasons_and_pods_that_leave_or_have_ended_do_not():
@@ -138,19 +138,19 @@ def test_init_containers_wait_for_reasons_and_pods_that_leave_or_have_ended_do_n
     leaving = pod(1, phase="Pending", initContainerStatuses=pull)
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     pods = [pod(0, phase="Pending", initContainerStatuses=pull), leaving, pod(2, phase="Failed", initContainerStatuses=pull)]
-    assert reasons.waiting(TORCH, pods) == ["worker-0: ErrImagePull: no such image"]
+    assert diagnose.waiting(TORCH, pods) == ["worker-0: ErrImagePull: no such image"]
 
 
 def test_an_evicted_pod_has_failed_without_a_container():
     pods = [pod(0, phase="Failed", reason="Evicted", message="low on disk"), pod(1, phase="Failed", reason="NodeLost")]
-    assert reasons.failures(TORCH, pods) == ["worker-0: Evicted: low on disk", "worker-1: NodeLost"]
+    assert diagnose.failures(TORCH, pods) == ["worker-0: Evicted: low on disk", "worker-1: NodeLost"]
 
 
 def true(*kinds: str) -> dict:
     return {"status": {"conditions": [{"type": kind, "status": "True", "message": f"it is {kind}"} for kind in kinds]}}
 
 
-# The conditions are those of Kubeflow's API reference; the operators leave "Created" true for ever.
+# The conditions of Kubeflow's API reference; the operators leave "Created" true forever.
 @pytest.mark.parametrize("kind", ["pytorchjob", "mpijob"])
 @pytest.mark.parametrize(
     ("conditions", "phase"),
@@ -165,11 +165,11 @@ def true(*kinds: str) -> dict:
     ],
 )
 def test_where_a_job_of_conditions_is(kind, conditions, phase):
-    state = load(kind).state(true(*conditions), [])
+    state = load_target(kind).state(true(*conditions), [])
     assert state.phase == phase
     over = true(*conditions)
     over["status"]["conditions"] += [{"type": other, "status": "False"} for other in ("Suspended", "Failed")]
-    assert load(kind).state(over, []).phase == phase
+    assert load_target(kind).state(over, []).phase == phase
 
 
 def phases(*of: str) -> list[dict]:
@@ -182,7 +182,7 @@ def phases(*of: str) -> list[dict]:
         ((), (), "Created"),
         ((), ("Pending", "Pending"), "Pending"),
         ((), ("Pending", "Running"), "Running"),
-        # One of the two is just being replaced.
+        # One of the two is being replaced.
         ((), ("Failed", "Pending"), "Running"),
         ((), ("Succeeded", "Running"), "Running"),
         (("Suspended",), (), "Suspended"),
@@ -192,7 +192,7 @@ def phases(*of: str) -> list[dict]:
     ],
 )
 def test_where_a_trainjob_is(conditions, pods, phase):
-    assert load("trainjob").state(true(*conditions), phases(*pods)).phase == phase
+    assert load_target("trainjob").state(true(*conditions), phases(*pods)).phase == phase
 
 
 def test_failures_come_in_the_order_in_which_they_happened():
@@ -205,9 +205,9 @@ def test_failures_come_in_the_order_in_which_they_happened():
         pod(1, **ended("2026-01-01T00:00:05Z", 137, reason="OOMKilled")),
         pod(2, **ended("2026-01-01T00:00:01Z", 0)),
     ]
-    assert reasons.failures(TORCH, pods) == [
-        "worker-1 ended with exit code 137 (out of memory)",
-        "worker-0 ended with exit code 70:\nlost a peer",
+    assert diagnose.failures(TORCH, pods) == [
+        "worker-1 failed with exit code 137 (out of memory)",
+        "worker-0 failed with exit code 70:\nlost a peer",
     ]
 
 
@@ -228,11 +228,11 @@ def test_warnings_are_of_this_job_and_of_this_time():
         event("j", "2026-01-01T00:00:05Z", "normal", type="Normal"),
         # The scheduler's events have neither first nor last timestamp.
         event("j", "", "scheduler", eventTime="2026-01-01T00:00:06.000000Z"),
-        # One that began before, and comes again and again.
+        # A recurring event that started earlier.
         event("j", "", "again", eventTime="2026-01-01T00:00:02Z", series={"lastObservedTime": "2026-01-01T00:00:07Z"}),
-        event("j-worker-0", "2026-01-01T00:00:08Z", "which its pod tells better", reason="FailedScheduling"),
-        # Of the second in which the job was created, in microseconds as the newer events API has them.
+        event("j-worker-0", "2026-01-01T00:00:08Z", "repeats the pod's status", reason="FailedScheduling"),
+        # In the same second as the job's creation, with microseconds as in the newer events API.
         event("j", "", "at once", eventTime="2026-01-01T00:00:03.123456Z"),
     ]
-    told = [message for _, message, _ in reasons.warnings(events, "j", "2026-01-01T00:00:03Z")]
-    assert told == ["at once", "first", "second", "scheduler", "again"]
+    messages = [message for _, message, _ in diagnose.warnings(events, "j", "2026-01-01T00:00:03Z")]
+    assert messages == ["at once", "first", "second", "scheduler", "again"]

@@ -1,6 +1,6 @@
-"""The real Horovod behind `horovod`: the numbers of `single` and `adasum`, and clear words where it cannot work.
+"""The strategy `horovod` with the real Horovod: the same numbers as `single` and `adasum`, and clear error messages.
 
-The first half needs no Horovod. The rest runs where `make horovod` has been (CI does) and skips elsewhere.
+The first half needs no Horovod. The rest requires `make horovod` (as in CI) and is skipped otherwise.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def adasum(**settings) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "place", "build", "words"),
+    ("recipe", "place", "build", "expected"),
     [
         (adasum(), here(2), Build("0", True, True, False), "mpirun -np 2"),
         (adasum(), mpi(3), Build("0", True, True, False), "not a power of two"),
@@ -73,16 +73,16 @@ def adasum(**settings) -> Recipe:
         ),
     ],
 )
-def test_what_horovod_cannot_do_is_refused_early(monkeypatch, recipe, place, build, words):
+def test_what_horovod_cannot_do_is_refused_early(monkeypatch, recipe, place, build, expected):
     monkeypatch.setattr(horovod_build, "find", lambda: build)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=expected):
         horovod_build.check(recipe, place)
 
 
-def test_what_it_can_do_is_not(monkeypatch):
+def test_what_horovod_can_do_is_accepted(monkeypatch):
     monkeypatch.setattr(horovod_build, "find", lambda: Build("0", True, True, True))
     horovod_build.check(Recipe(parallel=Parallel(strategy="horovod")), here(2))
-    horovod_build.check(adasum(), mpi(4, hosts=2))  # NCCL inside, Adasum between
+    horovod_build.check(adasum(), mpi(4, hosts=2))  # NCCL within a machine, Adasum between machines
     horovod_build.check(adasum(device="cpu"), mpi(4))
 
 
@@ -96,12 +96,12 @@ def test_a_host_name_that_does_not_resolve(monkeypatch):
     place = Place("horovodrun", 0, 2, 0, 2, ("127.0.0.1", 1))
     with pytest.raises(UserError, match="/etc/hosts"):
         horovod_build.check(Recipe(parallel=Parallel(strategy="horovod")), place)
-    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")  # then Gloo does not ask for the name
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")  # Gloo then does not resolve the host name
     horovod_build.check(Recipe(parallel=Parallel(strategy="horovod")), place)
 
 
 def test_a_horovod_for_another_torch(tmp_path):
-    """What its loader raises is an ImportError; a package that raises one stands in for it."""
+    """Horovod's loader raises ImportError in this case; a fake package that raises it stands in."""
     package = tmp_path / "horovod"
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = '0.28.1'\n")
@@ -131,26 +131,26 @@ needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpi
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory):
-    """runs(launcher, size, ...settings) trains once and gives the run folder."""
+    """runs(launcher, size, ...settings) trains once and returns the run folder."""
     cwd = tmp_path_factory.mktemp("horovod")
     (cwd / "r.yaml").write_text(RECIPE)
 
     def run(launcher: str, size: int, *settings: str) -> Path:
         name = "-".join([launcher, str(size), *settings]).replace("--", "").replace(" ", "")
         if not (cwd / "runs" / name).exists():
-            go(launcher, size, "train", "r.yaml", "--name", name, *settings, cwd=cwd)
+            launch(launcher, size, "train", "r.yaml", "--name", name, *settings, cwd=cwd)
         return cwd / "runs" / name
 
     return run
 
 
-def go(launcher: str, size: int, *arguments: str, cwd: Path) -> None:
-    own = [sys.executable, "-m", "worldsize", *arguments]
+def launch(launcher: str, size: int, *arguments: str, cwd: Path) -> None:
+    worldsize_command = [sys.executable, "-m", "worldsize", *arguments]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     command = {
-        "procs": [*own, "--procs", str(size)],
-        "mpirun": ["mpirun", "-np", str(size), *root, "--oversubscribe", "--bind-to", "none", *own],
-        "horovodrun": [str(Path(sys.executable).parent / "horovodrun"), "-np", str(size), "--gloo", *own],
+        "procs": [*worldsize_command, "--procs", str(size)],
+        "mpirun": ["mpirun", "-np", str(size), *root, "--oversubscribe", "--bind-to", "none", *worldsize_command],
+        "horovodrun": [str(Path(sys.executable).parent / "horovodrun"), "-np", str(size), "--gloo", *worldsize_command],
     }[launcher]
     done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -160,53 +160,53 @@ def go(launcher: str, size: int, *arguments: str, cwd: Path) -> None:
 @needs_mpirun
 @pytest.mark.parametrize("launcher", ["mpirun", "horovodrun", "procs"])
 def test_average_is_single(runs, launcher):
-    """With two micro-batches each, so `backward_passes_per_step` is two."""
-    together, alone = runs(launcher, 2, *HOROVOD), runs("procs", 1)
-    assert losses(together) == pytest.approx(losses(alone), rel=1e-6)
-    assert distance(weights(together), weights(alone)) < 1e-9
-    assert distance(momentum(together), momentum(alone)) < 1e-9
+    """Each rank computes two micro-batches, so `backward_passes_per_step` is two."""
+    distributed, single = runs(launcher, 2, *HOROVOD), runs("procs", 1)
+    assert losses(distributed) == pytest.approx(losses(single), rel=1e-6)
+    assert distance(weights(distributed), weights(single)) < 1e-9
+    assert distance(momentum(distributed), momentum(single)) < 1e-9
 
 
 @needs_horovod
 @needs_mpirun
-def test_predivide_and_clipping_change_nothing_else(runs):
+def test_predivide_and_clipping_give_the_numbers_of_single(runs):
     clipped = ("--optimizer.clip-norm", "1.0")
-    together = runs("mpirun", 2, *HOROVOD, *clipped, "--parallel.predivide", "2")
-    assert distance(weights(together), weights(runs("procs", 1, *clipped))) < 1e-9
+    distributed = runs("mpirun", 2, *HOROVOD, *clipped, "--parallel.predivide", "2")
+    assert distance(weights(distributed), weights(runs("procs", 1, *clipped))) < 1e-9
 
 
 @needs_horovod
 @needs_mpirun
-def test_fp16_gradients_are_near(runs):
+def test_fp16_gradients_are_close(runs):
     few = ("--max-steps", "3")  # later, rounding is amplified
-    half = runs("mpirun", 2, *HOROVOD, "--parallel.compression", "fp16", *few)
-    assert 1e-9 < overall_distance(weights(half), weights(runs("procs", 1, *few))) < 1e-3
+    compressed = runs("mpirun", 2, *HOROVOD, "--parallel.compression", "fp16", *few)
+    assert 1e-9 < overall_distance(weights(compressed), weights(runs("procs", 1, *few))) < 1e-3
 
 
 @needs_horovod
 @needs_mpirun
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", [(), ADAMW])
-def test_its_adasum_is_ours(runs, size, optimizer):
-    steps = ("--max-steps", "20" if size == 2 else "5")  # four ranks on two cores take their time
+def test_horovods_adasum_equals_ours(runs, size, optimizer):
+    steps = ("--max-steps", "20" if size == 2 else "5")  # four ranks on two cores are slow
     theirs = runs("mpirun", size, *HOROVOD, "--parallel.op", "adasum", *optimizer, *steps)
     ours = runs("procs", size, "--parallel.strategy", "adasum", *optimizer, *steps)
-    # AdamW divides by sqrt(v) + 1e-8: a vanishing gradient's rounding, other on each processor, grows that much.
-    near = 1e-7 if optimizer else 1e-9
-    assert distance(weights(theirs), weights(ours)) < near
-    assert distance(momentum(theirs), momentum(ours)) < near
+    # AdamW divides by sqrt(v) + 1e-8, which amplifies the processor-dependent rounding of vanishing gradients.
+    tolerance = 1e-7 if optimizer else 1e-9
+    assert distance(weights(theirs), weights(ours)) < tolerance
+    assert distance(momentum(theirs), momentum(ours)) < tolerance
 
 
 @needs_horovod
 @needs_mpirun
 @pytest.mark.parametrize("op", ["average", "adasum"])
-def test_it_goes_on_where_it_stopped(runs, op):
-    whole = runs("mpirun", 2, *HOROVOD, "--parallel.op", op)
+def test_horovod_resumes_where_it_stopped(runs, op):
+    expected = runs("mpirun", 2, *HOROVOD, "--parallel.op", op)
     half = runs("mpirun", 2, *HOROVOD, "--parallel.op", op, "--max-steps", "9")
-    go("mpirun", 2, "train", "--resume", str(half), "--max-steps", "20", cwd=half.parent.parent)
+    launch("mpirun", 2, "train", "--resume", str(half), "--max-steps", "20", cwd=half.parent.parent)
     if op == "average":
-        assert identical(weights(half), weights(whole))
-        assert losses(half) == losses(whole)
-    # How Horovod's Adasum cuts a dot product in two depends on which tensors happen to be ready together.
-    assert distance(weights(half), weights(whole)) < 1e-9
-    assert distance(momentum(half), momentum(whole)) < 1e-9
+        assert identical(weights(half), weights(expected))
+        assert losses(half) == losses(expected)
+    # Horovod's Adasum splits a dot product depending on which tensors are ready at the same time.
+    assert distance(weights(half), weights(expected)) < 1e-9
+    assert distance(momentum(half), momentum(expected)) < 1e-9

@@ -1,4 +1,4 @@
-"""The house itself: which way imports go, how long files are, what the reference says."""
+"""Structure of the source: import directions, file lengths, and the generated reference."""
 
 from __future__ import annotations
 
@@ -8,69 +8,126 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "worldsize"
 
-# From the ground up: a module may import from its own line and those above it.
-FLOORS = [
+# Layers from the bottom up: a module may import from its own line and the lines above it.
+LAYERS = [
     ("errors", "signals"),
     ("recipe", "clock", "place"),
     ("catalog", "batch", "schedule", "world", "run"),
     ("arguments", "data"),
     ("launch",),
-    ("cli_cluster", "cli_data"),
     ("model", "precision", "track"),
     ("optim",),
     ("parallel",),
-    ("checkpoint", "evaluate", "request", "control", "environment"),
+    ("cluster",),
+    ("checkpoint", "evaluate", "request", "control", "environment", "loaders"),
+    ("continuity",),
     ("meter", "progress", "state"),
     ("saver", "compute"),
     ("loop", "worker"),
     ("train", "asynchronous"),
-    ("job",),
-    ("recheck", "bench"),
+    ("assemble",),
+    ("eval_checkpoint", "bench"),
     ("cli",),
     ("__main__",),
 ]
-FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
+# The same within cluster/. Only `api` accesses an API server.
+CLUSTER_LAYERS = [
+    ("objects", "terminal", "in_pod"),
+    ("manifests", "api"),
+    ("options",),
+    ("preflight", "storage", "image"),
+    ("jobs",),
+    ("commands",),
+]
 
 
 def imports(path: Path) -> set[str]:
-    """The rooms of worldsize that a module imports from."""
+    """The worldsize modules that a file imports, anywhere in it, such as ``cluster.jobs.manage``."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "worldsize":
-            found |= {alias.name for alias in node.names if alias.name in FLOOR}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("worldsize."):
-            found.add(str(node.module).split(".")[1])
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "worldsize":
+            package = str(node.module).partition(".")[2]
+            found |= {f"{package}.{alias.name}".strip(".") for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("worldsize.")}
     return found
 
 
-def room(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def modules() -> dict[str, Path]:
+    """The path of each module by its dotted name within worldsize."""
+    paths = (path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+    return {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
-def test_imports_go_one_way():
-    modules = [path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py"]
-    assert len(modules) > 40
-    upward = [
-        f"{path.relative_to(SOURCE)} imports {other}"
-        for path in modules
+def upward_imports(layers: list[tuple[str, ...]], inside: str = "") -> list[str]:
+    """Imports from a lower layer to a higher one, among the members of the package ``inside``."""
+    level = {f"{inside}{name}": height for height, names in enumerate(layers) for name in names}
+
+    def member(name: str) -> str:
+        return inside + name.removeprefix(inside).split(".")[0]
+
+    own = {name: path for name, path in modules().items() if name.startswith(inside)}
+    assert {member(name) for name in own} == level.keys()
+    return [
+        f"{name} imports {other}"
+        for name, path in own.items()
         for other in imports(path)
-        if FLOOR[other] > FLOOR[room(path)]
+        if member(other) in level and level[member(other)] > level[member(name)]
     ]
-    assert upward == []
 
 
-def test_what_only_one_room_may_import():
+def test_imports_never_go_to_a_higher_layer():
+    assert upward_imports(LAYERS) == []
+    assert upward_imports(CLUSTER_LAYERS, "cluster.") == []
+
+
+def test_no_modules_import_each_other():
+    known = modules()
+    graph = {name: set() for name in known}
+    for name, path in known.items():
+        for other in imports(path):
+            target = other if other in known else other.rpartition(".")[0]
+            if target in known and target != name:
+                graph[name].add(target)
+    left = dict(graph)
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert left == {}
+
+
+# What `cluster.manifests` may import: nothing that reads a file, a clock, the environment or a network.
+PURE = ("__future__", "abc", "collections", "dataclasses", "fractions", "importlib", "pathlib", "re", "typing", "yaml")
+
+
+def test_manifests_are_pure():
+    for path in (SOURCE / "cluster" / "manifests").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                assert {name.split(".")[0] for name in names} <= {*PURE, "worldsize"}, path
+        allowed = ("cluster.manifests", "cluster.objects", "errors", "data.fetching")
+        assert all(other.startswith(allowed) for other in imports(path)), path
+
+
+def test_launch_does_not_depend_on_kubernetes():
+    for path in (SOURCE / "launch").glob("*.py"):
+        assert not any(other.startswith("cluster") for other in imports(path)), path
+        assert "kubernetes" not in path.read_text().lower(), path
+
+
+def test_optional_packages_are_imported_in_one_place():
     for path in SOURCE.rglob("*.py"):
         text = path.read_text()
         assert ("import wandb" in text) == (path == SOURCE / "track" / "wandb.py")
         assert ("import horovod.torch" in text) == (path.name in ("horovod.py", "horovod_build.py"))
-        assert ("import kubernetes" in text) == (path == SOURCE / "launch" / "cluster.py")
+        assert ("import kubernetes" in text) == (path == SOURCE / "cluster" / "api" / "client.py")
 
 
-def test_files_can_be_read_in_one_sitting():
-    lengths = {path.name: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
-    assert lengths["train.py"] <= 250
-    assert max(lengths.values()) <= 400
+def test_files_are_short():
+    lengths = {path: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert lengths[SOURCE / "train.py"] <= 250
+    assert {path: length for path, length in lengths.items() if length > 400} == {}
 
 
 def test_the_reference_is_up_to_date():

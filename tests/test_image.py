@@ -1,4 +1,4 @@
-"""The images: what their tag stands for, how builders are called, and what ends up in a registry."""
+"""Container images: content hashes and tags, the builders' command lines, and what is pushed to a registry."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from test_registry import needs_registry, running_registry
+from worldsize.cluster.image import build, registry
+from worldsize.cluster.image.build import CONTENT, Ignored, ImageBuild, build_command, contents, digest, push_command
 from worldsize.errors import UserError
-from worldsize.launch import image, registry
-from worldsize.launch.image import CONTENT, Ignored, ImageBuild, build_command, contents, digest, push_command
 
 ROOT = Path(__file__).parent.parent
 
-# What is in an image ---------------------------------------------------------------------------------------------------
+# Content hash ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout in small: of everything that matters, one file."""
+    """A minimal checkout: one file of each kind that matters."""
     folder = tmp_path / "checkout"
     files = {
         "Dockerfile": "FROM scratch AS torch\nCOPY . /\nARG CONTENT\nLABEL worldsize.content=$CONTENT\n",
@@ -84,7 +84,7 @@ def test_what_is_ignored_changes_nothing(checkout: Path):
     assert content(checkout) == before
 
 
-# From Docker's documentation of .dockerignore, and what its implementation does beyond it.
+# From Docker's documentation of .dockerignore, and from undocumented behavior of its implementation.
 @pytest.mark.parametrize(
     ("rules", "ignored", "kept"),
     [
@@ -100,7 +100,7 @@ def test_what_is_ignored_changes_nothing(checkout: Path):
         ("[a-c].txt\n\\*x\n a.b ", ["b.txt", "*x", "a.b"], ["d.txt", "xx", "acb"]),
     ],
 )
-def test_dockerignore_means_what_docker_says(rules: str, ignored: list[str], kept: list[str]):
+def test_dockerignore_rules_match_docker(rules: str, ignored: list[str], kept: list[str]):
     rule = Ignored(rules)
     assert [path for path in ignored if not rule.ignores(path)] == []
     assert [path for path in kept if rule.ignores(path)] == []
@@ -131,7 +131,7 @@ def test_the_dockerfile_names_no_registry_and_ends_without_root():
         stage = re.search(rf"^FROM \S+ AS {target}\n(.*?)(?=^FROM|\Z)", text, re.M | re.S)
         assert stage
         words = [line.split()[0] for line in stage[1].splitlines() if line and not line.startswith("#")]
-        # The check belongs to this content and runs as the image's user; buildah would keep a label that follows no RUN.
+        # RUN checks this content as the image's user, and must precede LABEL: otherwise buildah keeps a cached label.
         assert words == ["COPY", "USER", "WORKDIR", "ARG", "RUN", "LABEL"]
         assert "USER 1000:1000\n" in stage[1]
         assert f"LABEL {CONTENT}=$CONTENT\n" in stage[1] + "\n"
@@ -165,7 +165,7 @@ def test_the_dockerfile_names_no_registry_and_ends_without_root():
         ),
     ],
 )
-def test_how_it_is_built(builder: image.Builder, base: str | None, options: tuple[str, ...], words: str):
+def test_how_it_is_built(builder: build.Builder, base: str | None, options: tuple[str, ...], words: str):
     assert build_command(builder, "torch", "r.example/x:t", "abc", Path("src"), base, options) == shlex.split(words)
 
 
@@ -180,13 +180,13 @@ def test_how_it_is_built(builder: image.Builder, base: str | None, options: tupl
         ("buildah", True, "buildah push --tls-verify=false --disable-compression r.example/x:t"),
     ],
 )
-def test_how_it_is_pushed(builder: image.Builder, insecure: bool, words: str):
+def test_how_it_is_pushed(builder: build.Builder, insecure: bool, words: str):
     assert push_command(builder, "r.example/x:t", insecure) == shlex.split(words)
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """programs(name=exit code): the only programs that there are, and how each of them ends."""
+    """programs(name=exit code) creates programs with these exit codes; no others are on PATH."""
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -200,51 +200,51 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_first_builder_that_works_is_taken(programs):
-    with pytest.raises(UserError, match="docker, podman or buildah, and none of them works here: install one"):
-        image.choose(None)
+    with pytest.raises(UserError, match="docker, podman or buildah, and none of them works: install one"):
+        build.choose(None)
     programs(docker=1)
     with pytest.raises(UserError, match="its daemon does not answer"):
-        image.choose(None)
+        build.choose(None)
     programs(buildah=0)
-    assert image.choose(None) == "buildah"
+    assert build.choose(None) == "buildah"
     programs(podman=1)
-    assert image.choose(None) == "podman"
+    assert build.choose(None) == "podman"
     programs(docker=0)
-    assert image.choose(None) == "docker"
-    assert image.choose("buildah") == "buildah"
+    assert build.choose(None) == "docker"
+    assert build.choose("buildah") == "buildah"
 
 
 def test_the_builder_that_was_asked_for_must_be_there(programs):
     programs(docker=0)
-    with pytest.raises(UserError, match="there is no podman here"):
-        image.choose("podman")
+    with pytest.raises(UserError, match="--builder podman: podman is not installed"):
+        build.choose("podman")
 
 
 def test_a_failing_builder_is_an_error_with_its_name(programs, checkout: Path, capfd):
     programs(podman=7)
-    with pytest.raises(image.BuildFailed, match="`podman build` failed with exit code 7"):
-        image.build(ImageBuild(context=checkout))
+    with pytest.raises(build.BuildFailed, match="`podman build` failed with exit code 7"):
+        build.build(ImageBuild(context=checkout))
     assert capfd.readouterr().out == ""
 
 
 def test_without_push_the_local_name_is_printed(programs, checkout: Path, capfd):
     programs(podman=0)
-    assert image.build(ImageBuild(context=checkout), ("--no-cache",)) == 0
+    assert build.build(ImageBuild(context=checkout), ("--no-cache",)) == 0
     hashed = content(checkout, options=("--no-cache",))
     assert capfd.readouterr().out == f"worldsize:torch-{hashed[:12]}\n"
-    image.build(ImageBuild(context=checkout, tag="mine"))
+    build.build(ImageBuild(context=checkout, tag="mine"))
     assert capfd.readouterr().out == "worldsize:mine\n"
 
 
 @pytest.mark.parametrize("tag", ["latest", "Latest", "", "-a", ".a", "a:b", "a/b", "a b", "ü", "a" * 129])
 def test_tags_that_are_refused(tag: str):
     with pytest.raises(UserError, match="--tag"):
-        image.checked_tag(tag)
+        build.checked_tag(tag)
 
 
 def test_a_folder_that_is_no_checkout(tmp_path: Path):
     with pytest.raises(UserError, match=f"{tmp_path} is not a checkout.*--context"):
-        image.build(ImageBuild(context=tmp_path))
+        build.build(ImageBuild(context=tmp_path))
 
 
 # From the checkout to the registry -------------------------------------------------------------------------------------
@@ -252,15 +252,15 @@ def test_a_folder_that_is_no_checkout(tmp_path: Path):
 
 @pytest.fixture
 def buildah(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """buildah with a store of its own."""
+    """buildah with its own storage folder."""
     if shutil.which("buildah") is None:
         pytest.skip("needs buildah")
     settings = tmp_path / "storage.conf"
     settings.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/graph"\nrunroot = "{tmp_path}/run"\n')
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(settings))
-    tried = subprocess.run(["buildah", "images"], capture_output=True, text=True, timeout=60, check=False)
-    if tried.returncode:
-        pytest.skip(f"buildah does not work here: {tried.stderr.strip()}")
+    done = subprocess.run(["buildah", "images"], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        pytest.skip(f"buildah does not work here: {done.stderr.strip()}")
 
 
 @needs_registry
@@ -271,7 +271,7 @@ def test_an_image_is_built_pushed_found_again_and_never_replaced(checkout: Path,
 
 def _push_and_push_again(served: str, checkout: Path, capfd) -> None:
     asked = ImageBuild(push=f"{served}/me/worldsize", builder="buildah", insecure=True, context=checkout)
-    assert image.build(asked) == 0
+    assert build.build(asked) == 0
     name = capfd.readouterr().out
     assert re.fullmatch(rf"{served}/me/worldsize@sha256:[0-9a-f]{{64}}\n", name)
     tag = f"torch-{content(checkout)[:12]}"
@@ -280,16 +280,16 @@ def _push_and_push_again(served: str, checkout: Path, capfd) -> None:
     assert f"{served}/me/worldsize@{found.digest}\n" == name
     assert found.labels[CONTENT] == content(checkout)
 
-    assert image.build(asked) == 0
+    assert build.build(asked) == 0
     out = capfd.readouterr()
     assert out.out == name
-    assert out.err == f"{served}/me/worldsize:{tag} is there already, with this content\n"
+    assert out.err == f"{served}/me/worldsize:{tag} already exists with this content\n"
 
     (checkout / "src/worldsize/__init__.py").write_text("changed")
     tagged = ImageBuild(push=asked.push, tag=tag, builder="buildah", insecure=True, context=checkout)
-    with pytest.raises(UserError, match=f"{tag} is there already, with other content"):
-        image.build(tagged)
-    assert image.build(asked) == 0
+    with pytest.raises(UserError, match=f"{tag} already exists with other content"):
+        build.build(tagged)
+    assert build.build(asked) == 0
     assert capfd.readouterr().out not in ("", name)
     assert registry.find(registry.parse(f"{served}/me/worldsize"), tag, insecure=True) == found
 
@@ -305,5 +305,5 @@ def test_the_builder_sees_the_files_that_are_hashed(checkout: Path, buildah, tmp
     seen = {str(path.relative_to(tmp_path / "seen")) for path in (tmp_path / "seen").rglob("*") if path.is_file()}
     assert seen == {file.path for file in contents(checkout)}
     assert {"b/c/d/e", "way/d.txt"} < seen
-    # An exception with a wildcard does not reach into a folder that is ignored.
+    # An exception with a wildcard does not apply inside an ignored folder.
     assert not {"b/c/f.no", "wyx/b.txt"} & seen

@@ -1,4 +1,4 @@
-"""Jobs on a pretended cluster: what makes way for what, and what is stopped and deleted."""
+"""Jobs on a fake cluster: submitting, replacing, stopping and deleting."""
 
 from __future__ import annotations
 
@@ -7,187 +7,193 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from apiserver import BrokenOff, KeepingWorld, is_in
+from fake_cluster import BrokenOff, KeepingCluster, is_in
 from specs import PLAIN, TORCH
 from worldsize import cli
+from worldsize.cluster.api.client import Cluster
+from worldsize.cluster.api.errors import ClusterError, Unreachable
+from worldsize.cluster.jobs import manage
+from worldsize.cluster.manifests import TARGETS, load_target
+from worldsize.cluster.manifests.spec import Placement
+from worldsize.cluster.objects import labels
 from worldsize.errors import UserError
-from worldsize.launch import jobs, target
-from worldsize.launch.answers import ClusterError, Unreachable
-from worldsize.launch.cluster import Cluster
-from worldsize.launch.pod import labels
-from worldsize.launch.spec import Placement
 
-WORLD = KeepingWorld
+FAKE_CLUSTER = KeepingCluster
 SPEC = replace(PLAIN, namespace="team")
 
 
-def submit(world, spec=SPEC, on=TORCH):
-    jobs.submit(world.cluster, spec, on.render(spec))
+def submit(fake_cluster, spec=SPEC, on=TORCH):
+    manage.submit(fake_cluster.cluster, spec, on.render(spec))
 
 
-def there(world):
-    """(kind, name) of what is there beside the world's own."""
-    own = {*KeepingWorld().objects}
-    return sorted((path.split("/")[-2], path.split("/")[-1]) for path in world.objects if path not in own)
+def created(fake_cluster):
+    """(kind, name) of the objects that the test created, without the cluster's own."""
+    own = {*KeepingCluster().objects}
+    return sorted((path.split("/")[-2], path.split("/")[-1]) for path in fake_cluster.objects if path not in own)
 
 
-@pytest.mark.parametrize("on", target.TARGETS)
-def test_what_is_sent_goes_with_its_job_whoever_deletes_it(world, on):
-    kind = target.load(on)
-    submit(world, on=kind)
-    assert len(there(world)) == len(kind.render(SPEC))
-    world.cluster.delete(kind.kind, "r50")
-    assert there(world) == []
+@pytest.mark.parametrize("on", TARGETS)
+def test_all_objects_are_deleted_with_their_job_whoever_deletes_it(fake_cluster, on):
+    kind = load_target(on)
+    submit(fake_cluster, on=kind)
+    assert len(created(fake_cluster)) == len(kind.render(SPEC))
+    fake_cluster.cluster.delete(kind.kind, "r50")
+    assert created(fake_cluster) == []
 
 
-def test_a_refused_job_leaves_nothing(world):
-    world.refuse("PyTorchJob", 422, "the webhook says no")
-    with pytest.raises(ClusterError, match="the webhook says no"):
-        submit(world)
-    assert there(world) == []
+def test_a_refused_job_leaves_nothing(fake_cluster):
+    fake_cluster.refuse("PyTorchJob", 422, "denied by the webhook")
+    with pytest.raises(ClusterError, match="denied by the webhook"):
+        submit(fake_cluster)
+    assert created(fake_cluster) == []
 
 
-def unanswered(world, monkeypatch, method, plural, status=None):
-    """What is asked of this kind is done, and the connection lost before the answer; or it is refused with ``status``."""
-    answer = world.answer
+def unanswered(fake_cluster, monkeypatch, method, plural, status=None):
+    """Perform requests of this kind, but drop the connection before the answer; or reject them with ``status``."""
+    answer = fake_cluster.answer
 
-    def broken(asked, path, query, body):
-        if asked != method or path.split("/namespaces/")[1].split("/")[1] != plural:
-            return answer(asked, path, query, body)
+    def broken(requested, path, query, body):
+        if requested != method or path.split("/namespaces/")[1].split("/")[1] != plural:
+            return answer(requested, path, query, body)
         if status is not None:
-            return status, {"message": "the webhook says no"}
-        answer(asked, path, query, body)
+            return status, {"message": "denied by the webhook"}
+        answer(requested, path, query, body)
         return 201, BrokenOff(b"{")
 
-    monkeypatch.setattr(world, "answer", broken)
+    monkeypatch.setattr(fake_cluster, "answer", broken)
 
 
 @pytest.mark.parametrize("plural", ["configmaps", "networkpolicies", "pytorchjobs"])
-def test_a_job_whose_sending_is_not_answered_leaves_nothing(world, monkeypatch, plural):
-    unanswered(world, monkeypatch, "POST", plural)
+def test_a_job_whose_sending_is_not_answered_leaves_nothing(fake_cluster, monkeypatch, plural):
+    unanswered(fake_cluster, monkeypatch, "POST", plural)
     with pytest.raises(Unreachable):
-        submit(world)
-    assert there(world) == []
+        submit(fake_cluster)
+    assert created(fake_cluster) == []
 
 
 @pytest.mark.parametrize("status", [None, 422])
-def test_what_others_have_under_the_jobs_name_stays(world, monkeypatch, status):
-    """Whether its creation is not answered, or refused for another reason than that it is there."""
-    world.add("PyTorchJob", "r50", metadata={"labels": labels("r50") if status else {}})
-    monkeypatch.setattr(jobs, "every", lambda _: [])
-    before = there(world)
-    unanswered(world, monkeypatch, "POST", "pytorchjobs", status)
+def test_objects_of_others_with_the_jobs_name_stay(fake_cluster, monkeypatch, status):
+    """Both if creation gets no answer, and if it is rejected for another reason than that the object already exists."""
+    fake_cluster.add("PyTorchJob", "r50", metadata={"labels": labels("r50") if status else {}})
+    monkeypatch.setattr(manage, "list_jobs", lambda _: [])
+    before = created(fake_cluster)
+    unanswered(fake_cluster, monkeypatch, "POST", "pytorchjobs", status)
     with pytest.raises(ClusterError):
-        submit(world)
-    assert there(world) == before
+        submit(fake_cluster)
+    assert created(fake_cluster) == before
 
 
-def test_a_job_that_runs_is_not_given_up_where_its_objects_cannot_be_made_its_own(world, monkeypatch, capsys):
-    unanswered(world, monkeypatch, "PATCH", "configmaps", 403)
-    submit(world)
-    assert "r50 is sent; what was made for it goes with it only where worldsize deletes it" in capsys.readouterr().err
-    assert ("pytorchjobs", "r50") in there(world)
+def test_a_job_that_runs_is_not_given_up_where_its_objects_cannot_be_made_its_own(fake_cluster, monkeypatch, capsys):
+    unanswered(fake_cluster, monkeypatch, "PATCH", "configmaps", 403)
+    submit(fake_cluster)
+    assert (
+        "Submitted r50 without owner references, so only `worldsize delete` removes all its objects"
+        in capsys.readouterr().err
+    )
+    assert ("pytorchjobs", "r50") in created(fake_cluster)
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Suspended"])
-def test_what_failed_or_was_stopped_makes_way(world, phase):
-    is_in(world, "MPIJob", phase)
-    submit(world)
-    assert [kind for kind, _ in there(world)] == ["configmaps", "networkpolicies", "pytorchjobs"]
+def test_a_failed_or_stopped_job_is_replaced(fake_cluster, phase):
+    is_in(fake_cluster, "MPIJob", phase)
+    submit(fake_cluster)
+    assert [kind for kind, _ in created(fake_cluster)] == ["configmaps", "networkpolicies", "pytorchjobs"]
 
 
-def test_what_waits_in_kueues_queue_is_neither_replaced_nor_stopped_nor_swept_away(world):
-    """Kueue itself suspends what it queues, and starts what others suspend."""
+def test_a_job_in_a_kueue_queue_is_neither_replaced_nor_stopped_nor_deleted_by_age(fake_cluster):
+    """Kueue itself suspends the jobs in its queues, and restarts jobs that others suspend."""
     queued = replace(SPEC, placement=Placement(queue="team"))
-    submit(world, queued)
-    world.cluster.patch("PyTorchJob", "r50", {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}})
-    before = there(world)
-    with pytest.raises(UserError, match=r"Suspended, in Kueue.s queue team, already.*delete r50 --namespace team ends it"):
-        submit(world, queued)
-    job = jobs.find(world.cluster, "r50")
-    with pytest.raises(UserError, match="Kueue decides when r50 runs"):
-        jobs.stop(world.cluster, job)
-    assert jobs.older_than([job], timedelta(seconds=-60)) == []
-    assert there(world) == before
+    submit(fake_cluster, queued)
+    fake_cluster.cluster.patch("PyTorchJob", "r50", {"status": {"conditions": [{"type": "Suspended", "status": "True"}]}})
+    before = created(fake_cluster)
+    with pytest.raises(
+        UserError, match=r"exists and is Suspended in Kueue queue team\..* worldsize delete r50 --namespace team$"
+    ):
+        submit(fake_cluster, queued)
+    job = manage.find(fake_cluster.cluster, "r50")
+    with pytest.raises(UserError, match="cannot stop r50: Kueue would restart it"):
+        manage.stop(fake_cluster.cluster, job)
+    assert manage.older_than([job], timedelta(seconds=-60)) == []
+    assert created(fake_cluster) == before
 
 
 @pytest.mark.parametrize(
-    ("phase", "words"),
+    ("phase", "message"),
     [
-        ("Succeeded", "has succeeded already.*worldsize delete r50 --namespace team"),
-        ("Running", "is Running already"),
-        ("Restarting", "is Restarting already"),
-        ("Created", "is Pending already"),
-        (None, "is Created already"),
+        ("Succeeded", "has already succeeded.*worldsize delete r50 --namespace team"),
+        ("Running", "already exists and is Running"),
+        ("Restarting", "already exists and is Restarting"),
+        ("Created", "already exists and is Pending"),
+        (None, "already exists and is Created"),
     ],
 )
-def test_what_runs_or_has_succeeded_does_not(world, phase, words):
-    is_in(world, "PyTorchJob", phase)
-    before = there(world)
-    with pytest.raises(UserError, match=words):
-        submit(world)
-    assert there(world) == before
+def test_an_active_or_succeeded_job_is_not_replaced(fake_cluster, phase, message):
+    is_in(fake_cluster, "PyTorchJob", phase)
+    before = created(fake_cluster)
+    with pytest.raises(UserError, match=message):
+        submit(fake_cluster)
+    assert created(fake_cluster) == before
 
 
-def test_stopping_suspends_and_what_has_ended_cannot_be_stopped(world):
-    for on in target.TARGETS:
-        kind = target.load(on)
-        submit(world, replace(SPEC, name=f"a-{on}"), kind)
-        jobs.stop(world.cluster, jobs.find(world.cluster, f"a-{on}"))
-        job = world.cluster.get(kind.kind, f"a-{on}")
-        # Kubeflow's reference: in the runPolicy of the training-operator's and the mpi-operator's kinds, else in the spec.
+def test_stopping_suspends_and_what_has_ended_cannot_be_stopped(fake_cluster):
+    for on in TARGETS:
+        kind = load_target(on)
+        submit(fake_cluster, replace(SPEC, name=f"a-{on}"), kind)
+        manage.stop(fake_cluster.cluster, manage.find(fake_cluster.cluster, f"a-{on}"))
+        job = fake_cluster.cluster.get(kind.kind, f"a-{on}")
+        # Kubeflow's API reference: in the runPolicy of PyTorchJob and MPIJob, and in the spec of TrainJob.
         assert (job["spec"] if on == "trainjob" else job["spec"]["runPolicy"])["suspend"] is True
-    is_in(world, "PyTorchJob", "Succeeded")
-    with pytest.raises(UserError, match="r50 has succeeded already"):
-        jobs.stop(world.cluster, jobs.find(world.cluster, "r50"))
+    is_in(fake_cluster, "PyTorchJob", "Succeeded")
+    with pytest.raises(UserError, match="r50 has already succeeded"):
+        manage.stop(fake_cluster.cluster, manage.find(fake_cluster.cluster, "r50"))
 
 
-def test_deleting_takes_all_that_was_made_for_the_job_and_nothing_else(world):
-    submit(world, on=target.load("trainjob"))
-    # As a job is whose sender was killed before it could say to whom the others belong.
-    for one in world.objects.values():
+def test_deleting_takes_all_that_was_made_for_the_job_and_nothing_else(fake_cluster):
+    submit(fake_cluster, on=load_target("trainjob"))
+    # As if the client had been killed before it set the owner references.
+    for one in fake_cluster.objects.values():
         one["metadata"].pop("ownerReferences", None)
-    is_in(world, "PyTorchJob", "Failed", "other")
-    world.add("ConfigMap", "other", metadata={"labels": labels("other")})
+    is_in(fake_cluster, "PyTorchJob", "Failed", "other")
+    fake_cluster.add("ConfigMap", "other", metadata={"labels": labels("other")})
     assert cli.main(["delete", "r50", "--namespace", "team"]) == 0
-    assert there(world) == [("configmaps", "other"), ("pytorchjobs", "other")]
+    assert created(fake_cluster) == [("configmaps", "other"), ("pytorchjobs", "other")]
 
 
-def test_only_what_has_ended_and_is_old_enough_is_swept_out(world, capsys):
+def test_delete_all_older_deletes_only_old_inactive_jobs(fake_cluster, capsys):
     for name, phase, days in (("a", "Failed", 8), ("b", "Succeeded", 9), ("c", "Running", 9), ("d", "Suspended", 8)):
-        created = datetime.now(timezone.utc) - timedelta(days=days)
-        is_in(world, "PyTorchJob", phase, name, creationTimestamp=f"{created:%Y-%m-%dT%H:%M:%SZ}")
+        creation = datetime.now(timezone.utc) - timedelta(days=days)
+        is_in(fake_cluster, "PyTorchJob", phase, name, creationTimestamp=f"{creation:%Y-%m-%dT%H:%M:%SZ}")
     left = [["abcd", "10d"], ["ac d", "205h"], ["c", "8640m"]]
     for names, older in left:
         assert cli.main(["delete", "--all", "--older", older, "--namespace", "team"]) == 0
-        assert [name for _, name in there(world)] == [*names.replace(" ", "")]
-    assert "nothing to remove" in capsys.readouterr().out
+        assert [name for _, name in created(fake_cluster)] == [*names.replace(" ", "")]
+    assert "nothing to delete" in capsys.readouterr().out
     for wrong in (["--older", "7d"], ["a", "--all"], [], ["--all", "--older", "7"], ["--all", "--older", "1w"]):
         assert cli.main(["delete", *wrong, "--namespace", "team"]) == 64
-    assert [name for _, name in there(world)] == ["c"]
+    assert [name for _, name in created(fake_cluster)] == ["c"]
 
 
 @pytest.mark.parametrize(
     ("context", "namespace", "options"),
     [(None, None, ""), (None, "team", " --namespace team"), ("c", "team", " --namespace team --context c")],
 )
-def test_commands_to_type_name_the_cluster_as_it_was_named(world, context, namespace, options):
+def test_commands_to_type_name_the_cluster_as_it_was_named(fake_cluster, context, namespace, options):
     assert Cluster(context, namespace).command("logs", "r50") == f"worldsize logs r50{options}"
 
 
-def test_what_preflight_refuses_ends_with_2_and_is_not_sent(world, capsys):
-    # A volume that is not there.
+def test_what_preflight_refuses_ends_with_2_and_is_not_sent(fake_cluster, capsys):
+    # The volume does not exist.
     job = ("--on", "pytorchjob", "--image", "worldsize:1", "--volume", "absent", "--name", "r50", "--gpus", "0")
     assert cli.main(["train", "digits", *job, "--namespace", "team"]) == 2
-    assert "there is no volume absent" in capsys.readouterr().err
-    assert there(world) == []
+    assert "volume absent does not exist" in capsys.readouterr().err
+    assert created(fake_cluster) == []
     assert cli.main(["train", "digits", *job, "--no-preflight", "--detach", "--namespace", "team"]) == 0
-    assert ("pytorchjobs", "r50") in there(world)
+    assert ("pytorchjobs", "r50") in created(fake_cluster)
 
 
 @pytest.mark.parametrize("on", ["pytorchjob", "mpijob"])
 def test_a_jobs_selector_finds_its_pods_and_not_those_that_look_into_a_volume_of_its_name(on):
-    kind = target.load(on)
+    kind = load_target(on)
     wanted = dict(pair.split("=") for pair in kind.selector("r50").split(",")).items()
     assert wanted <= labels("r50").items()
     assert not wanted <= labels("r50", "files").items() and not wanted <= labels("r50", "data").items()

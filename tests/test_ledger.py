@@ -1,4 +1,4 @@
-"""The ledger of an asynchronous run: whatever workers do, each step counts once and no gradient is too old."""
+"""The ledger of an asynchronous run: whatever workers do, each step is applied once and no gradient is too old."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from worldsize.parallel.ledger import Ledger
 
 
 class Workers:
-    """Workers that fetch, hand in, fail and leave as the dice say, and a run that is stopped and resumed between."""
+    """Workers that fetch, submit, fail and leave at random, in a run that is stopped and resumed at random."""
 
-    def __init__(self, dice: random.Random, total: int, bound: int, workers: int) -> None:
-        self.dice = dice
+    def __init__(self, rng: random.Random, total: int, bound: int, workers: int) -> None:
+        self.rng = rng
         self.applied: list[int] = []
         self.begin(Ledger(total, bound), workers)
 
@@ -24,11 +24,11 @@ class Workers:
         self.live = list(range(workers))
         self.ages: list[int] = []
         self.drops: dict[int, int] = {}
-        self.fetched: dict[int, int] = {}  # the version of the weights that each worker computes with
-        self.dropped_by: dict[int, int] = {}  # for steps that nobody took over yet
+        self.fetched: dict[int, int] = {}  # the weights version that each worker computes with
+        self.dropped_by: dict[int, int] = {}  # who dropped a step that no worker has taken over yet
 
     def move(self, worker: int) -> None:
-        (self.hand_in if self.ledger.claims.get(worker) else self.fetch)(worker)
+        (self.submit if self.ledger.claims.get(worker) else self.fetch)(worker)
         self.check()
 
     def fetch(self, worker: int) -> None:
@@ -39,11 +39,11 @@ class Workers:
             assert len(mine) <= max(ahead, len(before))
             for step in mine[len(before) :]:
                 assert self.dropped_by.pop(step, None) != worker or fresh == self.ledger.total
-            if len(mine) < ahead:  # then there really is nothing
+            if len(mine) < ahead:  # only if no step is available
                 assert self.ledger.fresh == self.ledger.total and not self.ledger.returned
         self.fetched[worker] = self.ledger.version
 
-    def hand_in(self, worker: int) -> None:
+    def submit(self, worker: int) -> None:
         step, bound = self.ledger.claims[worker][0], self.ledger.max_staleness
         expected = self.ledger.version - self.fetched[worker]
         age = self.ledger.deliver(worker, step, self.fetched[worker])
@@ -69,14 +69,14 @@ class Workers:
             self.ledger.leave(worker)
 
     def resume(self) -> None:
-        old, bound = self.ledger, self.dice.randint(0, 3)
+        old, bound = self.ledger, self.rng.randint(0, 3)
         fresh = old.version + len(old.missing)
-        self.begin(Ledger.resume(old.total, bound, old.version, fresh, old.missing), self.dice.randint(1, 4))
+        self.begin(Ledger.resume(old.total, bound, old.version, fresh, old.missing), self.rng.randint(1, 4))
 
     def check(self) -> None:
         missing = self.ledger.missing
         assert missing == sorted(missing)
-        assert sorted(self.applied + missing) == list(range(self.ledger.fresh))  # each once, here or there
+        assert sorted(self.applied + missing) == list(range(self.ledger.fresh))  # each exactly once, applied or missing
         assert self.ledger.version == len(self.applied)
         assert self.ledger.fresh == self.ledger.version + len(missing) <= self.ledger.total
         assert self.ledger.staleness == [self.ages.count(age) for age in range(max(self.ages, default=-1) + 1)]
@@ -85,12 +85,12 @@ class Workers:
 
 @given(seed=st.integers(0, 2**32), total=st.integers(1, 40), bound=st.integers(0, 4), workers=st.integers(1, 4))
 def test_each_step_is_applied_once_whatever_workers_do(seed, total, bound, workers):
-    dice = random.Random(seed)
-    run = Workers(dice, total, bound, workers)
-    for _ in range(dice.randint(0, 3 * total)):
-        worker, what = dice.choice(run.live), dice.random()
+    rng = random.Random(seed)
+    run = Workers(rng, total, bound, workers)
+    for _ in range(rng.randint(0, 3 * total)):
+        worker, what = rng.choice(run.live), rng.random()
         if what < 0.9:
-            run.move(min(worker, dice.choice(run.live)))  # the last ones are slow
+            run.move(min(worker, rng.choice(run.live)))  # workers with higher numbers are slower
         elif what < 0.95:
             run.overflow(worker)
         elif what < 0.98:
@@ -98,8 +98,8 @@ def test_each_step_is_applied_once_whatever_workers_do(seed, total, bound, worke
         else:
             run.resume()
         run.check()
-    # Whatever happened, any one worker that is left can finish; its first gradient may be too old.
-    last = dice.choice(run.live)
+    # In any state, a single remaining worker can finish the run; its first gradient may be too old.
+    last = rng.choice(run.live)
     for other in [worker for worker in run.live if worker != last]:
         run.leave(other)
     for _ in range(2 + total - run.ledger.version):
@@ -132,13 +132,13 @@ def test_a_resumed_run_does_the_missing_steps_and_then_the_rest(data, total, wor
     assert order == [*missing, *range(fresh, total)]
 
 
-def test_a_run_that_was_made_shorter_than_what_is_done_is_finished():
+def test_a_run_shortened_below_its_position_is_finished():
     assert Ledger.resume(3, max_staleness=1, version=4, fresh=6, missing=[1, 5]).finished
     assert not Ledger.resume(5, max_staleness=1, version=4, fresh=6, missing=[1, 5]).finished
 
 
 def late(total: int) -> Ledger:
-    """Worker 1 fetched steps 0 and 1 at version 0; worker 0 made two updates since."""
+    """Worker 1 fetched steps 0 and 1 at version 0; worker 0 has made two updates since."""
     ledger = Ledger(total, max_staleness=1)
     ledger.claim(1)
     for _ in range(2):
@@ -149,17 +149,17 @@ def late(total: int) -> Ledger:
 def test_a_dropped_step_goes_to_another_worker():
     ledger = late(10)
     assert ledger.deliver(1, 0, version=0) is None
-    assert ledger.claim(1) == [1, 5]  # 2 and 3 are done, 4 is in hand
+    assert ledger.claim(1) == [1, 5]  # 2 and 3 are done, 4 is claimed
     assert ledger.claim(0) == [4, 0]
 
 
-def test_but_rather_to_the_same_than_to_nobody():
+def test_a_dropped_step_returns_to_the_same_worker_if_no_other_step_is_left():
     ledger = late(4)
     assert ledger.deliver(1, 0, version=0) is None
     assert ledger.claim(1) == [1, 0]
 
 
-def test_what_a_lost_worker_had_in_hand_comes_first_and_may_go_to_anybody():
+def test_steps_of_a_lost_worker_come_first_and_go_to_any_worker():
     ledger = late(10)
     ledger.deliver(1, 0, version=0)
     ledger.leave(1)
@@ -167,7 +167,7 @@ def test_what_a_lost_worker_had_in_hand_comes_first_and_may_go_to_anybody():
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_the_bound_itself_is_still_good(bound):
+def test_a_gradient_exactly_at_the_bound_is_applied(bound):
     ledger = Ledger(20, bound)
     ledger.claim(1)
     for _ in range(bound):

@@ -1,4 +1,4 @@
-"""Batches: the same for any threads, any world and any start; damage is met with care."""
+"""The loader: batches do not depend on threads, world size or start; broken images are handled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from packing import SPECIAL, special_files
 from worldsize.batch import BatchPlan
 from worldsize.data import index
 from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop
@@ -32,13 +33,13 @@ CROPS = {
 ALONE = World(Place("none", 0, 1, 0, 1), torch.device("cpu"), None, 1)
 
 
-def pictures(n: int) -> np.ndarray:
+def images(n: int) -> np.ndarray:
     return np.random.default_rng(n).integers(0, 256, (n, SIDE, SIDE, 3), dtype=np.uint8)
 
 
 def in_memory(n: int = 29) -> ArraySamples:
     labels = np.sort(np.arange(n) % CLASSES).astype(np.int32)
-    return ArraySamples("noise", pictures(n), labels, tuple("abc"))
+    return ArraySamples("noise", images(n), labels, tuple("abc"))
 
 
 def in_files(folder: Path, n: int = 29, broken: tuple[int, ...] = ()) -> FileSamples:
@@ -108,10 +109,10 @@ def test_the_ranks_of_any_world_share_the_step_of_one_process(crop, world):
 
 
 @pytest.mark.parametrize("first_step", range(5))
-def test_a_later_start_gives_the_tail(first_step):
+def test_a_later_start_gives_the_rest_of_the_epoch(first_step):
     plan = BatchPlan(6, 3, 1)
-    whole = epoch_of(in_memory(), plan, epoch=2)
-    assert_same(epoch_of(in_memory(), plan, epoch=2, first_step=first_step), whole[first_step * plan.accumulation :])
+    complete = epoch_of(in_memory(), plan, epoch=2)
+    assert_same(epoch_of(in_memory(), plan, epoch=2, first_step=first_step), complete[first_step * plan.accumulation :])
 
 
 @pytest.mark.parametrize("crop", CROPS)
@@ -120,7 +121,7 @@ def test_an_epoch_is_the_permutation_cut_by_each_samples_own_draws(crop):
     batches = epoch_of(samples, plan, epoch=3, crop=crop)
     order = permute(SEED, 3, np.arange(24), len(samples))
     draws = uniforms(SEED, Use.AUGMENT, 3, order, CROPS[crop].draws)
-    expected = np.stack([CROPS[crop].one(samples.picture(int(i)), d) for i, d in zip(order, draws, strict=True)])
+    expected = np.stack([CROPS[crop].one(samples.image(int(i)), d) for i, d in zip(order, draws, strict=True)])
     np.testing.assert_array_equal(torch.cat([b.pixels for b in batches]).numpy(), expected)
     np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels[order])
 
@@ -137,7 +138,7 @@ def test_an_epoch_may_have_a_crop_of_its_own(tmp_path, files):
     assert_same(late, epoch_of(samples, plan, epoch=1, crop="random"))
 
 
-def test_a_batch_is_bytes_with_whole_number_labels():
+def test_a_batch_has_uint8_pixels_and_int64_labels():
     batch = epoch_of(in_memory(), BatchPlan(8, 4, 1))[0]
     assert batch.pixels.shape == (4, SIDE, SIDE, 3)
     assert batch.pixels.dtype == torch.uint8
@@ -159,25 +160,25 @@ def test_memory_is_never_written_to():
     for crop in CROPS:
         epoch_of(samples, BatchPlan(8, 4, 1), crop=crop)
         evaluated(samples, 1, crop=crop)
-    np.testing.assert_array_equal(samples.pixels, pictures(29))
+    np.testing.assert_array_equal(samples.pixels, images(29))
 
 
 @pytest.mark.parametrize("crop", CROPS)
-def test_a_broken_picture_is_replaced_by_the_next_whole_one_with_its_own_draws(tmp_path, crop):
+def test_a_broken_image_is_replaced_by_the_next_readable_one_with_its_own_draws(tmp_path, crop):
     broken = (4, 10, 11, 28)
     samples, plan = in_files(tmp_path, broken=broken), BatchPlan(29, 29, 1)
     (batch,) = epoch_of(samples, plan, crop=crop)
-    whole = in_memory()
+    originals = in_memory()
     order = permute(SEED, 0, np.arange(29), 29)
     draws = uniforms(SEED, Use.AUGMENT, 0, order, CROPS[crop].draws)
     replacement = {4: 5, 10: 12, 11: 12, 28: 0}
     used = [replacement.get(i, i) for i in order.tolist()]
-    expected = np.stack([CROPS[crop].one(whole.picture(i), d) for i, d in zip(used, draws, strict=True)])
+    expected = np.stack([CROPS[crop].one(originals.image(i), d) for i, d in zip(used, draws, strict=True)])
     np.testing.assert_array_equal(batch.pixels.numpy(), expected)
-    np.testing.assert_array_equal(batch.labels.numpy(), whole.labels[used])
+    np.testing.assert_array_equal(batch.labels.numpy(), originals.labels[used])
 
 
-def test_a_broken_picture_is_named_once_and_counted(tmp_path, caplog):
+def test_a_broken_image_is_named_once_and_counted(tmp_path, caplog):
     samples = in_files(tmp_path, broken=(4, 10))
     loader = make(samples)
     with caplog.at_level(logging.WARNING, "worldsize"):
@@ -207,26 +208,37 @@ def test_a_missing_file_counts_as_broken(tmp_path, workers):
     assert "No such file" in loader.broken.new[3]
 
 
+def test_what_is_not_a_regular_file_counts_as_broken(tmp_path):
+    in_files(tmp_path)
+    with special_files(tmp_path / "train" / "b"):
+        samples = index.list_classes(tmp_path / "train", tuple("abc"), tmp_path / "cache")
+        loader = make(samples)
+        batches = list(loader.training(BatchPlan(34, 34, 1), 0, 0))
+        loader.close()
+    assert {Path(samples.name(i)).name: reason for i, reason in loader.broken.new.items()} == SPECIAL
+    assert [len(batch.labels) for batch in batches] == [34]
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
 def test_evaluation_covers_every_sample_once_and_in_order(tmp_path, world, files):
     batches = evaluated(in_files(tmp_path) if files else in_memory(), world, crop="resized")
     samples = in_memory()
-    expected = np.stack([CROPS["resized"].one(samples.picture(i), np.zeros(1)) for i in range(len(samples))])
+    expected = np.stack([CROPS["resized"].one(samples.image(i), np.zeros(1)) for i in range(len(samples))])
     np.testing.assert_array_equal(torch.cat([b.pixels for b in batches]).numpy(), expected)
     np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels)
     assert max(len(b.labels) for b in batches) <= 4
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_evaluation_leaves_broken_pictures_out(tmp_path, world):
+def test_evaluation_skips_broken_images(tmp_path, world):
     broken = (0, 8, 9, 10, 11, 28)
     batches = evaluated(in_files(tmp_path, broken=broken), world, crop="resized")
     samples = in_memory()
-    whole = [i for i in range(29) if i not in broken]
-    expected = np.stack([CROPS["resized"].one(samples.picture(i), np.zeros(1)) for i in whole])
+    readable = [i for i in range(29) if i not in broken]
+    expected = np.stack([CROPS["resized"].one(samples.image(i), np.zeros(1)) for i in readable])
     np.testing.assert_array_equal(torch.cat([b.pixels for b in batches]).numpy(), expected)
-    np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels[whole])
+    np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels[readable])
 
 
 def test_a_set_smaller_than_the_world_leaves_some_ranks_without_work():
@@ -256,11 +268,11 @@ def test_no_more_is_prepared_than_asked_for():
     prepared = []
 
     class Counted(ArraySamples):
-        def picture(self, index: int) -> Image.Image:
+        def image(self, index: int) -> Image.Image:
             prepared.append(index)
-            return super().picture(index)
+            return super().image(index)
 
-    samples = Counted("noise", pictures(40), np.zeros(40, np.int32), ("a",))
+    samples = Counted("noise", images(40), np.zeros(40, np.int32), ("a",))
     loader = make(samples, crop="random", prefetch=3)
     batches = loader.training(BatchPlan(2, 2, 1), 0, 0)
     next(batches)
@@ -269,7 +281,7 @@ def test_no_more_is_prepared_than_asked_for():
 
 
 class Slow(FileSamples):
-    """Files that are far away: each read waits until ``at_once`` of them are being waited for, or no more come."""
+    """Slow storage: each read waits until ``at_once`` reads are in flight, or 5 seconds."""
 
     def watch(self, at_once: int) -> Slow:
         self.barrier = threading.Barrier(at_once)
@@ -321,6 +333,6 @@ def test_closing_does_not_wait_for_reads_that_have_not_begun(tmp_path):
     assert samples.waited == 0
 
 
-def suppress_all(what) -> None:
+def suppress_all(function) -> None:
     with suppress(BaseException):
-        what()
+        function()

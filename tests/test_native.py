@@ -1,4 +1,4 @@
-"""The native decoder against Pillow, bit for bit."""
+"""The native decoder gives the same pixels as Pillow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from jpegs import NATIVE, cut_natively, cut_with_pillow, cuts_of, encode, needs_native, pictures, scene, whole
+from jpegs import NATIVE, cut_natively, cut_with_pillow, cuts_of, encode, images, needs_native, scene, whole
 from worldsize.data import native
 from worldsize.data.crops import CenterCrop, RandomResizedCrop, random_boxes
 from worldsize.data.decode import decode
@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).parent.parent
 @needs_native
 @given(st.data())
 def test_pixels_equal_pillows(data):
-    encoded, height, width = data.draw(pictures())
+    encoded, height, width = data.draw(images())
     for _ in range(4):
         cut, size = data.draw(cuts_of(height, width))
         flip = data.draw(st.booleans())
@@ -69,7 +69,7 @@ def test_pieces_of_a_file_are_its_bytes_with_their_checksums(tmp_path_factory, p
 
 
 @needs_native
-def test_a_file_that_cannot_be_read_keeps_back_no_other(tmp_path):
+def test_an_unreadable_file_does_not_affect_the_others(tmp_path):
     (tmp_path / "file").write_bytes(b"pixels")
     with (tmp_path / "file").open("rb") as file, (tmp_path / "other").open("wb") as only_written:
         files = [file.fileno(), only_written.fileno(), file.fileno()]
@@ -89,17 +89,17 @@ needs_checkout = pytest.mark.skipif(not (REPOSITORY / "setup.py").exists(), reas
 
 
 @needs_checkout
-def test_it_is_built_where_it_can_be():
+def test_it_is_built_if_possible():
     if os.environ.get(native.DECODER) == "pillow":
-        pytest.skip(f"{native.DECODER}=pillow turns it off")
+        pytest.skip(f"{native.DECODER}=pillow disables it")
     if not has_compiler_and_headers() or not ctypes.util.find_library("jpeg"):
-        pytest.skip("no C compiler, or no headers of libjpeg-turbo (libjpeg-dev)")
+        pytest.skip("requires a C compiler and the headers of libjpeg-turbo (libjpeg-dev)")
     assert NATIVE is not None, native.why_not()
     assert native.why_not() is None
 
 
 @needs_checkout
-def test_the_interface_has_one_number():
+def test_the_interface_versions_agree():
     header = (REPOSITORY / "native" / "src" / "worldsize.h").read_text()
     assert f"WS_INTERFACE = {native._INTERFACE} }}" in header
 
@@ -114,7 +114,10 @@ def test_a_library_of_other_sources_is_not_used(tmp_path, monkeypatch, source):
     subprocess.run(command, input=source.encode(), check=True)
     monkeypatch.delenv(native.DECODER, raising=False)
     monkeypatch.setattr(native, "_library", lambda: library)
-    assert native._loaded.__wrapped__() == (None, f"{library} was built from other sources: install worldsize again")
+    assert native._loaded.__wrapped__() == (
+        None,
+        f"{library} was built from another version of the sources: reinstall worldsize",
+    )
 
 
 def run_python(program: str, **environment: str) -> str:
@@ -127,30 +130,30 @@ def run_python(program: str, **environment: str) -> str:
 
 def test_the_environment_turns_it_off():
     program = "from worldsize.data import native; print(native.load(), native.why_not())"
-    assert run_python(program, WORLDSIZE_DECODER="pillow") == "None WORLDSIZE_DECODER=pillow turns it off"
+    assert run_python(program, WORLDSIZE_DECODER="pillow") == "None WORLDSIZE_DECODER=pillow disables it"
 
 
 @pytest.mark.parametrize(("variable", "known"), [("WORLDSIZE_DECODER", "pillow"), ("WORLDSIZE_SIMD", "scalar")])
 def test_an_unknown_value_in_the_environment_is_refused(monkeypatch, variable, known):
     monkeypatch.setenv(variable, "Scalars")
-    with pytest.raises(UserError, match=f"{variable}=Scalars .* {known}"):
+    with pytest.raises(UserError, match=f"{variable}=Scalars: .* {known}"):
         native._loaded.__wrapped__()
 
 
 def imagenet(shared: Path, count: int) -> list[bytes]:
     folder = shared / "imagenet-mini" / "ILSVRC" / "Data" / "CLS-LOC" / "train"
     if not folder.is_dir():
-        pytest.skip(f"no {folder}")
+        pytest.skip(f"{folder} does not exist")
     files = sorted(folder.glob("*/*"))
     return [file.read_bytes() for file in files[:: len(files) // count][:count]]
 
 
 @needs_native
-def test_real_pictures_get_the_pixels_of_both_crops(shared):
+def test_real_images_get_the_pixels_of_both_crops(shared):
     data = imagenet(shared, 200)
     heights, widths, plain = NATIVE.headers(data)
     assert plain.all()
-    random, centre = RandomResizedCrop(160, True, (0.08, 1.0), (3 / 4, 4 / 3)), CenterCrop(224, False, 256)
+    random, center = RandomResizedCrop(160, True, (0.08, 1.0), (3 / 4, 4 / 3)), CenterCrop(224, False, 256)
     draws = np.random.default_rng(0).random((len(data), random.draws))
     cuts = np.zeros((len(data), 8), np.int32)
     cuts[:, :4] = random_boxes(heights.astype(np.int64), widths.astype(np.int64), draws[:, 1:], (0.08, 1.0), (3 / 4, 4 / 3))
@@ -158,22 +161,22 @@ def test_real_pictures_get_the_pixels_of_both_crops(shared):
     done, out = cut_natively(data, cuts, draws[:, 0] < 0.5, 160)
     assert done.all()
     for i, (one, height, width) in enumerate(zip(data, heights.tolist(), widths.tolist(), strict=True)):
-        picture = decode(one)
-        assert picture.size == (width, height)
-        np.testing.assert_array_equal(out[i], random.one(picture, draws[i]))
+        image = decode(one)
+        assert image.size == (width, height)
+        np.testing.assert_array_equal(out[i], random.one(image, draws[i]))
         short = min(height, width)
         grid = (height, width) if short == 256 else (int(256 * height / short), int(256 * width / short))
         cut = (0, 0, height, width, *grid, round((grid[0] - 224) / 2), round((grid[1] - 224) / 2))
-        np.testing.assert_array_equal(cut_natively([one], [cut], size=224)[1][0], centre.one(picture, np.zeros(1)))
+        np.testing.assert_array_equal(cut_natively([one], [cut], size=224)[1][0], center.one(image, np.zeros(1)))
 
 
 def reference_resize(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """A triangle filter in float64, written from its definition."""
+    """A triangle filter in float64, implemented from its definition."""
 
     def weights(source: int, target: int) -> np.ndarray:
         scale = source / target
-        centres = (np.arange(target)[:, None] + 0.5) * scale
-        distance = np.abs(np.arange(source)[None] + 0.5 - centres) / max(scale, 1.0)
+        centers = (np.arange(target)[:, None] + 0.5) * scale
+        distance = np.abs(np.arange(source)[None] + 0.5 - centers) / max(scale, 1.0)
         weight = np.clip(1.0 - distance, 0.0, None)
         return weight / weight.sum(axis=1, keepdims=True)
 
@@ -186,8 +189,8 @@ def reference_resize(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["gradient", "checkerboard"])
 def test_nothing_is_shifted(height, width, kind):
     y, x = np.mgrid[0:height, 0:width]
-    grey = (255 * (2 * x + y) / (2 * width + height)) if kind == "gradient" else ((x // 5 + y // 7) % 2 * 255)
-    pixels = np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
+    gray = (255 * (2 * x + y) / (2 * width + height)) if kind == "gradient" else ((x // 5 + y // 7) % 2 * 255)
+    pixels = np.repeat(gray.astype(np.uint8)[..., None], 3, axis=2)
     out = np.empty((1, 224, 224, 3), np.uint8)
     assert NATIVE.raw([pixels], np.array([whole(height, width, 224)], np.int32), np.zeros(1, bool), 224, out).all()
     error = out[0].astype(float) - reference_resize(pixels, 224, 224)
@@ -221,7 +224,7 @@ def test_plain_c_gives_the_same_bytes_as_simd():
 
 
 @needs_native
-def test_eight_threads_get_what_one_gets():
+def test_eight_threads_get_the_same_results_as_one():
     data = [encode(scene(120 + 7 * i, 200 - 5 * i, i), progressive=i % 2 == 0) for i in range(16)]
     data[5] = data[5][:500] + b"\xff\xd9"
     heights, widths, _ = NATIVE.headers(data)
@@ -229,16 +232,16 @@ def test_eight_threads_get_what_one_gets():
     done, alone = cut_natively(data, cuts, size=64)
     assert done.sum() == 15
     with ThreadPoolExecutor(8) as pool:
-        for again, out in pool.map(lambda _: cut_natively(data, cuts, size=64), range(64)):
-            np.testing.assert_array_equal(again, done)
+        for done_again, out in pool.map(lambda _: cut_natively(data, cuts, size=64), range(64)):
+            np.testing.assert_array_equal(done_again, done)
             np.testing.assert_array_equal(out, alone)
 
 
 @needs_native
-def test_buffers_of_every_kind_are_read_where_they_are():
+def test_buffers_of_every_kind_are_accepted():
     data = encode(scene(40, 50, 0))
     expected = cut_natively([data], [whole(40, 50, 32)])[1]
-    array = np.frombuffer(b"before" + data + b"behind", np.uint8)[6:-6]
+    array = np.frombuffer(b"before" + data + b"after", np.uint8)[6:-5]
     assert not array.flags.writeable
     kinds = [bytearray(data), memoryview(data), array, memoryview(array)]
     done, out = cut_natively(kinds, [whole(40, 50, 32)] * len(kinds))
@@ -269,15 +272,15 @@ def test_arrays_of_other_shapes_are_refused():
     with pytest.raises(ValueError, match="read-only"):
         NATIVE.cut(data, cuts, flips, 32, out)
     out = np.zeros((1, 32, 32, 3), np.uint8)
-    for picture in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((4, 8, 3), np.uint8)[:, ::2]):
+    for image in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((4, 8, 3), np.uint8)[:, ::2]):
         with pytest.raises(ValueError):
-            NATIVE.raw([picture], cuts, flips, 32, out)
+            NATIVE.raw([image], cuts, flips, 32, out)
 
 
 @needs_native
 @pytest.mark.parametrize("kind", ["smooth", "rough"])
-def test_scaling_keeps_the_place_and_stays_near(kind):
-    """The error that the option costs: below 3 levels in the mean on a smooth picture, below 6 on one with much noise."""
+def test_scaling_changes_pixels_little(kind):
+    """The mean error of the option: below 3 levels on a smooth image, below 6 on a noisy one."""
     pixels = scene(1200, 1600, 3, rough=0.0 if kind == "smooth" else 0.3)
     data = encode(pixels, quality=92, subsampling="4:4:4")
     cuts = [(101, 203, 1000, 1301, 224, 224, 0, 0), (0, 0, 1200, 1600, 448, 500, 60, 90)]
@@ -302,7 +305,7 @@ def test_scaling_shifts_nothing(top, left, size):
 
 
 @needs_native
-def test_scaling_does_nothing_where_the_box_would_become_too_small():
+def test_scaling_does_nothing_if_the_scaled_box_would_be_too_small():
     data = encode(scene(300, 447, 0))
     cuts = [(0, 0, 300, 447, 224, 224, 0, 0), (0, 0, 300, 447, 100, 224, 0, 0)]
     exact = cut_natively([data] * 2, cuts, size=224)[1]

@@ -1,4 +1,4 @@
-"""The native decoder and pictures that are odd, damaged, or not what the caller believes."""
+"""The native decoder with unusual and damaged images, and with invalid arguments."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from jpegs import NATIVE, cut_natively, cut_with_pillow, cuts_of, encode, needs_native, scene, whole
-from worldsize.data.decode import BrokenPicture, decode
+from worldsize.data.decode import BrokenImage, decode
 
 
-def odd_pictures() -> dict[str, bytes]:
-    colour = scene(40, 50, 0)
-    plain = encode(colour)
+def odd_images() -> dict[str, bytes]:
+    pixels = scene(40, 50, 0)
+    plain = encode(pixels)
     comment = plain[:2] + b"\xff\xfe\x00\x07hello"
     other: dict[str, bytes] = {}
     for kind in ("PNG", "GIF", "BMP", "WEBP", "TIFF"):
         out = io.BytesIO()
-        Image.fromarray(colour).save(out, kind)
+        Image.fromarray(pixels).save(out, kind)
         other[f"{kind} named .JPEG"] = out.getvalue()
     out = io.BytesIO()
-    Image.fromarray(colour).convert("CMYK").save(out, "JPEG")
+    Image.fromarray(pixels).convert("CMYK").save(out, "JPEG")
     frame = plain.index(b"\xff\xc0")
     huge = plain[: frame + 5] + b"\xff\xdc\xff\xdc" + plain[frame + 9 :]
     return other | {
         "CMYK": out.getvalue(),
         "empty": b"",
         "one byte": b"\xff",
-        "only the marks of begin and end": b"\xff\xd8\xff\xd9",
+        "only start and end markers": b"\xff\xd8\xff\xd9",
         "text": b"These are not the pixels.\n" * 30,
         "zeros": bytes(1000),
         "truncated": plain[: len(plain) // 2],
@@ -48,27 +48,27 @@ def odd_pictures() -> dict[str, bytes]:
         "two frames": plain[:frame] + plain[frame : frame + 19] + plain[frame:],
         "a segment beyond the end": plain[:2] + b"\xff\xe1\xff\xff" + plain[2:],
         "a segment shorter than its length": plain[:2] + b"\xff\xe1\0\1" + plain[2:],
-        "a second picture behind": plain + plain,
-        "no quantisation tables": plain[:2] + plain[frame:],
+        "followed by a second image": plain + plain,
+        "no quantization tables": plain[:2] + plain[frame:],
         "extraneous bytes before a marker": comment + b"\0\0" + plain[2:],
-        "truncated behind the box, then ended": plain[: len(plain) * 3 // 4] + b"\xff\xc0\xff\xd9",
-        "a scan that never was": plain[: plain.index(b"\xff\xda")] + b"\xff\xd9",
+        "truncated after the box, with an end marker": plain[: len(plain) * 3 // 4] + b"\xff\xc0\xff\xd9",
+        "no scan": plain[: plain.index(b"\xff\xda")] + b"\xff\xd9",
     }
 
 
-# What the header's look alone must find.
-FOREIGN = ("CMYK", "empty", "truncated", "no end", "bytes after the end", "arithmetic coding", "12 bits", "two frames")
+# These must be rejected by their headers alone.
+UNSUPPORTED = ("CMYK", "empty", "truncated", "no end", "bytes after the end", "arithmetic coding", "12 bits", "two frames")
 
 
 @needs_native
-@pytest.mark.parametrize("name", odd_pictures())
-def test_an_odd_picture_is_left_to_pillow(name):
-    data = odd_pictures()[name]
+@pytest.mark.parametrize("name", odd_images())
+def test_an_odd_image_is_left_to_pillow(name):
+    data = odd_images()[name]
     good = encode(scene(40, 50, 1))
     cut = whole(40, 50, 32)
     done, out = cut_natively([good, data, good], [cut] * 3)
     assert done.tolist() == [True, False, True]
-    if name in FOREIGN:
+    if name in UNSUPPORTED:
         assert not NATIVE.headers([data])[2].any()
     assert not out[1].any()
     np.testing.assert_array_equal(out[0], cut_with_pillow(good, cut, False, 32))
@@ -85,17 +85,17 @@ def test_an_odd_picture_is_left_to_pillow(name):
         b"\xff\xee\x00\x08Adobe\0",
     ],
 )
-def test_segments_that_pillow_stumbles_over_are_left_to_it(segment):
+def test_segments_that_pillow_rejects_are_left_to_it(segment):
     data = encode(scene(40, 50, 0))
     data = data[:2] + segment + data[2:]
-    with pytest.raises(BrokenPicture):
+    with pytest.raises(BrokenImage):
         decode(data)
     assert not NATIVE.headers([data])[2].any()
     assert not cut_natively([data], [whole(40, 50, 32)])[0].any()
 
 
 @needs_native
-def test_ordinary_segments_are_no_reason_to_leave_it():
+def test_ordinary_segments_are_decoded_natively():
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encode(scene(40, 50, 0), exif=exif, icc_profile=bytes(range(256)) * 400, comment=b"hello", dpi=(72, 72))
@@ -118,7 +118,7 @@ def test_ordinary_segments_are_no_reason_to_leave_it():
         (0, 0, 5, -1),
     ],
 )
-def test_a_box_outside_the_picture_is_refused(box):
+def test_a_box_outside_the_image_is_refused(box):
     data = encode(scene(40, 50, 0))
     assert not cut_natively([data], [(*box, 32, 32, 0, 0)])[0].any()
     out = np.ones((1, 32, 32, 3), np.uint8)
@@ -135,14 +135,14 @@ def test_an_impossible_grid_is_refused(grid):
 @needs_native
 @pytest.mark.parametrize("progressive", [False, True])
 @given(st.data())
-def test_damage_ends_in_a_status_and_never_in_other_pixels_than_pillows(progressive, data):
+def test_damage_gives_an_error_or_the_same_pixels_as_pillow(progressive, data):
     encoded = bytearray(encode(scene(60, 70, 1), progressive=progressive, subsampling="4:2:0", restart_marker_blocks=4))
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(encoded) - 1) | st.integers(0, 700))
+        position = data.draw(st.integers(0, len(encoded) - 1) | st.integers(0, 700))
         if data.draw(st.integers(0, 9)) == 0:
-            del encoded[place + 1 :]
-        elif place < len(encoded):
-            encoded[place] = data.draw(st.integers(0, 255) | st.sampled_from([0, 0xC0, 0xD9, 0xFF]))
+            del encoded[position + 1 :]
+        elif position < len(encoded):
+            encoded[position] = data.draw(st.integers(0, 255) | st.sampled_from([0, 0xC0, 0xD9, 0xFF]))
     if data.draw(st.booleans()):
         encoded += b"\xff\xd9"
     heights, widths, plain = NATIVE.headers([bytes(encoded)])
@@ -163,19 +163,19 @@ def segments(data: bytes) -> list[bytes]:
 
 
 @needs_native
-def test_a_picture_of_more_than_500_scans_is_refused():
+def test_an_image_of_more_than_500_scans_is_refused():
     data = encode(np.full((8, 8), 128, np.uint8), progressive=True)
     scans = segments(data)
     head = data[: data.index(b"\xff\xda")]
-    # Of a grey block, the last scan refines nothing. As a first scan of all bits (Ah = Al = 0) it may come again and again.
-    again = scans[-1][:9] + b"\0" + scans[-1][10:]
-    several, many = (head + b"".join(scans) + again * n + b"\xff\xd9" for n in (400, 600))
+    # In a gray block, the last scan refines nothing. As a first scan of all bits (Ah = Al = 0), it may be repeated.
+    repeated = scans[-1][:9] + b"\0" + scans[-1][10:]
+    several, many = (head + b"".join(scans) + repeated * n + b"\xff\xd9" for n in (400, 600))
     assert cut_natively([several], [whole(8, 8, 8)], size=8)[0].all()
     assert not cut_natively([many], [whole(8, 8, 8)], size=8)[0].any()
 
 
 @needs_native
-def test_a_progressive_picture_without_its_last_scans_is_left_to_pillow():
+def test_a_progressive_image_without_its_last_scans_is_left_to_pillow():
     data = encode(scene(64, 64, 0), progressive=True)
     scans = segments(data)
     short = data[: data.index(b"\xff\xda")] + b"".join(scans[:-2]) + b"\xff\xd9"
@@ -184,13 +184,13 @@ def test_a_progressive_picture_without_its_last_scans_is_left_to_pillow():
 
 
 def resident() -> int:
-    """Memory of this process now, bytes."""
+    """Resident memory of this process, bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @needs_native
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
-def test_nothing_leaks_with_damaged_pictures_either():
+def test_damaged_images_do_not_leak_memory():
     data = [encode(scene(200, 250, i), progressive=i % 2 == 0) for i in range(4)]
     data += [one[: len(one) // 2] + b"\xff\xd9" for one in data] + [b"\xff\xd8\xff\xd9", encode(scene(9, 9, 0))[:-2]]
     cuts = [whole(200, 250, 32)] * len(data)

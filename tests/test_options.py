@@ -1,4 +1,4 @@
-"""The command line of a job on a cluster: what each option becomes, and what cannot be read."""
+"""The command-line options of a job on a cluster: how each is converted, and which values are rejected."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import tyro
 import yaml
 
 from worldsize import cli
+from worldsize.cluster.manifests.spec import JobSpec, Placement, Resources, SecretKey, Toleration
+from worldsize.cluster.options import JobOptions, to_spec
 from worldsize.errors import UserError
-from worldsize.launch.options import Job, to_spec
-from worldsize.launch.spec import JobSpec, Placement, Resources, SecretKey, Toleration
-from worldsize.recipe import Recipe
+from worldsize.recipe import Parallel, Recipe
 
 GPU, CPU = Recipe(), Recipe(device="cpu")
-PLAIN = Job(image="worldsize:1", volume=("data",), name="r")
+PLAIN = JobOptions(image="worldsize:1", volume=("data",), name="r")
 
 
 def spec_of(*words: str, recipe: Recipe = CPU) -> JobSpec:
-    return to_spec(recipe, "digits", "pytorchjob", "ml", tyro.cli(Job, args=list(words), default=PLAIN))
+    return to_spec(recipe, "digits", "pytorchjob", "ml", tyro.cli(JobOptions, args=list(words), default=PLAIN))
 
 
 def test_every_option_arrives_where_it_belongs():
@@ -33,7 +33,7 @@ def test_every_option_arrives_where_it_belongs():
         *("--elastic", "2:5", "--retries", "7", "--deadline", "3600", "--grace", "90"),
     )
     spec = spec_of(*words)
-    # Two volumes: the run goes to the first.
+    # Two volumes: the run is written to the first.
     command = "train /run/worldsize/recipe.yaml --out /mnt/data/runs --name run --autoresume --retries 7"
     assert spec == JobSpec(
         name="run",
@@ -94,22 +94,28 @@ def test_the_same_command_is_the_same_run_and_another_is_not():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--image", ""), "--image: which image"),
-        (("--env", "NAME"), "--env 'NAME': write it as NAME=VALUE"),
-        (("--env", "=x"), "write it as NAME=VALUE"),
+        (("--image", ""), "--image is required"),
+        (("--env", "NAME"), "--env 'NAME': expected NAME=VALUE"),
+        (("--env", "=x"), "expected NAME=VALUE"),
         (("--node-selector", "gpu"), "--node-selector 'gpu'"),
-        (("--resource", "rdma/ib=many"), "a whole number"),
-        (("--secret", "KEY"), "write it as SECRET/KEY"),
-        (("--secret", "/KEY"), "write it as SECRET/KEY"),
-        (("--secret", "store/"), "write it as SECRET/KEY"),
-        (("--toleration", "a=b:Never"), "the effect is NoSchedule"),
-        (("--elastic", "2"), "write it as MIN:MAX"),
-        (("--elastic", "2:many"), "write it as MIN:MAX"),
+        (("--resource", "rdma/ib=many"), "the count must be an integer"),
+        (("--secret", "KEY"), "expected SECRET/KEY"),
+        (("--secret", "/KEY"), "expected SECRET/KEY"),
+        (("--secret", "store/"), "expected SECRET/KEY"),
+        (("--toleration", "a=b:Never"), "the effect must be NoSchedule"),
+        (("--elastic", "2"), "expected MIN:MAX"),
+        (("--elastic", "2:many"), "expected MIN:MAX"),
     ],
 )
-def test_what_cannot_be_read_is_said(words, message):
+def test_invalid_options_are_rejected(words, message):
     with pytest.raises(UserError, match=message):
         spec_of(*words)
+
+
+def test_settings_that_the_strategy_does_not_read_are_rejected():
+    ignored = Recipe(device="cpu", parallel=Parallel(strategy="adasum", bucket_mb=3))
+    with pytest.raises(UserError, match=r"bucket_mb 3\.0 has no effect with strategy adasum"):
+        spec_of(recipe=ignored)
 
 
 def test_rendering_is_a_command_that_needs_no_cluster(capsys, monkeypatch):
@@ -121,4 +127,4 @@ def test_rendering_is_a_command_that_needs_no_cluster(capsys, monkeypatch):
     assert {(one["metadata"]["name"], one["metadata"]["namespace"]) for one in objects} == {("r", "ml")}
     assert yaml.safe_load(objects[0]["data"]["recipe.yaml"])["optimizer"]["lr"] == 0.5
     assert cli.main(["render", "digits", *words, "--retries", "-1"]) == 64
-    assert "--retries -1: at least 0" in capsys.readouterr().err
+    assert "--retries -1 must be at least 0" in capsys.readouterr().err

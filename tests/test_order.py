@@ -1,4 +1,4 @@
-"""The order of an epoch: a permutation, every permutation, and none of them favoured."""
+"""The order of an epoch is a permutation, and all permutations are equally likely."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPOCH = st.integers(0, 2**32 - 1)
 
 
 def orders(seed: int, epochs: int, n: int) -> np.ndarray:
-    """(epochs, n), in parts that keep the memory small."""
+    """(epochs, n), computed in parts to limit memory."""
     parts = np.array_split(np.arange(epochs), max(1, epochs * n // 100_000))
     return np.concatenate([permute(seed, part[:, None], np.arange(n)[None, :], n) for part in parts])
 
@@ -35,7 +35,7 @@ def test_small_epochs_visit_every_sample_once_for_many_epochs(n):
     np.testing.assert_array_equal(np.sort(orders(5, 50, n), axis=1), np.tile(np.arange(n), (50, 1)))
 
 
-def test_an_epoch_of_imagenet_visits_every_picture_once():
+def test_an_epoch_of_imagenet_visits_every_image_once():
     n = 1_281_167
     seen = np.zeros(n, np.int64)
     for start in range(0, n, 50_000):
@@ -77,7 +77,7 @@ def test_every_sample_is_equally_likely_at_every_position():
     assert 1e-4 < stats.chi2.sf(statistic, (n - 1) ** 2) < 1 - 1e-4
 
 
-def test_neighbours_of_one_epoch_are_not_neighbours_in_the_next():
+def test_neighbors_of_one_epoch_are_not_neighbors_in_the_next():
     n = 5000
     first, second = (permute(0, epoch, np.arange(n), n) for epoch in (0, 1))
     assert np.mean(np.diff(first) == 1) < 0.005
@@ -99,10 +99,10 @@ def test_seed_epoch_and_n_each_give_another_order():
 
 
 @given(SEED, EPOCH, st.integers(1, 300), st.data())
-def test_any_part_of_an_order_equals_that_part_of_the_whole(seed, epoch, n, data):
-    whole = permute(seed, epoch, np.arange(n), n)
+def test_any_part_of_an_order_equals_that_part_of_the_complete(seed, epoch, n, data):
+    complete = permute(seed, epoch, np.arange(n), n)
     chosen = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
-    np.testing.assert_array_equal(permute(seed, epoch, np.array(chosen, np.int64), n), whole[chosen])
+    np.testing.assert_array_equal(permute(seed, epoch, np.array(chosen, np.int64), n), complete[chosen])
 
 
 def test_epochs_and_positions_broadcast():
@@ -123,12 +123,12 @@ def test_parts_of_an_epoch_have_orders_of_their_own(monkeypatch):
     assert len(np.unique(drawn[0])) == drawn[0].size == 24 * 50  # no key twice
 
 
-def test_a_single_position_equals_its_place_in_the_whole():
+def test_a_single_position_equals_its_place_in_the_complete():
     for n in (1, 2, 7, 10, 99):
-        whole = permute(1, 3, np.arange(n), n)
+        complete = permute(1, 3, np.arange(n), n)
         for k in range(n):
             assert permute(1, 3, k, n).shape == ()
-            assert int(permute(1, 3, k, n)) == whole[k]
+            assert int(permute(1, 3, k, n)) == complete[k]
 
 
 @pytest.mark.parametrize("n", [0, -1, 2**32])

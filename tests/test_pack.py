@@ -1,4 +1,4 @@
-"""`worldsize data pack`: the same bytes from the same pictures, the command, and runs on what it makes."""
+"""`worldsize data pack`: the same images give the same bytes; the command; training on shards."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from packing import OPTIONS, encode, files, noise, packed
 from processes import identical, weights, worldsize
 from trees import opened, put, two_classes
 from worldsize.data import shards
-from worldsize.data.decode import BrokenPicture
-from worldsize.data.shards.format import Kind
+from worldsize.data.decode import BrokenImage
+from worldsize.data.shards.format import Encoding
+from worldsize.data.shards.images import How
 from worldsize.data.shards.pack import pack
-from worldsize.data.shards.pictures import How
 from worldsize.data.shards.write import plan
 
-# The same bytes ----------------------------------------------------------------------------------------------------
+# Deterministic output ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", OPTIONS, ids=str)
@@ -33,7 +33,7 @@ def test_the_number_of_workers_does_not_change_a_byte(root, tmp_path, how):
     assert len(list((tmp_path / "one").glob("train-*.tar"))) > 1
 
 
-def test_shards_of_shards_remember_how_they_were_made(root, tmp_path):
+def test_shards_of_shards_record_all_conversions(root, tmp_path):
     first = packed(root, tmp_path / "first", reencode=80)
     pack(first, tmp_path / "second", How(), 5000, 2, 1.0)
     second = shards.open_dataset(tmp_path / "second")
@@ -41,7 +41,7 @@ def test_shards_of_shards_remember_how_they_were_made(root, tmp_path):
     assert second.fingerprint == first.fingerprint
 
 
-def test_times_owners_and_places_of_the_originals_do_not_matter(root, tmp_path):
+def test_times_modes_and_location_of_the_originals_do_not_matter(root, tmp_path):
     other = shutil.copytree(root, tmp_path / "elsewhere")
     for file in other.rglob("*.*"):
         os.utime(file, (1e9, 1e9))
@@ -53,8 +53,8 @@ def test_times_owners_and_places_of_the_originals_do_not_matter(root, tmp_path):
 
 
 @pytest.mark.parametrize("how", OPTIONS, ids=str)
-def test_shards_can_be_packed_again(root, tmp_path, how):
-    """The same pictures from shards of another size."""
+def test_shards_can_be_packed_into_new_shards(root, tmp_path, how):
+    """Packing shards of another size gives the same bytes as packing the original files."""
     packed(root, tmp_path / "small", shard_bytes=5000)
     pack(shards.open_dataset(tmp_path / "small"), tmp_path / "again", How(**how), 20_000, 2, 1.0)
     packed(root, tmp_path / "straight", **how)
@@ -62,8 +62,8 @@ def test_shards_can_be_packed_again(root, tmp_path, how):
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.sampled_from([512, 1536, 2048])), max_size=60), st.integers(1, 20_000))
-def test_a_plan_holds_every_picture_once_and_no_shard_is_too_large(pictures, limit):
-    lengths, heads = np.array(pictures, np.int64).reshape(-1, 2).T
+def test_a_plan_holds_every_image_once_and_no_shard_is_too_large(images, limit):
+    lengths, heads = np.array(images, np.int64).reshape(-1, 2).T
     tasks = plan("train", lengths, heads, limit)
     assert [i for task in tasks for i in range(task.start, task.stop)] == list(range(len(lengths)))
     assert [task.number for task in tasks] == list(range(len(tasks)))
@@ -71,7 +71,7 @@ def test_a_plan_holds_every_picture_once_and_no_shard_is_too_large(pictures, lim
     assert all(one.bytes + two.bytes > limit for one, two in pairwise(tasks) if two.stop - two.start == 1)
 
 
-def test_a_plan_knows_the_bytes(root, tmp_path):
+def test_a_plan_predicts_the_bytes(root, tmp_path):
     samples = packed(root, tmp_path / "out").train
     lengths = np.array([samples.length(i) for i in range(len(samples))])
     for task, shard in zip(plan("train", lengths, samples.records["head"], 20_000), samples.shards, strict=True):
@@ -79,8 +79,8 @@ def test_a_plan_knows_the_bytes(root, tmp_path):
 
 
 @pytest.mark.parametrize("extension", ["webp", "jpg"])
-@pytest.mark.parametrize("length", [60, 91, 92, 93, 94, 200])  # of the name; a tar header takes 100
-def test_no_shard_is_larger_than_asked_for_however_long_the_names(tmp_path, length, extension):
+@pytest.mark.parametrize("length", [60, 91, 92, 93, 94, 200])  # of the name; a tar header holds 100
+def test_no_shard_exceeds_the_limit_even_with_long_names(tmp_path, length, extension):
     data = encode(noise(8, 8), {"jpg": "JPEG"}.get(extension, extension))
     for path in ("train/a", "train/b", "val/a", "val/b"):
         for i in range(10):
@@ -92,48 +92,48 @@ def test_no_shard_is_larger_than_asked_for_however_long_the_names(tmp_path, leng
         assert 9_000 < max(sizes) <= 20_000
 
 
-# The command -------------------------------------------------------------------------------------------------------
+# The command ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--reencode", "90", "--raw", "256"], "exclude each other"),
-        (["--max-side", "500"], "--max-side needs --reencode"),
+        (["--reencode", "90", "--raw", "256"], "cannot be combined"),
+        (["--max-side", "500"], "--max-side requires --reencode"),
         (["--reencode", "0"], "1 to 100"),
         (["--reencode", "90", "--max-side", "0"], "65,500"),
         (["--raw", "1"], "4,096"),
         (["--shard-mb", "0"], "--shard-mb 0"),
-        (["--workers", "0"], "--workers 0: at least 1"),
-        (["--root", "gone"], "--data.root gone: there is no such folder"),
+        (["--workers", "0"], "--workers 0"),
+        (["--root", "gone"], "--data.root gone: no such folder"),
     ],
 )
-def test_what_cannot_be_is_refused(fails, tmp_path, options, expected):
+def test_invalid_options_are_refused(fails, tmp_path, options, expected):
     two_classes(tmp_path / "root")
     assert expected in fails("data", "pack", "--root", "root", "--out", "out", *options)
     assert not list(tmp_path.glob("out/*.tar"))
 
 
-def test_too_many_broken_ones_end_with_65(fails, root):
+def test_too_many_broken_images_exit_with_65(fails, root):
     assert "are broken" in fails("data", "pack", "--root", root, "--out", "out", code=65)
 
 
 @pytest.mark.slow
-def test_real_pictures_and_a_run_on_them(shared, tmp_path):
-    """Training on shards gives the very weights of training on the originals."""
+def test_real_images_are_preserved(shared, tmp_path):
+    """Shards of ImageNet's images hold the original bytes and sizes."""
     root = shared / "imagenet-mini"
     if not root.is_dir():
-        pytest.skip(f"{root} is absent")
+        pytest.skip(f"{root} does not exist")
     assert worldsize("data", "pack", "--root", root, "--out", "shards", "--shard-mb", "20", cwd=tmp_path).returncode == 0
     samples, before = shards.open_dataset(tmp_path / "shards").train, opened(root, "imagenet", tmp_path / "cache").train
     for i in range(len(before)):
         assert bytes(samples.encoded(i)) == before.encoded(i)
-        with pytest.raises(BrokenPicture) if samples.records["kind"][i] == Kind.BROKEN else np.errstate():
-            assert samples.picture(i).size[::-1] == tuple(samples.sizes(np.array([i]))[0])
+        with pytest.raises(BrokenImage) if samples.records["kind"][i] == Encoding.BROKEN else np.errstate():
+            assert samples.image(i).size[::-1] == tuple(samples.sizes(np.array([i]))[0])
 
 
-def test_a_run_on_shards_gives_the_weights_of_one_on_the_originals(ranks, larger):
-    """And one that began on the originals goes on on the shards."""
+def test_training_on_shards_gives_the_weights_of_training_on_the_originals(ranks, larger):
+    """Also for a run that starts on the originals and resumes on the shards."""
     packed(larger, ranks.cwd / "shards", shard_bytes=300_000)
     settings = ["--data.name", "folder", "--model.name", "shufflenet_v2_x0_5", "--data.train-crop", "random_resized"]
     settings += ["--epochs", "1", "--global-batch", "12", "--micro-batch", "6", "--deterministic"]
@@ -145,6 +145,6 @@ def test_a_run_on_shards_gives_the_weights_of_one_on_the_originals(ranks, larger
 
     originals = train("originals", larger)
     assert identical(weights(train("shards", ranks.cwd / "shards")), weights(originals))
-    begun = train("begun", larger, "--max-steps", "2")
-    ranks(1).run("train", "--resume", begun, "--data.root", ranks.cwd / "shards", "--max-steps", "5")
-    assert identical(weights(begun), weights(originals))
+    resumed = train("resumed", larger, "--max-steps", "2")
+    ranks(1).run("train", "--resume", resumed, "--data.root", ranks.cwd / "shards", "--max-steps", "5")
+    assert identical(weights(resumed), weights(originals))

@@ -1,4 +1,4 @@
-"""Data sets that come with a package or in their own files: digits, synthetic, CIFAR-10."""
+"""Datasets that are generated, come with a package or have their own file format: synthetic, digits, CIFAR-10."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_the_splits_of_digits_are_disjoint_and_complete(digits):
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    grey = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
-    everything = sorted((label, g.tobytes()) for label, g in zip(bunch.target, grey, strict=True))
+    gray = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    expected = sorted((label, g.tobytes()) for label, g in zip(bunch.target, gray, strict=True))
     ours = sorted(
         (label, pixels[..., 0].tobytes())
         for split in (digits.train, digits.val)
         for label, pixels in zip(split.labels, split.pixels, strict=True)
     )
-    assert ours == everything
+    assert ours == expected
 
 
 def test_the_fingerprint_of_digits_stays_the_same(digits):
@@ -51,10 +51,10 @@ def test_digits_have_the_sizes_of_the_recipe():
     data = opened(None, "digits", train_crop_size=20, val_resize_size=24, val_crop_size=16)
     assert data.train.pixels.shape == (1437, 20, 20, 3)
     assert data.val.pixels.shape == (360, 24, 24, 3)
-    assert data.train.picture(0).mode == "RGB"
+    assert data.train.image(0).mode == "RGB"
 
 
-def test_synthetic_pictures_are_noise_of_the_size_and_classes_asked_for():
+def test_synthetic_images_are_noise_of_the_requested_size_and_classes():
     settings = {"samples": 2000, "classes": 7, "train_crop_size": 9, "val_resize_size": 11, "val_crop_size": 10}
     data = opened(None, "synthetic", **settings)
     assert data.train.pixels.shape == (2000, 9, 9, 3)
@@ -65,11 +65,11 @@ def test_synthetic_pictures_are_noise_of_the_size_and_classes_asked_for():
     assert data.fingerprint == opened(None, "synthetic", **settings).fingerprint
 
 
-def test_a_root_without_cifar10_is_told_both_layouts_and_the_download(tmp_path):
+def test_without_cifar10_the_message_names_both_layouts_and_the_download(tmp_path):
     message = refusal(tmp_path, "cifar10")
     assert "--data.download" in message
     assert "cifar-10-batches-py" in message
-    assert "train/CLASS/PICTURE" in message
+    assert "train/CLASS/IMAGE" in message
 
 
 def test_cifar10_needs_a_root():
@@ -86,9 +86,9 @@ def test_cifar10_files_with_a_wrong_checksum_are_refused_and_never_unpickled(tmp
         "test_batch",
         "batches.meta",
     ):
-        put(tmp_path / "cifar-10-batches-py" / name, pickle.dumps(Trap(tmp_path / "sprung")))
+        put(tmp_path / "cifar-10-batches-py" / name, pickle.dumps(Trap(tmp_path / "executed")))
     assert "checksums" in refusal(tmp_path, "cifar10")
-    assert not (tmp_path / "sprung").exists()
+    assert not (tmp_path / "executed").exists()
 
 
 def test_cifar10_in_its_official_files_is_read(tmp_path, monkeypatch):

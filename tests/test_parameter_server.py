@@ -1,4 +1,4 @@
-"""The parameter server's parts in one process: who gets what and when, the workers' pictures and their statistics."""
+"""The parameter server in one process: which worker gets which step and when; the workers' images and statistics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from worldsize.model import RunningStatistics
 from worldsize.parallel.ledger import Ledger
 from worldsize.parallel.parameter_server import Report, Server
 
-PATIENCE_S = 10.0  # for what must happen
+TIMEOUT_S = 10.0  # for events that must happen
 
 
 def report(step: int, version: int, gradient: bool = True, leaving: bool = False) -> Report:
@@ -29,7 +29,7 @@ def report(step: int, version: int, gradient: bool = True, leaving: bool = False
 
 
 class Applied(list):
-    """What a server applied, as (worker, step, age)."""
+    """The gradients that a server applied, as (worker, step, age)."""
 
     def __call__(self, worker: int, report: Report, age: int) -> None:
         self.append((worker, report.step, age))
@@ -54,11 +54,11 @@ def background(work, *arguments) -> Future:
 
 
 def waiting_pull(server: Server, worker: int) -> Future:
-    """The answer to a worker that found nothing to do, and now waits."""
+    """The pending result of a worker's pull() that found no step and now waits."""
     asked, hold = threading.Event(), server.hold
-    server.hold = lambda: asked.set() or hold()  # asked with the lock held, which only waiting gives back
+    server.hold = lambda: asked.set() or hold()  # called with the lock held, which only waiting releases
     answer = background(server.pull, worker)
-    assert asked.wait(PATIENCE_S)
+    assert asked.wait(TIMEOUT_S)
     with server.lock:
         server.hold = hold
         assert not answer.done()
@@ -66,11 +66,11 @@ def waiting_pull(server: Server, worker: int) -> Future:
 
 
 def got(answer: Future) -> list[int]:
-    return answer.result(PATIENCE_S).steps
+    return answer.result(TIMEOUT_S).steps
 
 
 @pytest.mark.parametrize("how", ["lost", "left", "dropped", "overflow"])
-def test_a_worker_that_waits_gets_what_another_cannot_do(how):
+def test_a_waiting_worker_gets_the_steps_that_another_does_not_complete(how):
     server, applied = serve(total=4, bound=1)
     old = server.pull(1)
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_waiting_ends_with_the_last_step():
     assert server.ledger.finished
 
 
-def test_gradients_that_are_too_old_are_not_applied_and_the_user_is_told_once(caplog):
+def test_gradients_that_are_too_old_are_not_applied_and_reported_once(caplog):
     server, applied = serve(total=100, bound=1)
     for _ in range(12):
         old = server.pull(1)
@@ -110,34 +110,34 @@ def test_gradients_that_are_too_old_are_not_applied_and_the_user_is_told_once(ca
         server.push(1, report(old.steps[0], old.version))
     assert {worker for worker, _, _ in applied} == {0}
     assert server.ledger.dropped == {1: 12}
-    assert caplog.text.count("worker 1: 10 gradients came more than 1 updates late and were dropped") == 1
+    assert caplog.text.count("worker 1: 10 gradients were more than 1 updates old and were dropped") == 1
 
 
-def test_stop_waits_for_what_is_being_computed_and_hands_out_nothing_more():
+def test_stop_waits_for_running_steps_and_assigns_no_more():
     server, applied = serve(total=10)
     grants = {worker: server.pull(worker) for worker in range(3)}
     server.push(2, report(grants[2].steps[0], 0))
     server.hold = lambda: True
     idle = waiting_pull(server, 2)
-    stopping = background(server.stop, PATIENCE_S)
+    stopping = background(server.stop, TIMEOUT_S)
     assert got(idle) == []
     assert not stopping.done()
     server.push(1, report(grants[1].steps[0], 0))
     assert server.pull(1).steps == []
-    stopping.result(PATIENCE_S)
+    stopping.result(TIMEOUT_S)
     assert applied == [(2, 4, 0), (1, 2, 1)]
     assert server.workers == set()
-    assert server.ledger.missing == [0, 1, 3, 5]  # and 6 was never handed out
+    assert server.ledger.missing == [0, 1, 3, 5]  # 6 was never assigned
 
 
-def test_stop_does_not_wait_for_ever():
+def test_stop_does_not_wait_forever():
     server, _ = serve(total=10)
     server.pull(1)
-    background(server.stop, 0.01).result(PATIENCE_S)
+    background(server.stop, 0.01).result(TIMEOUT_S)
     assert server.workers == {1, 2}
 
 
-def test_a_failure_on_rank_0_ends_everybody():
+def test_a_failure_on_rank_0_ends_all_workers():
     server, _ = serve(total=2)
     server.check()
     grant = server.pull(0)
@@ -150,7 +150,7 @@ def test_a_failure_on_rank_0_ends_everybody():
         server.check()
 
 
-def test_hold_keeps_others_back_but_not_rank_0():
+def test_hold_blocks_other_workers_but_not_rank_0():
     server, _ = serve(total=10)
     server.hold = lambda: True
     answer = waiting_pull(server, 1)
@@ -166,10 +166,10 @@ def test_a_lost_worker_is_named_once_with_the_reason(caplog):
     error = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer\nmore")
     server.lose(2, error)
     server.lose(2, error)
-    assert caplog.messages == ["worker 2 is lost (Connection closed by peer); 2 go on, and its batches go to them"]
+    assert caplog.messages == ["lost worker 2 (Connection closed by peer); 2 workers continue and take over its batches"]
 
 
-def test_many_threads_apply_each_step_once_and_never_two_at_a_time():
+def test_many_threads_apply_each_step_once_and_one_at_a_time():
     total, bound, inside = 400, 3, threading.Lock()
     applied: list[tuple[int, int]] = []
 
@@ -181,9 +181,9 @@ def test_many_threads_apply_each_step_once_and_never_two_at_a_time():
     server = Server(Ledger(total, bound), 6, apply, lambda: torch.zeros(1))
 
     def work(worker):
-        dice = random.Random(worker)
+        rng = random.Random(worker)
         while (grant := server.pull(worker)).steps:
-            what = dice.random()
+            what = rng.random()
             if what < 0.01 and worker > 2:
                 server.lose(worker, RuntimeError("gone"))
                 break
@@ -196,29 +196,29 @@ def test_many_threads_apply_each_step_once_and_never_two_at_a_time():
     assert max(age for _, age in applied) <= bound
 
 
-# The pictures of any step
+# The images of any step
 
 
-def digits_like(n: int) -> ArraySamples:
+def noise_samples(n: int) -> ArraySamples:
     pixels = np.random.default_rng(0).integers(0, 256, (n, 12, 12, 3), dtype=np.uint8)
     return ArraySamples("noise", pixels, (np.sort(np.arange(n) % 3)).astype(np.int32), tuple("abc"))
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_a_worker_sees_the_pictures_that_one_process_would(accumulation):
+def test_a_worker_sees_the_images_that_one_process_would(accumulation):
     plan = BatchPlan(4 * accumulation, 4, 1)
-    loader = Loader(digits_like(50), PadCrop(12, flip=True, padding=3), seed=7, workers=2, prefetch=2, pin=False)
+    loader = Loader(noise_samples(50), PadCrop(12, flip=True, padding=3), seed=7, workers=2, prefetch=2, pin=False)
     order = [(0, 3), (1, 0), (0, 1), (2, 2)]
     try:
         stream, several = loader.steps(), []
         for epoch, step in order[:2]:
             loader.add_step(stream, plan, epoch, step)
-        for epoch, step in order[2:]:  # as a worker does: the next is added before one is used
+        for epoch, step in order[2:]:  # as a worker does: add the next step before using the current one
             several += [next(stream) for _ in range(accumulation)]
             loader.add_step(stream, plan, epoch, step)
         several += list(stream)
-        alone = [loader.training(plan, 0, epoch, step) for epoch, step in order]
-        expected = [next(batches) for batches in alone for _ in range(accumulation)]
+        streams = [loader.training(plan, 0, epoch, step) for epoch, step in order]
+        expected = [next(batches) for batches in streams for _ in range(accumulation)]
     finally:
         loader.close()
     assert len(several) == len(expected) == len(order) * accumulation
@@ -226,21 +226,21 @@ def test_a_worker_sees_the_pictures_that_one_process_would(accumulation):
         assert torch.equal(a.pixels, b.pixels) and torch.equal(a.labels, b.labels)
 
 
-def test_no_more_batches_are_begun_than_asked_for():
-    begun: list[int] = []
+def test_no_more_batches_are_started_than_the_prefetch_allows():
+    started: list[int] = []
 
     def source(first: int, n: int):
         for i in range(first, first + n):
-            begun.append(i)
+            started.append(i)
             yield SimpleNamespace(result=lambda i=i: i)
 
     stream = Stream(2, source(0, 1))
     stream.add(source(1, 3))
     stream.add(source(4, 3))
-    assert begun == []
+    assert started == []
     for i in range(7):
         assert next(stream) == i
-        assert begun == list(range(min(i + 3, 7)))  # the one in use and two ahead
+        assert started == list(range(min(i + 3, 7)))  # the current one and two ahead
     assert next(stream, None) is None
     stream.add(source(7, 1))
     assert next(stream) == 7
@@ -250,8 +250,8 @@ def test_no_more_batches_are_begun_than_asked_for():
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_statistics_that_travel_are_those_of_ordinary_batchnorm(accumulation):
-    """Of one that sees the accumulated micro-batches' mean as one step; without accumulation, simply of BatchNorm."""
+def test_statistics_sent_by_workers_equal_those_of_ordinary_batchnorm(accumulation):
+    """With accumulation, they equal the mean over BatchNorm layers that each see one micro-batch of every step."""
     torch.manual_seed(0)
 
     def network() -> nn.Module:
@@ -264,12 +264,12 @@ def test_statistics_that_travel_are_those_of_ordinary_batchnorm(accumulation):
     for own in plain:
         own.load_state_dict(served.state_dict())
     for _ in range(6):
-        at_worker.forget()
+        at_worker.reset()
         for micro, own in enumerate(plain):
-            pictures = torch.randn(5, 3, 4, 4).double() * 3 + 1
+            images = torch.randn(5, 3, 4, 4).double() * 3 + 1
             at_worker.before_micro(micro)
-            worker(pictures)
-            own(pictures)
+            worker(images)
+            own(images)
         averages.advance([t.clone() for t in at_worker.tensors().values()])
     assert len(averages.tensors()) == 4
     for name, tensor in averages.tensors().items():

@@ -1,4 +1,4 @@
-"""Before a run: servers that are away, rights, kinds that cannot be used, what makes way, and the command."""
+"""Preflight checks: unreachable servers, permissions, unavailable kinds, earlier jobs, and the command."""
 
 from __future__ import annotations
 
@@ -10,59 +10,62 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from apiserver import PLURALS, KeepingWorld, gpu_node, node, serve
-from findings import SPEC, WITH_SECRET, busy, look, the_one, wait_for
+from fake_cluster import PLURALS, KeepingCluster, gpu_node, node, serve
+from findings import SPEC, WITH_SECRET, occupy_gpu, only_problem, preflight, wait_for
 from worldsize import cli
-from worldsize.launch import filepod, jobs, preflight, target
-from worldsize.launch.answers import ClusterError
-from worldsize.launch.follow import Follower
-from worldsize.launch.kinds import KINDS
-from worldsize.launch.options import Job
-from worldsize.launch.pod import network_policy
+from worldsize.cluster import options
+from worldsize.cluster.api.errors import ClusterError
+from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.jobs import manage
+from worldsize.cluster.jobs.follow import Follower
+from worldsize.cluster.manifests import TARGETS, load_target
+from worldsize.cluster.manifests.pod import network_policy
+from worldsize.cluster.preflight import runner
+from worldsize.cluster.storage import file_pod
 
 
-@pytest.mark.parametrize("on", target.TARGETS)
-def test_a_healthy_cluster_has_nothing_to_be_said_against(world, on):
-    found = look(world.cluster, on=on)
+@pytest.mark.parametrize("on", TARGETS)
+def test_a_healthy_cluster_has_no_problems(fake_cluster, on):
+    found = preflight(fake_cluster.cluster, on=on)
     assert {one.level for one in found} == {"ok"}, found
     assert len(found) >= 9
-    assert "room for 2 pods of cpu 4, memory 16Gi, nvidia.com/gpu 8" in [one.what for one in found]
+    assert "capacity for 2 pods of cpu 4, memory 16Gi, nvidia.com/gpu 8" in [one.what for one in found]
 
 
-def test_a_busy_cluster_still_gives_all_answers_within_three_seconds(world):
-    world.latency = 0.15
+def test_a_slow_server_still_gives_all_findings_within_three_seconds(fake_cluster):
+    fake_cluster.latency = 0.15
     begin = time.monotonic()
-    found = look(world.cluster, WITH_SECRET, on="trainjob")
+    found = preflight(fake_cluster.cluster, WITH_SECRET, on="trainjob")
     assert time.monotonic() - begin < 3.0
-    assert the_one(found).what == "there is no Secret kaggle in team"
-    # One after another they would take far longer.
-    assert world.requests * world.latency > 5.0
+    assert only_problem(found).what == "Secret kaggle does not exist in namespace team"
+    # Sequential requests would take much longer.
+    assert fake_cluster.requests * fake_cluster.latency > 5.0
 
 
-def test_a_server_that_is_away_is_one_error(use):
+def test_an_unreachable_server_is_one_error(use):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     begin = time.monotonic()
-    assert f"the API server {address} does not answer" in the_one(look(use({"server": address}))).what
+    assert f"no response from the API server {address}" in only_problem(preflight(use({"server": address}))).what
     assert time.monotonic() - begin < 3.0
 
 
-def test_a_server_that_goes_away_is_one_error(world):
-    world.dead |= {"/api/v1/nodes", "/api/v1/namespaces/team/pods", "/api/v1/namespaces/team/resourcequotas"}
-    assert "does not answer" in the_one(look(world.cluster)).what
+def test_a_server_lost_during_the_checks_is_one_error(fake_cluster):
+    fake_cluster.dead |= {"/api/v1/nodes", "/api/v1/namespaces/team/pods", "/api/v1/namespaces/team/resourcequotas"}
+    assert "no response from" in only_problem(preflight(fake_cluster.cluster)).what
 
 
-def test_a_server_of_something_else(world):
-    world.version = None
-    world.answer = lambda *_: (200, "welcome")
-    assert "is no Kubernetes API server" in the_one(look(world.cluster)).what
+def test_a_server_that_is_not_a_kubernetes_api_server(fake_cluster):
+    fake_cluster.version = None
+    fake_cluster.answer = lambda *_: (200, "welcome")
+    assert "is not a Kubernetes API server" in only_problem(preflight(fake_cluster.cluster)).what
 
 
-def test_whoever_may_do_nothing_is_told_so_once_and_what_was_not_looked_at(world):
+def test_without_any_permission_one_error_lists_them_all_and_warnings_name_the_skipped_checks(fake_cluster):
     for plural in PLURALS:
-        world.denied |= {(verb, plural) for verb in ("get", "list", "watch", "create", "patch", "delete")}
-    found = look(world.cluster, WITH_SECRET)
+        fake_cluster.denied |= {(verb, plural) for verb in ("get", "list", "watch", "create", "patch", "delete")}
+    found = preflight(fake_cluster.cluster, WITH_SECRET)
     errors = [one for one in found if one.level == "error"]
     assert len(errors) == 1
     role = yaml.safe_load(errors[0].remedy.partition("\n")[2])
@@ -70,13 +73,13 @@ def test_whoever_may_do_nothing_is_told_so_once_and_what_was_not_looked_at(world
     rules = {(rule["apiGroups"][0], rule["resources"][0]): set(rule["verbs"]) for rule in role["rules"]}
     assert rules["kubeflow.org", "pytorchjobs"] == {"create", "get", "list", "watch", "patch", "delete"}
     assert rules["", "pods"] == {"list", "watch"}
-    unseen = [one.what for one in found if "your role may not" in one.what and one.level == "warning"]
-    for what in ("look at namespace", "look at nodes", "look at volumes", "look at secrets", "be tried"):
-        assert any(what in line for line in unseen), what
+    skipped = [one.what for one in found if "no permission to" in one.what and one.level == "warning"]
+    for what in ("check namespace", "check nodes", "check volumes", "check secrets", "check whether the namespace admits"):
+        assert any(what in line for line in skipped), what
 
 
-class NotingWorld(KeepingWorld):
-    """Keeps the rights that requests needed, and those that a review was asked for, as (verb, resource)."""
+class RecordingCluster(KeepingCluster):
+    """Records, as (verb, resource), the permissions that requests require and those that access reviews ask for."""
 
     def __init__(self):
         super().__init__()
@@ -84,8 +87,10 @@ class NotingWorld(KeepingWorld):
 
     def answer(self, method, path, query, body):
         if (body or {}).get("kind") == "SelfSubjectAccessReview":
-            asked = body["spec"]["resourceAttributes"]
-            self.reviewed.add((asked["verb"], "/".join(filter(None, (asked["resource"], asked["subresource"])))))
+            attributes = body["spec"]["resourceAttributes"]
+            self.reviewed.add(
+                (attributes["verb"], "/".join(filter(None, (attributes["resource"], attributes["subresource"]))))
+            )
         else:
             *_, before, last = path.split("/")
             resource = "pods/log" if last == "log" else last if last in PLURALS else before
@@ -96,203 +101,218 @@ class NotingWorld(KeepingWorld):
         return super().answer(method, path, query, body)
 
 
-@pytest.mark.parametrize("on", target.TARGETS)
-def test_the_rights_that_are_looked_at_are_those_that_commands_need(use, on):
-    world, kind = NotingWorld(), target.load(on)
-    with serve(world) as address:
+@pytest.mark.parametrize("on", TARGETS)
+def test_preflight_checks_exactly_the_permissions_that_the_commands_require(use, on):
+    fake_cluster, kind = RecordingCluster(), load_target(on)
+    with serve(fake_cluster) as address:
         cluster = use({"server": address})
-        world.refuse(kind.kind, 422, "no")
-        with pytest.raises(ClusterError):  # and what was sent before it is taken back
-            jobs.submit(cluster, SPEC, kind.render(SPEC))
-        world.refusals.clear()
-        jobs.submit(cluster, SPEC, kind.render(SPEC))
+        fake_cluster.refuse(kind.kind, 422, "no")
+        with pytest.raises(ClusterError):  # also deletes the objects created before the error
+            manage.submit(cluster, SPEC, kind.render(SPEC))
+        fake_cluster.refusals.clear()
+        manage.submit(cluster, SPEC, kind.render(SPEC))
         status = {"phase": "Running", "containerStatuses": [{"name": kind.container, "state": {"running": {}}}]}
         of_the_job = dict(pair.split("=") for pair in kind.selector("r50").split(","))
-        world.add("Pod", "r50-0", metadata={"labels": of_the_job}, spec={}, status=status)
+        fake_cluster.add("Pod", "r50-0", metadata={"labels": of_the_job}, spec={}, status=status)
         events = Follower(cluster, kind, "r50").events()
-        wait_for(lambda: [next(events)] and ("get", "pods/log") in world.needed)
+        wait_for(lambda: [next(events)] and ("get", "pods/log") in fake_cluster.needed)
         events.close()
-        world.objects = {path: one for path, one in world.objects.items() if not path.endswith("/r50-0")}
-        jobs.stop(cluster, jobs.find(cluster, "r50"))
-        jobs.delete(cluster, jobs.find(cluster, "r50"))
-        # Listing goes through all kinds, and leaves out what the user may not see.
+        fake_cluster.objects = {path: one for path, one in fake_cluster.objects.items() if not path.endswith("/r50-0")}
+        manage.stop(cluster, manage.find(cluster, "r50"))
+        manage.delete(cluster, manage.find(cluster, "r50"))
+        # Listing queries all kinds, and skips those that the user may not list.
         others = {("list", KINDS[name].plural) for name in ("PyTorchJob", "MPIJob", "TrainJob", "Job") if name != kind.kind}
-        by_commands = world.needed - others
-        look(cluster, on=on)
-        assert by_commands <= world.reviewed <= world.needed
+        by_commands = fake_cluster.needed - others
+        preflight(cluster, on=on)
+        assert by_commands <= fake_cluster.reviewed <= fake_cluster.needed
 
 
-def test_rights_that_one_kind_or_one_command_lacks_forbid_no_other(world, capsys):
-    world.denied = {("create", "pods/exec"), ("list", "deployments"), ("list", "namespaces"), ("get", "mpijobs")}
-    assert preflight.check(preflight.ClusterCheck(), world.cluster) == 0
+def test_missing_permissions_for_one_kind_or_command_do_not_block_the_others(fake_cluster, capsys):
+    fake_cluster.denied = {("create", "pods/exec"), ("list", "deployments"), ("list", "namespaces"), ("get", "mpijobs")}
+    assert runner.check(runner.ClusterCheck(), fake_cluster.cluster) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "warning  your role in team may not get mpijobs" in lines
-    assert "warning  `worldsize cluster files` may not work: your role may not create pods/exec" in lines
-    assert {one.level for one in look(world.cluster)} == {"ok"}
-    world.denied.add(("create", "trainingruntimes"))
-    assert preflight.check(preflight.ClusterCheck(), world.cluster) == 0
-    world.denied.add(("list", "pytorchjobs"))
-    assert preflight.check(preflight.ClusterCheck(), world.cluster) == 2
+    assert "warning  missing permissions in namespace team: get mpijobs" in lines
+    assert "warning  `worldsize cluster files` may not work; missing permissions: create pods/exec" in lines
+    assert {one.level for one in preflight(fake_cluster.cluster)} == {"ok"}
+    fake_cluster.denied.add(("create", "trainingruntimes"))
+    assert runner.check(runner.ClusterCheck(), fake_cluster.cluster) == 0
+    fake_cluster.denied.add(("list", "pytorchjobs"))
+    assert runner.check(runner.ClusterCheck(), fake_cluster.cluster) == 2
 
 
 UNUSABLE = {
     "MPIJob v1": (
         "mpijob",
-        lambda world: world.served.update({"kubeflow.org/v1": ["pytorchjobs", "mpijobs"], "kubeflow.org/v2beta1": []}),
-        "MPIJob: the cluster has only v1, training-operator's",
+        lambda fake: fake.served.update({"kubeflow.org/v1": ["pytorchjobs", "mpijobs"], "kubeflow.org/v2beta1": []}),
+        "MPIJob: the cluster has v1 (training-operator), but v2beta1",
     ),
-    "no MPIJob": ("mpijob", lambda w: w.served.pop("kubeflow.org/v2beta1"), "no mpijobs in kubeflow.org/v2beta1"),
-    "no TrainJob": ("trainjob", lambda w: w.served.pop("trainer.kubeflow.org/v1alpha1"), "the cluster does not know it"),
-    "no JobSet": ("trainjob", lambda w: w.served.pop("jobset.x-k8s.io/v1alpha2"), "there is no JobSet"),
-    "old TrainJob": ("trainjob", lambda w: w.trainjob_fields.remove("runtimePatches"), "older than 2.2"),
+    "no MPIJob": ("mpijob", lambda fake: fake.served.pop("kubeflow.org/v2beta1"), "no mpijobs in kubeflow.org/v2beta1"),
+    "no TrainJob": (
+        "trainjob",
+        lambda fake: fake.served.pop("trainer.kubeflow.org/v1alpha1"),
+        "not installed on this cluster",
+    ),
+    "no JobSet": ("trainjob", lambda fake: fake.served.pop("jobset.x-k8s.io/v1alpha2"), "JobSet is not installed"),
+    "old TrainJob": ("trainjob", lambda fake: fake.trainjob_fields.remove("runtimePatches"), "older than 2.2"),
 }
 
 
 @pytest.mark.parametrize(("on", "plant", "what"), UNUSABLE.values(), ids=UNUSABLE)
-def test_a_kind_that_cannot_be_used(world, on, plant, what):
-    plant(world)
-    finding = the_one(look(world.cluster, on=on))
+def test_a_kind_that_is_not_available(fake_cluster, on, plant, what):
+    plant(fake_cluster)
+    finding = only_problem(preflight(fake_cluster.cluster, on=on))
     assert what in finding.what
-    assert "ask whoever runs the cluster to install Kubeflow" in finding.remedy
+    assert "ask your cluster administrator to install Kubeflow" in finding.remedy
 
 
-def test_the_runtime_that_is_named_must_be_there_and_only_then_is_its_job_tried(world):
-    named = replace(SPEC, runtime="torch-distributed")
-    world.refuse("TrainJob", 400, "the server has tried it")
-    world.add("ClusterTrainingRuntime", "deepspeed")
-    missing = the_one(look(world.cluster, named, on="trainjob"))
-    assert missing.what == "there is no ClusterTrainingRuntime torch-distributed" and "there are deepspeed" in missing.remedy
-    world.add("ClusterTrainingRuntime", "torch-distributed")
-    assert "the server has tried it" in the_one(look(world.cluster, named, on="trainjob")).what
-    # A runtime that comes with the job is not there yet, and so the job would be refused.
-    found = look(world.cluster, on="trainjob")
+def test_the_requested_runtime_must_exist_before_the_dry_run_of_its_job(fake_cluster):
+    with_runtime = replace(SPEC, runtime="torch-distributed")
+    fake_cluster.refuse("TrainJob", 400, "the server has tried it")
+    fake_cluster.add("ClusterTrainingRuntime", "deepspeed")
+    missing = only_problem(preflight(fake_cluster.cluster, with_runtime, on="trainjob"))
+    assert (
+        missing.what == "ClusterTrainingRuntime torch-distributed does not exist"
+        and "existing runtimes: deepspeed" in missing.remedy
+    )
+    fake_cluster.add("ClusterTrainingRuntime", "torch-distributed")
+    assert "the server has tried it" in only_problem(preflight(fake_cluster.cluster, with_runtime, on="trainjob")).what
+    # The job's own runtime does not exist yet, so a dry run of the job would be rejected.
+    found = preflight(fake_cluster.cluster, on="trainjob")
     assert {one.level for one in found} == {"ok"}
     assert "the server would accept ConfigMap, NetworkPolicy, TrainingRuntime" in [one.what for one in found]
 
 
-def test_the_launcher_of_an_mpijob_needs_a_place_too(world):
+def test_the_launcher_of_an_mpijob_needs_capacity_too(fake_cluster):
     for name in ("n0", "n1"):
-        world.add("Node", **gpu_node(name, 8, cpu="4"))
-    assert {one.level for one in look(world.cluster)} == {"ok"}
-    assert "room for 1 of 2 pods even on empty nodes" in the_one(look(world.cluster, on="mpijob")).what
-    world.add("Node", **node("n2", cpu="1"))
-    assert {one.level for one in look(world.cluster, on="mpijob")} == {"ok"}
+        fake_cluster.add("Node", **gpu_node(name, 8, cpu="4"))
+    assert {one.level for one in preflight(fake_cluster.cluster)} == {"ok"}
+    assert "capacity for 1 of 2 pods even on empty nodes" in only_problem(preflight(fake_cluster.cluster, on="mpijob")).what
+    fake_cluster.add("Node", **node("n2", cpu="1"))
+    assert {one.level for one in preflight(fake_cluster.cluster, on="mpijob")} == {"ok"}
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Suspended"])
-def test_a_job_that_failed_or_was_stopped_makes_way(world, phase):
-    world.add("PyTorchJob", "r50", status={"conditions": [{"type": phase, "status": "True"}]})
-    world.add("ConfigMap", "r50")
-    found = look(world.cluster)
+def test_a_failed_or_stopped_job_will_be_replaced(fake_cluster, phase):
+    fake_cluster.add("PyTorchJob", "r50", status={"conditions": [{"type": phase, "status": "True"}]})
+    fake_cluster.add("ConfigMap", "r50")
+    found = preflight(fake_cluster.cluster)
     assert {one.level for one in found} == {"ok"}
-    assert f"PyTorchJob r50 is {phase}; it makes way, and its run goes on" in [one.what for one in found]
+    assert f"PyTorchJob r50 is {phase}; it will be replaced, and its run resumes" in [one.what for one in found]
 
 
-def test_a_job_in_kueues_queue_does_not(world):
+def test_a_suspended_job_in_a_kueue_queue_is_not_replaced(fake_cluster):
     labels = {"kueue.x-k8s.io/queue-name": "team"}
     status = {"conditions": [{"type": "Suspended", "status": "True"}]}
-    world.add("PyTorchJob", "r50", metadata={"labels": labels}, status=status)
-    found = the_one(look(world.cluster))
+    fake_cluster.add("PyTorchJob", "r50", metadata={"labels": labels}, status=status)
+    found = only_problem(preflight(fake_cluster.cluster))
     assert found.level == "error" and "worldsize delete r50 --namespace team ends it" in found.remedy
 
 
-def test_a_run_may_be_called_like_a_volume_that_somebody_looks_into(world):
-    look_into = filepod.manifest(filepod.FilePod("r50", "team", "worldsize:1", "abcde"))
-    world.add("Pod", metadata=look_into["metadata"], spec=look_into["spec"], status={"phase": "Running"})
-    assert {one.level for one in look(world.cluster)} == {"ok"}
-    chosen = network_policy(SPEC)["spec"]["podSelector"]["matchLabels"]
-    assert not chosen.items() <= look_into["metadata"]["labels"].items()
+def test_a_run_may_have_the_name_of_a_volume_with_a_file_pod(fake_cluster):
+    existing = file_pod.manifest(file_pod.FilePod("r50", "team", "worldsize:1", "abcde"))
+    fake_cluster.add("Pod", metadata=existing["metadata"], spec=existing["spec"], status={"phase": "Running"})
+    assert {one.level for one in preflight(fake_cluster.cluster)} == {"ok"}
+    selected = network_policy(SPEC)["spec"]["podSelector"]["matchLabels"]
+    assert not selected.items() <= existing["metadata"]["labels"].items()
 
 
-def test_an_elastic_job_needs_room_for_its_fewest_nodes(world):
+def test_an_elastic_job_needs_capacity_for_its_minimum_number_of_nodes(fake_cluster):
     elastic = replace(SPEC, nodes=3, elastic=(2, 4))
-    assert "3 pods asked for, and room for 2 at present" in the_one(look(world.cluster, elastic), "warning").what
-    assert "room for 2 of 3 pods" in the_one(look(world.cluster, replace(elastic, elastic=(3, 4)))).what
+    assert "3 pods requested, current capacity 2" in only_problem(preflight(fake_cluster.cluster, elastic), "warning").what
+    assert "capacity for 2 of 3 pods" in only_problem(preflight(fake_cluster.cluster, replace(elastic, elastic=(3, 4)))).what
 
 
-def test_other_things_worth_saying(world):
-    world.add("Namespace", "team", metadata={"labels": {"istio-injection": "enabled"}})
-    world.volume("data", "ReadWriteMany", phase="Pending", storageClassName="lazy")
-    world.add("StorageClass", "lazy", volumeBindingMode="WaitForFirstConsumer")
-    there = {"metadata": {"namespace": "kubeflow"}, "status": {"availableReplicas": 1}}
-    world.add("Deployment", "training-operator", **there)
-    world.denied.add(("list", "pods"))
-    said = [one.what for one in look(world.cluster) if one.level == "ok"]
-    assert "namespace team (Istio adds sidecars here; the job's pods opt out)" in said
-    assert "volume data will be bound when the first pod needs it" in said
-    assert "training-operator runs" in said
-    assert "room for 2 pods on empty nodes (your role may not see what runs on them)" in said
+def test_other_ok_findings(fake_cluster):
+    fake_cluster.add("Namespace", "team", metadata={"labels": {"istio-injection": "enabled"}})
+    fake_cluster.volume("data", "ReadWriteMany", phase="Pending", storageClassName="lazy")
+    fake_cluster.add("StorageClass", "lazy", volumeBindingMode="WaitForFirstConsumer")
+    deployment = {"metadata": {"namespace": "kubeflow"}, "status": {"availableReplicas": 1}}
+    fake_cluster.add("Deployment", "training-operator", **deployment)
+    fake_cluster.denied.add(("list", "pods"))
+    found = [one.what for one in preflight(fake_cluster.cluster) if one.level == "ok"]
+    assert "namespace team (Istio injects sidecars here; the job's pods opt out)" in found
+    assert "volume data will be bound when the first pod uses it" in found
+    assert "training-operator is running" in found
+    assert "capacity for 2 pods on empty nodes (no permission to list the pods that use them)" in found
 
 
-def test_trainer_asks_for_a_newer_kubernetes_than_the_others(world):
-    world.version = "v1.30.4"
-    assert {one.level for one in look(world.cluster)} == {"ok"}
-    assert "v1.30.4: Kubeflow's operators ask for 1.31" in the_one(look(world.cluster, on="trainjob"), "warning").what
+def test_trainer_requires_a_newer_kubernetes_than_the_others(fake_cluster):
+    fake_cluster.version = "v1.30.4"
+    assert {one.level for one in preflight(fake_cluster.cluster)} == {"ok"}
+    assert (
+        "v1.30.4: Kubeflow's operators require 1.31"
+        in only_problem(preflight(fake_cluster.cluster, on="trainjob"), "warning").what
+    )
 
 
-def test_data_may_be_on_a_volume_that_can_only_be_read(world):
-    world.volume("pictures", "ReadOnlyMany")
-    assert {one.level for one in look(world.cluster, replace(SPEC, volumes=("data", "pictures")))} == {"ok"}
-    assert "cannot be written" in the_one(look(world.cluster, replace(SPEC, nodes=1, volumes=("pictures", "data")))).what
+def test_data_may_be_on_a_read_only_volume(fake_cluster):
+    fake_cluster.volume("images-data", "ReadOnlyMany")
+    assert {one.level for one in preflight(fake_cluster.cluster, replace(SPEC, volumes=("data", "images-data")))} == {"ok"}
+    assert (
+        "is not writable"
+        in only_problem(preflight(fake_cluster.cluster, replace(SPEC, nodes=1, volumes=("images-data", "data")))).what
+    )
 
 
-@pytest.mark.parametrize("on", target.TARGETS)
-def test_a_volume_of_one_pod_is_enough_for_one_node(world, on):
-    """An MPIJob's launcher is a second pod, but mounts no volume."""
-    world.volume("data", "ReadWriteOncePod")
-    assert {one.level for one in look(world.cluster, replace(SPEC, nodes=1), on)} == {"ok"}
-    assert "from one node only" in the_one(look(world.cluster, SPEC, on)).what
+@pytest.mark.parametrize("on", TARGETS)
+def test_a_single_pod_volume_is_enough_for_one_node(fake_cluster, on):
+    """The launcher of an MPIJob is a second pod, but it mounts no volume."""
+    fake_cluster.volume("data", "ReadWriteOncePod")
+    assert {one.level for one in preflight(fake_cluster.cluster, replace(SPEC, nodes=1), on)} == {"ok"}
+    assert "from one node only" in only_problem(preflight(fake_cluster.cluster, SPEC, on)).what
 
 
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def test_cluster_check_prints_a_line_for_each_finding_and_the_remedies(world, capsys):
-    world.served.pop("kubeflow.org/v2beta1")
-    asked = preflight.ClusterCheck(Job(nodes=2, gpus=16, volume=("data",)))
-    assert preflight.check(asked, world.cluster) == 2
+def test_cluster_check_prints_every_finding_with_its_remedy(fake_cluster, capsys):
+    fake_cluster.served.pop("kubeflow.org/v2beta1")
+    check_options = runner.ClusterCheck(options.JobOptions(nodes=2, gpus=16, volume=("data",)))
+    assert runner.check(check_options, fake_cluster.cluster) == 2
     lines = capsys.readouterr().out.splitlines()
-    assert "ok       PyTorchJob (kubeflow.org/v1) can be used" in lines
-    assert any(line.startswith("warning  MPIJob: the cluster does not know it") for line in lines)
-    at = next(i for i, line in enumerate(lines) if line.startswith("error    room for 0 of 2 pods even on empty nodes: 16 "))
-    assert lines[at + 1].startswith("         ask for less on each node")
+    assert "ok       PyTorchJob (kubeflow.org/v1) is available" in lines
+    assert any(line.startswith("warning  MPIJob: not installed on this cluster") for line in lines)
+    at = next(
+        i for i, line in enumerate(lines) if line.startswith("error    capacity for 0 of 2 pods even on empty nodes: 16 ")
+    )
+    assert lines[at + 1].startswith("         request less per node")
     assert re.fullmatch(r"\d+ ok, 1 warning, 1 error, \d\.\d s", lines[-1])
 
 
-def test_cluster_check_asks_for_nothing_that_was_not_asked_for(world, capsys):
-    world.objects = {path: one for path, one in world.objects.items() if not path.startswith("/api/v1/nodes")}
-    world.add("Node", **node("small", cpu="1"))
-    assert preflight.check(preflight.ClusterCheck(), world.cluster) == 0
-    assert preflight.check(preflight.ClusterCheck(on="mpijob"), world.cluster) == 0
+def test_cluster_check_checks_only_what_was_requested(fake_cluster, capsys):
+    fake_cluster.objects = {path: one for path, one in fake_cluster.objects.items() if not path.startswith("/api/v1/nodes")}
+    fake_cluster.add("Node", **node("small", cpu="1"))
+    assert runner.check(runner.ClusterCheck(), fake_cluster.cluster) == 0
+    assert runner.check(runner.ClusterCheck(on="mpijob"), fake_cluster.cluster) == 0
     out = capsys.readouterr().out
     assert "the server would accept ConfigMap, NetworkPolicy, MPIJob" in out
     assert "0 warnings, 0 errors" in out
-    # A launcher is needed where an MPIJob is asked about, and not in general.
-    world.add("Node", **node("small", pods="1"))
-    assert preflight.check(preflight.ClusterCheck(), world.cluster) == 0
-    assert preflight.check(preflight.ClusterCheck(on="mpijob"), world.cluster) == 2
+    # Capacity for a launcher is only checked with --on mpijob.
+    fake_cluster.add("Node", **node("small", pods="1"))
+    assert runner.check(runner.ClusterCheck(), fake_cluster.cluster) == 0
+    assert runner.check(runner.ClusterCheck(on="mpijob"), fake_cluster.cluster) == 2
 
 
-def test_cluster_check_refuses_amounts_as_train_does(world, capsys):
+def test_cluster_check_rejects_invalid_amounts_like_train(fake_cluster, capsys):
     amounts = ("--nodes", "0", "--memory", "64GB")
     assert cli.main(["cluster", "check", *amounts]) == 64
     refused = capsys.readouterr().err
-    assert "--memory '64GB': a quantity such as 8, 500m, 16Gi\n  --nodes 0: at least 1" in refused
+    assert "--memory '64GB': expected a quantity such as 8, 500m or 16Gi\n  --nodes 0 must be at least 1" in refused
     words = ("--on", "pytorchjob", "--image", "worldsize:1", "--volume", "data")
     assert cli.main(["train", "digits", *words, *amounts]) == 64
     assert capsys.readouterr().err == refused
 
 
-def test_before_a_job_only_what_is_wrong_is_said(world, capsys):
-    manifests = target.load("pytorchjob").render(SPEC)
-    assert preflight.run(world.cluster, "pytorchjob", SPEC, manifests, quiet=True)
+def test_quiet_preflight_prints_only_problems(fake_cluster, capsys):
+    manifests = load_target("pytorchjob").render(SPEC)
+    assert runner.run(fake_cluster.cluster, "pytorchjob", SPEC, manifests, quiet=True)
     assert capsys.readouterr() == ("", "")
-    assert preflight.run(world.cluster, "pytorchjob", SPEC, manifests)
+    assert runner.run(fake_cluster.cluster, "pytorchjob", SPEC, manifests)
     assert "ok       volume data\n" in capsys.readouterr().err
-    busy(world)
-    assert preflight.run(world.cluster, "pytorchjob", SPEC, manifests, quiet=True)
-    assert capsys.readouterr().err.startswith("warning  2 pods asked for, and room for 1")
-    world.objects.pop("/api/v1/namespaces/team/persistentvolumeclaims/data")
-    assert not preflight.run(world.cluster, "pytorchjob", SPEC, manifests, quiet=True)
+    occupy_gpu(fake_cluster)
+    assert runner.run(fake_cluster.cluster, "pytorchjob", SPEC, manifests, quiet=True)
+    assert capsys.readouterr().err.startswith("warning  2 pods requested, current capacity 1")
+    fake_cluster.objects.pop("/api/v1/namespaces/team/persistentvolumeclaims/data")
+    assert not runner.run(fake_cluster.cluster, "pytorchjob", SPEC, manifests, quiet=True)
     out, err = capsys.readouterr()
-    assert out == "" and "error    there is no volume data in team" in err
+    assert out == "" and "error    volume data does not exist in namespace team" in err

@@ -1,4 +1,4 @@
-"""Before a run: each fault, in an otherwise healthy cluster, gives its one message and says what to do."""
+"""Preflight checks: each fault in an otherwise healthy cluster gives exactly one message with a remedy."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from apiserver import World, gpu_node, quota, running
-from findings import SPEC, WITH_SECRET, busy, look, the_one
-from worldsize.launch.spec import JobSpec, Placement
+from fake_cluster import FakeCluster, gpu_node, quota, running
+from findings import SPEC, WITH_SECRET, occupy_gpu, only_problem, preflight
+from worldsize.cluster.manifests.spec import JobSpec, Placement
 
 SIXTEEN_GPUS = replace(SPEC, procs=16, resources=replace(SPEC.resources, gpus=16))
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-LEAVING = {"deletionTimestamp": "2026-11-20T00:00:00Z"}
+DELETING = {"deletionTimestamp": "2026-11-20T00:00:00Z"}
 
 
 @dataclass
 class Fault:
-    """What is wrong with the world or the job, and what is said of it."""
+    """A fault of the cluster or the job, and the expected finding."""
 
-    what: str  # a pattern
+    what: str  # a regular expression
     remedy: str = ""
-    plant: Callable[[World], object] = id
+    plant: Callable[[FakeCluster], object] = id
     spec: JobSpec = SPEC
 
 
@@ -35,264 +35,279 @@ def on_volume(name):
     return replace(SPEC, volumes=(name,))
 
 
-def with_kueue(world, **queue):
-    world.objects["/apis/kueue.x-k8s.io"] = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
-    world.add("LocalQueue", "team", **queue)
+def with_kueue(fake_cluster, **queue):
+    fake_cluster.objects["/apis/kueue.x-k8s.io"] = {"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}
+    fake_cluster.add("LocalQueue", "team", **queue)
 
 
-def labelled(world, **labels):
+def labelled(fake_cluster, **labels):
     for name in ("n0", "n1"):
-        world.add("Node", **gpu_node(name, 8, labels={key.replace("__", "/"): value for key, value in labels.items()}))
+        fake_cluster.add(
+            "Node", **gpu_node(name, 8, labels={key.replace("__", "/"): value for key, value in labels.items()})
+        )
 
 
-def tainted(world):
+def tainted(fake_cluster):
     for name in ("n0", "n1"):
-        world.add("Node", **gpu_node(name, 8, taints=[TAINT]))
+        fake_cluster.add("Node", **gpu_node(name, 8, taints=[TAINT]))
 
 
-def pending(world, storage_class=None, mode="Immediate"):
-    """Volume "late", not bound yet."""
+def pending(fake_cluster, storage_class=None, mode="Immediate"):
+    """Add the volume "late", which is not bound yet."""
     spec = {"storageClassName": storage_class} if storage_class else {}
-    world.volume("late", "ReadWriteMany", phase="Pending", **spec)
-    world.add("StorageClass", "standard", volumeBindingMode=mode)
+    fake_cluster.volume("late", "ReadWriteMany", phase="Pending", **spec)
+    fake_cluster.add("StorageClass", "standard", volumeBindingMode=mode)
 
 
 def job(kind, condition=None, **metadata):
-    """Plants a job of the same name."""
+    """Returns a function that adds a job with the same name."""
     conditions = [{"type": condition, "status": "True"}] if condition else []
-    return lambda world: world.add(kind, "r50", metadata=metadata, status={"conditions": conditions})
+    return lambda fake: fake.add(kind, "r50", metadata=metadata, status={"conditions": conditions})
 
 
-def limited(world):
-    made = quota({"requests.nvidia.com/gpu": "16"}, {"requests.nvidia.com/gpu": "8"})
-    world.add("ResourceQuota", "gpus", spec=made["spec"], status=made["status"])
+def limited(fake_cluster):
+    half_used = quota({"requests.nvidia.com/gpu": "16"}, {"requests.nvidia.com/gpu": "8"})
+    fake_cluster.add("ResourceQuota", "gpus", spec=half_used["spec"], status=half_used["status"])
 
 
 ERRORS = {
     "no namespace": Fault(
-        "there is no namespace team; there are: other",
+        "namespace team does not exist; existing namespaces: other",
         "kubectl create namespace team",
-        lambda world: [world.objects.pop("/api/v1/namespaces/team"), world.add("Namespace", "other")],
+        lambda fake: [fake.objects.pop("/api/v1/namespaces/team"), fake.add("Namespace", "other")],
     ),
-    "namespace leaves": Fault(
+    "namespace is being deleted": Fault(
         "namespace team is being deleted",
         "--namespace",
-        lambda world: world.add("Namespace", "team", status={"phase": "Terminating"}),
+        lambda fake: fake.add("Namespace", "team", status={"phase": "Terminating"}),
     ),
     "no operator": Fault(
-        "PyTorchJob: the cluster does not know it",
-        "training-operator 1.9; this cluster has MPIJob and TrainJob: --on mpijob",
-        lambda world: world.served.pop("kubeflow.org/v1"),
+        "PyTorchJob: not installed on this cluster",
+        "training-operator 1.9; this cluster has MPIJob and TrainJob: use --on mpijob",
+        lambda fake: fake.served.pop("kubeflow.org/v1"),
     ),
     "operator is down": Fault(
-        "training-operator has no pod that is ready",
+        "training-operator has no ready pod",
         "kubectl -n kubeflow describe",
-        lambda world: world.add("Deployment", "training-operator", metadata={"namespace": "kubeflow"}),
+        lambda fake: fake.add("Deployment", "training-operator", metadata={"namespace": "kubeflow"}),
     ),
-    "few rights": Fault(
-        "your role in team may not create, watch pytorchjobs; get pods/log",
+    "missing permissions": Fault(
+        "missing permissions in namespace team: create, watch pytorchjobs; get pods/log",
         "resources: [pytorchjobs]",
-        lambda world: world.denied.update({("create", "pytorchjobs"), ("watch", "pytorchjobs"), ("get", "pods/log")}),
+        lambda fake: fake.denied.update({("create", "pytorchjobs"), ("watch", "pytorchjobs"), ("get", "pods/log")}),
     ),
-    "no right to logs": Fault(
-        "your role in team may not get pods/log",
+    "no permission for logs": Fault(
+        "missing permissions in namespace team: get pods/log",
         "resources: [pods/log]",
-        lambda world: world.denied.add(("get", "pods/log")),
+        lambda fake: fake.denied.add(("get", "pods/log")),
     ),
     "no volume": Fault(
-        "there is no volume imagenet in team; there are: data",
+        "volume imagenet does not exist in namespace team; existing volumes: data",
         "worldsize cluster volume create imagenet",
         spec=on_volume("imagenet"),
     ),
     "volume of one node": Fault(
-        r"volume data can be written from one node only \(ReadWriteOnce\); the job has 2",
+        r"volume data is writable from one node only \(ReadWriteOnce\); the job has 2",
         "--access rwx",
-        lambda world: world.volume("data", "ReadWriteOnce"),
+        lambda fake: fake.volume("data", "ReadWriteOnce"),
     ),
-    "volume of one node of several later": Fault(
-        r"volume data can be written from one node only \(ReadWriteOnce\); the job has 4",
+    "volume of one node, elastic job": Fault(
+        r"volume data is writable from one node only \(ReadWriteOnce\); the job has 4",
         "or use --nodes 1 without --elastic",
-        lambda world: world.volume("data", "ReadWriteOnce"),
+        lambda fake: fake.volume("data", "ReadWriteOnce"),
         replace(SPEC, nodes=1, elastic=(1, 4)),
     ),
-    "volume to read": Fault(
-        r"volume data \(ReadOnlyMany\) cannot be written",
+    "read-only volume": Fault(
+        r"volume data \(ReadOnlyMany\) is not writable",
         "--access rwx",
-        lambda world: world.volume("data", "ReadOnlyMany"),
+        lambda fake: fake.volume("data", "ReadOnlyMany"),
         replace(SPEC, nodes=1),
     ),
-    "volume leaves": Fault(
+    "volume is being deleted": Fault(
         "volume data is being deleted",
         "--volume",
-        lambda world: world.objects["/api/v1/namespaces/team/persistentvolumeclaims/data"]["metadata"].update(LEAVING),
+        lambda fake: fake.objects["/api/v1/namespaces/team/persistentvolumeclaims/data"]["metadata"].update(DELETING),
     ),
     "volume is lost": Fault(
         "volume data has lost its storage",
-        "ask whoever runs the cluster",
-        lambda world: world.volume("data", "ReadWriteMany", phase="Lost"),
+        "ask your cluster administrator",
+        lambda fake: fake.volume("data", "ReadWriteMany", phase="Lost"),
     ),
-    "volume of no class": Fault("volume late has no StorageClass and is not bound", "--class", pending, on_volume("late")),
-    "volume of a wrong class": Fault(
-        "volume late names StorageClass fast, which does not exist",
-        "there are: standard",
-        lambda world: pending(world, "fast"),
+    "volume without a class": Fault(
+        "volume late has no StorageClass and is not bound", "--class", pending, on_volume("late")
+    ),
+    "volume with an unknown class": Fault(
+        "volume late uses StorageClass fast, which does not exist",
+        "existing StorageClasses: standard",
+        lambda fake: pending(fake, "fast"),
         on_volume("late"),
     ),
     "volume is not bound": Fault(
         "volume late is not bound yet",
         "kubectl -n team describe pvc late",
-        lambda world: pending(world, "standard"),
+        lambda fake: pending(fake, "standard"),
         on_volume("late"),
     ),
     "no Secret": Fault(
-        "there is no Secret kaggle in team", "worldsize cluster secret create kaggle --from-env token", spec=WITH_SECRET
+        "Secret kaggle does not exist in namespace team",
+        "worldsize cluster secret create kaggle --from-env token",
+        spec=WITH_SECRET,
     ),
     "no key": Fault(
         "Secret kaggle has no key token; its keys: name, word",
         "--secret kaggle/KEY",
-        lambda world: world.add("Secret", "kaggle", data={"name": "", "word": ""}),
+        lambda fake: fake.add("Secret", "kaggle", data={"name": "", "word": ""}),
         WITH_SECRET,
     ),
     "no pull secret": Fault(
-        "there is no Secret pull",
+        "Secret pull does not exist",
         "kubectl -n team create secret docker-registry pull",
         spec=replace(SPEC, pull_secrets=("pull",)),
     ),
     "Secret of another type": Fault(
-        "Secret pull is no pull secret: its type is Opaque",
+        "Secret pull is not a pull secret: its type is Opaque",
         "docker-registry",
-        lambda world: world.add("Secret", "pull", data={}, type="Opaque"),
+        lambda fake: fake.add("Secret", "pull", data={}, type="Opaque"),
         replace(SPEC, pull_secrets=("pull",)),
     ),
-    "no Kueue": Fault("--queue team: Kueue is not installed", "leave --queue out", spec=placed(queue="team")),
-    "no queue": Fault("there is no LocalQueue a in team", "there are team", with_kueue, placed(queue="a")),
-    "no Volcano queue": Fault("there is no Volcano queue a", "kubectl get queues", spec=placed(volcano_queue="a")),
+    "no Kueue": Fault("--queue team: Kueue is not installed", "omit --queue", spec=placed(queue="team")),
+    "no queue": Fault(
+        "LocalQueue a does not exist in namespace team", "existing queues: team", with_kueue, placed(queue="a")
+    ),
+    "no Volcano queue": Fault("Volcano queue a does not exist", "kubectl get queues", spec=placed(volcano_queue="a")),
     "too many GPUs": Fault(
-        "room for 0 of 2 pods even on empty nodes: 16 nvidia.com/gpu per node asked for; the largest node that would take "
+        "capacity for 0 of 2 pods even on empty nodes: 16 nvidia.com/gpu per node requested; the largest node that accepts "
         r"this pod has 8 free \(of 8\)",
         "--gpus",
         spec=SIXTEEN_GPUS,
     ),
     "too many nodes": Fault(
-        "room for 2 of 3 pods even on empty nodes: each takes cpu 4", "--gpus", spec=replace(SPEC, nodes=3)
+        "capacity for 2 of 3 pods even on empty nodes: each pod needs cpu 4", "--gpus", spec=replace(SPEC, nodes=3)
     ),
     "other GPUs": Fault(
-        "no node offers amd.com/gpu; they offer nvidia.com/gpu",
+        "no node has amd.com/gpu; available: nvidia.com/gpu",
         "--gpus",
         spec=replace(SPEC, resources=replace(SPEC.resources, gpu_resource="amd.com/gpu")),
     ),
     "no such node": Fault(
-        "none of the 2 nodes would take this pod: 2 are not labelled zone=x",
+        "none of the 2 nodes accepts this pod: 2 are not labeled zone=x",
         "--node-selector",
         spec=placed(node_selector=(("zone", "x"),)),
     ),
     "tainted": Fault("2 are tainted nvidia.com/gpu=present:NoSchedule", "--toleration", tainted),
     "quota": Fault(
-        "quota gpus does not allow the whole job: requests.nvidia.com/gpu: 16 asked for, 8 of 16 in use",
+        "quota gpus is too small for all pods of the job: requests.nvidia.com/gpu: 16 requested, 8 of 16 in use",
         "worldsize jobs",
         limited,
     ),
     "Pod Security": Fault(
-        "would refuse the job's pods: .*violates PodSecurity",
+        "would reject the job's pods: .*violates PodSecurity",
         "--resource",
-        lambda world: world.refuse("Pod", 403, 'pods "r50" is forbidden: violates PodSecurity "restricted:latest"'),
+        lambda fake: fake.refuse("Pod", 403, 'pods "r50" is forbidden: violates PodSecurity "restricted:latest"'),
     ),
     "policy": Fault(
-        "would refuse the job's pods: .*no team label",
+        "would reject the job's pods: .*no team label",
         "",
-        lambda world: world.refuse("Pod", 403, "admission webhook denied the request: no team label"),
+        lambda fake: fake.refuse("Pod", 403, "admission webhook denied the request: no team label"),
     ),
-    "webhook is away": Fault(
-        "the server would refuse PyTorchJob r50: Internal error: failed calling webhook",
-        "the operator's webhook does not answer",
-        lambda world: world.refuse("PyTorchJob", 500, 'Internal error: failed calling webhook "v": no endpoints'),
+    "webhook is down": Fault(
+        "the server would reject PyTorchJob r50: Internal error: failed calling webhook",
+        "the operator's webhook does not respond",
+        lambda fake: fake.refuse("PyTorchJob", 500, 'Internal error: failed calling webhook "v": no endpoints'),
     ),
-    "job runs": Fault("PyTorchJob r50 is Running already", "worldsize logs r50", job("PyTorchJob", "Running")),
-    "job has succeeded": Fault("MPIJob r50 is Succeeded already", "worldsize delete r50", job("MPIJob", "Succeeded")),
-    "job leaves": Fault("TrainJob r50 is being deleted", "wait a moment", job("TrainJob", **LEAVING)),
-    "job's remains": Fault(
-        "there is no job r50, but objects of that name: ConfigMap",
+    "job runs": Fault("PyTorchJob r50 already exists and is Running", "worldsize logs r50", job("PyTorchJob", "Running")),
+    "job has succeeded": Fault(
+        "MPIJob r50 already exists and is Succeeded", "worldsize delete r50", job("MPIJob", "Succeeded")
+    ),
+    "job is being deleted": Fault("TrainJob r50 is being deleted", "wait a moment", job("TrainJob", **DELETING)),
+    "objects of an earlier job": Fault(
+        "job r50 does not exist, but other objects with that name do: ConfigMap",
         "kubectl -n team delete configmaps/r50",
-        lambda world: world.add("ConfigMap", "r50", metadata={"labels": {"app.kubernetes.io/managed-by": "worldsize"}}),
+        lambda fake: fake.add("ConfigMap", "r50", metadata={"labels": {"app.kubernetes.io/managed-by": "worldsize"}}),
     ),
-    "somebody else's": Fault(
-        "there is no job r50, but objects of that name: NetworkPolicy",
+    "objects not created by worldsize": Fault(
+        "job r50 does not exist, but other objects with that name do: NetworkPolicy",
         "choose another --name",
-        lambda world: world.add("NetworkPolicy", "r50"),
+        lambda fake: fake.add("NetworkPolicy", "r50"),
     ),
-    "pods leave": Fault(
-        "pods of an earlier r50 have not left yet: w0",
+    "pods are terminating": Fault(
+        "pods of an earlier job r50 are still terminating: w0",
         "wait a moment",
-        lambda world: world.add("Pod", **running("n0", name="w0", run="r50")),
+        lambda fake: fake.add("Pod", **running("n0", name="w0", run="r50")),
     ),
 }
 
 
 @pytest.mark.parametrize("fault", ERRORS.values(), ids=ERRORS)
-def test_each_fault_gives_one_message_with_a_remedy(world, fault):
-    fault.plant(world)
-    finding = the_one(look(world.cluster, fault.spec))
+def test_each_fault_gives_one_message_with_a_remedy(fake_cluster, fault):
+    fault.plant(fake_cluster)
+    finding = only_problem(preflight(fake_cluster.cluster, fault.spec))
     assert re.search(fault.what, finding.what)
     assert fault.remedy in finding.remedy
 
 
 WARNINGS = {
     "old Kubernetes": Fault(
-        "v1.27.3-gke.1: .* ask for 1.28 or newer", plant=lambda world: setattr(world, "version", "v1.27.3-gke.1")
+        "v1.27.3-gke.1: .* require 1.28 or newer",
+        plant=lambda fake: setattr(fake, "version", "v1.27.3-gke.1"),
     ),
     "busy": Fault(
-        "2 pods asked for, and room for 1 at present: each takes cpu 4, memory 16Gi, nvidia.com/gpu 8; of the other nodes "
+        "2 pods requested, current capacity 1: each pod needs cpu 4, memory 16Gi, nvidia.com/gpu 8; of the other nodes, "
         r"the largest has 7 nvidia.com/gpu free \(of 8\)",
-        "wait until other work ends",
-        busy,
+        "wait until other jobs end",
+        occupy_gpu,
     ),
     "autoscaler": Fault(
-        "16 nvidia.com/gpu per node asked for",
+        "16 nvidia.com/gpu per node requested",
         "the cluster may add nodes",
-        lambda world: world.add("ConfigMap", "cluster-autoscaler-status", metadata={"namespace": "kube-system"}),
+        lambda fake: fake.add("ConfigMap", "cluster-autoscaler-status", metadata={"namespace": "kube-system"}),
         SIXTEEN_GPUS,
     ),
-    "nodes cannot be seen": Fault(
-        "cannot look at nodes: your role may not list nodes", plant=lambda world: world.denied.add(("list", "nodes"))
+    "no permission for nodes": Fault(
+        "cannot check nodes: no permission to list nodes",
+        plant=lambda fake: fake.denied.add(("list", "nodes")),
     ),
-    "Secrets cannot be seen": Fault(
-        "cannot look at secrets: your role may not get secrets",
-        plant=lambda world: world.denied.add(("get", "secrets")),
+    "no permission for Secrets": Fault(
+        "cannot check secrets: no permission to get secrets",
+        plant=lambda fake: fake.denied.add(("get", "secrets")),
         spec=WITH_SECRET,
     ),
     "old label": Fault(
-        "--node-selector failure-domain.beta.kubernetes.io/region: deprecated",
+        "--node-selector failure-domain.beta.kubernetes.io/region: this label is deprecated",
         "topology.kubernetes.io/region=LAS1",
-        lambda world: labelled(world, **{"failure-domain.beta.kubernetes.io/region": "LAS1"}),
+        lambda fake: labelled(fake, **{"failure-domain.beta.kubernetes.io/region": "LAS1"}),
         placed(node_selector=(("failure-domain.beta.kubernetes.io/region", "LAS1"),)),
     ),
-    "queue rests": Fault(
-        "LocalQueue team takes no jobs at present: no ClusterQueue",
-        plant=lambda world: with_kueue(
-            world, status={"conditions": [{"type": "Active", "status": "False", "message": "no ClusterQueue"}]}
+    "queue is inactive": Fault(
+        "LocalQueue team is not accepting jobs: no ClusterQueue",
+        plant=lambda fake: with_kueue(
+            fake, status={"conditions": [{"type": "Active", "status": "False", "message": "no ClusterQueue"}]}
         ),
         spec=placed(queue="team"),
     ),
     "little memory": Fault(
-        "--memory 3Gi with --procs 8: a process takes more to begin than 384Mi",
-        "ask for more",
+        "--memory 3Gi with --procs 8 leaves 384Mi per process; at least 512Mi is needed",
+        "request more",
         spec=replace(SPEC, resources=replace(SPEC.resources, memory="3Gi")),
     ),
-    "no trial": Fault("cannot be tried", plant=lambda w: w.refuse("Pod", 400, 'webhook "x" does not support dry run')),
+    "no dry run": Fault(
+        "cannot check whether the namespace admits the pods",
+        plant=lambda fake: fake.refuse("Pod", 400, 'webhook "x" does not support dry run'),
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", WARNINGS.values(), ids=WARNINGS)
-def test_what_may_come_right_is_a_warning(world, fault):
-    fault.plant(world)
-    finding = the_one(look(world.cluster, fault.spec), "warning")
+def test_what_may_resolve_itself_is_a_warning(fake_cluster, fault):
+    fault.plant(fake_cluster)
+    finding = only_problem(preflight(fake_cluster.cluster, fault.spec), "warning")
     assert re.search(fault.what, finding.what)
     assert fault.remedy in finding.remedy
 
 
-def test_a_quota_that_admission_names_too_is_told_once(world):
-    limited(world)
-    world.refuse("Pod", 403, "exceeded quota: gpus")
-    assert "quota gpus does not allow the whole job" in the_one(look(world.cluster)).what
-    world.objects.pop("/api/v1/namespaces/team/resourcequotas/gpus")
-    assert "would refuse the job's pods: exceeded quota: gpus" in the_one(look(world.cluster)).what
+def test_a_quota_that_admission_also_reports_is_one_finding(fake_cluster):
+    limited(fake_cluster)
+    fake_cluster.refuse("Pod", 403, "exceeded quota: gpus")
+    assert "quota gpus is too small for all pods of the job" in only_problem(preflight(fake_cluster.cluster)).what
+    fake_cluster.objects.pop("/api/v1/namespaces/team/resourcequotas/gpus")
+    assert "would reject the job's pods: exceeded quota: gpus" in only_problem(preflight(fake_cluster.cluster)).what

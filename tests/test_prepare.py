@@ -1,4 +1,4 @@
-"""The native decoder and Pillow behind one door: the same pixels, and the same pictures called broken."""
+"""`Preparation`: the native decoder and Pillow give the same pixels and report the same images as broken."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from worldsize.batch import BatchPlan
+from worldsize import loaders
+from worldsize.batch import BatchPlan, plan
 from worldsize.data import native
 from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop
-from worldsize.data.decode import BrokenPicture
+from worldsize.data.decode import BrokenImage
 from worldsize.data.loader import Loader
 from worldsize.data.prepare import Preparation
 from worldsize.data.rng import Use, uniforms
 from worldsize.data.samples import EncodedSamples
-from worldsize.job import loader_for
 from worldsize.place import Place
 from worldsize.recipe import Data, Recipe
 from worldsize.world import World
@@ -26,27 +26,27 @@ from worldsize.world import World
 CROPS = [
     RandomResizedCrop(48, True, (0.08, 1.0), (3 / 4, 4 / 3)),
     CenterCrop(48, False, 64),
-    CenterCrop(96, True, 32),  # larger than the picture: black around it
+    CenterCrop(96, True, 32),  # larger than the image: black border
     PadCrop(32, True, 4),
 ]
 
 needs_native = pytest.mark.skipif(native.load() is None, reason=f"no native decoder: {native.why_not()}")
 
 
-def encoded(picture: Image.Image, kind: str = "JPEG", **options) -> bytes:
+def encoded(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
 def photo(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth, with some noise."""
+    """A smooth image with some noise."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
     return Image.fromarray(np.clip(np.asarray(coarse) + rng.normal(0, 6, (height, width, 3)), 0, 255).astype(np.uint8))
 
 
-def odd_pictures() -> dict[str, bytes | BrokenPicture | np.ndarray]:
+def sample_images() -> dict[str, bytes | BrokenImage | np.ndarray]:
     jpeg = encoded(photo(120, 90), quality=85)
     return {
         "plain": jpeg,
@@ -60,59 +60,59 @@ def odd_pictures() -> dict[str, bytes | BrokenPicture | np.ndarray]:
         "truncated": jpeg[: len(jpeg) // 2],
         "without its last bytes": jpeg[:-2],
         "flipped bits": jpeg[:500] + bytes(b ^ 0x55 for b in jpeg[500:520]) + jpeg[520:],
-        "text": b"this is no picture",
+        "text": b"this is no image",
         "empty": b"",
-        "unreadable": BrokenPicture("cannot be read: No such file or directory"),
+        "unreadable": BrokenImage("cannot be read: No such file or directory"),
         "pixels": np.asarray(photo(70, 60)),
     }
 
 
-def fill(crop, pictures: list, way: str, monkeypatch) -> tuple[np.ndarray, list[str | None]]:
+def fill(crop, images: list, way: str, monkeypatch) -> tuple[np.ndarray, list[str | None]]:
     preparation = Preparation()
     if way == "Pillow":
         monkeypatch.setattr(preparation, "_native", None)
-    out = np.full((len(pictures), crop.size, crop.size, 3), 7, np.uint8)
-    faults = preparation.fill(crop, pictures, uniforms(3, Use.AUGMENT, 0, np.arange(len(pictures)), crop.draws), out)
+    out = np.full((len(images), crop.size, crop.size, 3), 7, np.uint8)
+    faults = preparation.fill(crop, images, uniforms(3, Use.AUGMENT, 0, np.arange(len(images)), crop.draws), out)
     return out, faults
 
 
 @needs_native
 @pytest.mark.parametrize("crop", CROPS, ids=lambda crop: f"{type(crop).__name__}-{crop.size}")
 def test_both_give_the_same_pixels_and_the_same_faults(crop, monkeypatch):
-    pictures = odd_pictures()
-    by_native, faults = fill(crop, [*pictures.values()], "native", monkeypatch)
-    by_pillow, expected = fill(crop, [*pictures.values()], "Pillow", monkeypatch)
-    assert faults == expected
-    broken = {name for name, fault in zip(pictures, faults, strict=True) if fault is not None}
+    images = sample_images()
+    by_native, reasons = fill(crop, [*images.values()], "native", monkeypatch)
+    by_pillow, expected = fill(crop, [*images.values()], "Pillow", monkeypatch)
+    assert reasons == expected
+    broken = {name for name, reason in zip(images, reasons, strict=True) if reason is not None}
     assert broken >= {"truncated", "text", "empty", "unreadable"} and "plain" not in broken
-    for name, ours, theirs in zip(pictures, by_native, by_pillow, strict=True):
+    for name, ours, theirs in zip(images, by_native, by_pillow, strict=True):
         if name not in broken:
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
 @needs_native
-def test_a_centre_crop_of_too_many_pixels_is_broken_by_both(monkeypatch):
-    crop, pictures = CenterCrop(48, False, 33000), [encoded(photo(65500, 1))]
-    faults = fill(crop, pictures, "native", monkeypatch)[1]
+def test_a_center_crop_of_too_many_pixels_is_broken_by_both(monkeypatch):
+    crop, images = CenterCrop(48, False, 33000), [encoded(photo(65500, 1))]
+    faults = fill(crop, images, "native", monkeypatch)[1]
     assert faults[0] is not None and "65500 x 1 would become" in faults[0]
-    assert faults == fill(crop, pictures, "Pillow", monkeypatch)[1]
+    assert faults == fill(crop, images, "Pillow", monkeypatch)[1]
 
 
 @needs_native
-def test_pictures_that_are_all_pixels_are_cut_natively(monkeypatch):
-    pictures = [np.asarray(photo(64, 64, seed)) for seed in range(3)]
-    by_native, faults = fill(CROPS[0], pictures, "native", monkeypatch)
-    np.testing.assert_array_equal(by_native, fill(CROPS[0], pictures, "Pillow", monkeypatch)[0])
+def test_images_that_are_all_pixels_are_cut_natively(monkeypatch):
+    images = [np.asarray(photo(64, 64, seed)) for seed in range(3)]
+    by_native, faults = fill(CROPS[0], images, "native", monkeypatch)
+    np.testing.assert_array_equal(by_native, fill(CROPS[0], images, "Pillow", monkeypatch)[0])
     assert faults == [None] * 3
 
 
 class Encoded(EncodedSamples):
-    """Pictures in a list."""
+    """Images in a list."""
 
-    def __init__(self, pictures: list[bytes]) -> None:
-        self.pictures = pictures
-        self.labels = np.arange(len(pictures), dtype=np.int32)
-        self.classes = tuple(map(str, range(len(pictures))))
+    def __init__(self, images: list[bytes]) -> None:
+        self.images = images
+        self.labels = np.arange(len(images), dtype=np.int32)
+        self.classes = tuple(map(str, range(len(images))))
         self.fingerprint = ""
 
     def name(self, index: int) -> str:
@@ -121,16 +121,16 @@ class Encoded(EncodedSamples):
     path = name
 
     def length(self, index: int) -> int:
-        return len(self.pictures[index])
+        return len(self.images[index])
 
     def encoded(self, index: int) -> bytes:
-        return self.pictures[index]
+        return self.images[index]
 
 
 @needs_native
 @pytest.mark.parametrize("crop", CROPS, ids=lambda crop: f"{type(crop).__name__}-{crop.size}")
 def test_an_epoch_is_the_same_by_both_and_with_any_threads(crop, monkeypatch):
-    broken = [p for p in odd_pictures().values() if isinstance(p, bytes)]
+    broken = [p for p in sample_images().values() if isinstance(p, bytes)]
     samples = Encoded([encoded(photo(60 + i, 70 - i, i), quality=70 + i) for i in range(20)] + broken)
 
     def epoch(workers: int) -> list:
@@ -145,10 +145,10 @@ def test_an_epoch_is_the_same_by_both_and_with_any_threads(crop, monkeypatch):
             assert torch.equal(a.pixels, b.pixels) and torch.equal(a.labels, b.labels)
 
 
-def without_native(monkeypatch, what):
+def without_native(monkeypatch, function):
     with monkeypatch.context() as patch:
         patch.setattr(native, "load", lambda: None)
-        return what()
+        return function()
 
 
 @pytest.mark.parametrize("way", ["native", "Pillow"])
@@ -165,30 +165,34 @@ def test_twenty_epochs_take_no_more_memory_than_five(monkeypatch, way):
             pass
         resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
     loader.close()
-    # A batch is 0.4 MB, an epoch's decoded pictures are 8.6 MB.
+    # A batch has 0.4 MB, the decoded images of an epoch have 8.6 MB.
     assert max(resident[10:]) - max(resident[:5]) < 4e6
 
 
 @pytest.mark.parametrize("crop", [CROPS[0], CROPS[1]], ids=["training", "evaluation"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_scaling_without_the_native_decoder_is_told_once(monkeypatch, caplog, crop, rank):
+def test_scaling_without_the_native_decoder_is_logged_once(monkeypatch, caplog, crop, rank):
     monkeypatch.setattr(native, "load", lambda: None)
     monkeypatch.setattr(native, "why_not", lambda: "it was not built")
-    recipe = Recipe(data=Data(dct_scaling=True, workers=1))
+    recipe = Recipe(data=Data(dct_scaling=True, workers=1), global_batch=64)
     world = World(Place("none", rank, 2, rank, 2), torch.device("cpu"), None, 1)
-    loader_for(recipe, Encoded([encoded(photo(9, 9))]), crop, world).close()
-    told = "data.dct_scaling has no effect without the native decoder: it was not built"
-    assert caplog.messages == ([told] if crop is CROPS[0] and rank == 0 else [])
+    samples = Encoded([encoded(photo(9, 9))])
+    if crop is CROPS[0]:
+        loaders.train_loader(recipe, samples, plan(recipe, 2), world).close()
+    else:
+        loaders.val_loader(recipe, samples, world).close()
+    message = "data.dct_scaling has no effect without the native decoder: it was not built"
+    assert caplog.messages == ([message] if crop is CROPS[0] and rank == 0 else [])
 
 
 @needs_native
-def test_scaling_is_for_large_pictures_alone_and_stays_near(monkeypatch):
+def test_scaling_changes_only_large_images_and_only_slightly(monkeypatch):
     crop = RandomResizedCrop(48, False, (0.9, 1.0), (1.0, 1.0))
     draws = uniforms(0, Use.AUGMENT, 0, np.arange(2), crop.draws)
-    pictures = [encoded(photo(90, 90)), encoded(photo(800, 800))]
+    images = [encoded(photo(90, 90)), encoded(photo(800, 800))]
     exact, scaled = (np.zeros((2, 48, 48, 3), np.uint8) for _ in range(2))
-    Preparation().fill(crop, pictures, draws, exact)
-    Preparation(scaling=True).fill(crop, pictures, draws, scaled)
+    Preparation().fill(crop, images, draws, exact)
+    Preparation(scaling=True).fill(crop, images, draws, scaled)
     np.testing.assert_array_equal(scaled[0], exact[0])
     difference = np.abs(scaled[1].astype(int) - exact[1]).mean()
     assert 0 < difference < 1

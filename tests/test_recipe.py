@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from worldsize import catalog
+from worldsize import catalog, parallel
 from worldsize.errors import UserError
 from worldsize.recipe import Recipe, Settings
 
@@ -35,7 +35,7 @@ def nested(dotted: str, value: object) -> dict:
 
 
 def identity_with(dotted: str, value: object) -> dict:
-    return catalog.validate(nested(dotted, value), "test").identity()
+    return parallel.identity(catalog.validate(nested(dotted, value), "test"))
 
 
 def test_the_shipped_recipes_are_listed():
@@ -71,7 +71,7 @@ def test_a_shipped_recipe_survives_being_written_and_read(name, tmp_path):
         }
     ),
     st.floats(1e-300, 1e10),
-    st.none() | st.sampled_from(["/data/pictures", "relative/ö", "~/x", "no", "1"]),
+    st.none() | st.sampled_from(["/data/images", "relative/ö", "~/x", "no", "1"]),
 )
 def test_any_recipe_survives_being_written_and_read(tmp_path_factory, top, lr, path):
     recipe = Recipe.model_validate(
@@ -134,8 +134,8 @@ def test_an_unknown_key_like_no_other_is_named_alone(tmp_path):
         ("per_process_batch: 40", ["per_process_batch", "micro_batch", "32", "64"]),
         ("data: {val_crop_size: 300}", ["data", "val_crop_size", "val_resize_size", "300"]),
         ("epochs: 60\nschedule: {name: step}", ["schedule.milestones", "epochs"]),
-        ("schedule: {name: step, milestones: [30, 20]}", ["schedule.milestones", "rise"]),
-        ("schedule: {name: step, milestones: [30, 30]}", ["schedule.milestones", "rise"]),
+        ("schedule: {name: step, milestones: [30, 20]}", ["schedule.milestones", "increasing"]),
+        ("schedule: {name: step, milestones: [30, 30]}", ["schedule.milestones", "increasing"]),
         ("epochs: 5\nschedule: {warmup_epochs: 5}", ["schedule.warmup_epochs", "epochs"]),
         ("optimizer: {momentum: 0}", ["optimizer", "nesterov", "momentum"]),
     ],
@@ -189,13 +189,13 @@ def test_a_base_is_looked_for_beside_the_file_that_names_it(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"data": {"shuffle": "block", "block": 32, "pool": 31}}, "pool 31 is smaller than block 32"),
-        ({"data": {"shuffle": "block"}, "parallel": {"strategy": "async"}}, "async any step to any: use full"),
+        ({"data": {"shuffle": "block", "block": 32, "pool": 31}}, "pool 31 must be at least block 32"),
+        ({"data": {"shuffle": "block"}, "parallel": {"strategy": "async"}}, "incompatible with strategy async: use"),
     ],
 )
 def test_a_block_shuffle_that_cannot_be_is_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        Recipe(**changes)
+    with pytest.raises((ValueError, UserError), match=words):
+        parallel.validate(Recipe(**changes))
     changes["data"]["shuffle"] = "full"
     Recipe(**changes)
 
@@ -205,7 +205,7 @@ def test_a_base_that_leads_back_to_itself_is_refused(tmp_path, length):
     paths = [tmp_path / f"{i}.yaml" for i in range(length)]
     for path, base in zip(paths, paths[1:] + paths[:1], strict=True):
         path.write_text(f"base: {base}\n")
-    with pytest.raises(UserError, match="leads back to itself"):
+    with pytest.raises(UserError, match="refers back to itself"):
         catalog.load(str(paths[0]))
 
 
@@ -307,12 +307,12 @@ ESSENTIAL = [
 @pytest.mark.parametrize(("dotted", "value"), OPERATIONAL)
 def test_operational_settings_do_not_change_the_identity(dotted, value):
     assert catalog.validate(nested(dotted, value), "test") != Recipe()
-    assert identity_with(dotted, value) == Recipe().identity()
+    assert identity_with(dotted, value) == parallel.identity(Recipe())
 
 
 @pytest.mark.parametrize(("dotted", "value"), ESSENTIAL)
 def test_every_other_setting_changes_the_identity(dotted, value):
-    assert identity_with(dotted, value) != Recipe().identity()
+    assert identity_with(dotted, value) != parallel.identity(Recipe())
 
 
 @pytest.mark.parametrize(
@@ -332,6 +332,52 @@ def test_every_other_setting_changes_the_identity(dotted, value):
 )
 def test_what_a_strategy_reads_is_part_of_the_identity(strategy, setting, value):
     assert identity_with("parallel", strategy | {setting: value}) != identity_with("parallel", strategy)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, None),
+        ({"strategy": "single"}, None),
+        ({"strategy": "horovod", "predivide": 2.0}, None),
+        (
+            {"compression": "fp16"},
+            {"strategy": "ddp", "compression": "fp16", "powersgd_rank": 2, "powersgd_start": 100, "sync_batchnorm": False},
+        ),
+        ({"strategy": "horovod", "op": "adasum"}, {"strategy": "horovod", "compression": "none", "op": "adasum"}),
+        ({"strategy": "adasum"}, {"strategy": "adasum", "hierarchical": False}),
+        (
+            {"strategy": "localsgd"},
+            {"strategy": "localsgd", "local_steps": 8, "local_after": 0.0, "average_momentum": False},
+        ),
+        ({"strategy": "async"}, {"strategy": "async", "max_staleness": None}),
+    ],
+)
+def test_the_identity_of_a_strategy_is_that_of_older_checkpoints(settings, expected):
+    assert identity_with("parallel", settings).get("parallel") == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bucket_mb": 10}, None),
+        (
+            {"strategy": "adasum", "bucket_mb": 10},
+            "parallel.bucket_mb 10.0 has no effect with strategy adasum: use .*ddp, or",
+        ),
+        ({"strategy": "single", "op": "adasum"}, "use --parallel.strategy horovod, or leave it at average"),
+        ({"strategy": "localsgd", "predivide": 2}, "use --parallel.strategy ddp or horovod"),
+        ({"strategy": "horovod", "compression": "bf16"}, "Horovod cannot send gradients as bf16"),
+        ({"max_staleness": 3}, "use --parallel.strategy async"),
+    ],
+)
+def test_a_setting_that_the_strategy_does_not_read_is_refused(settings, message):
+    recipe = catalog.validate({"parallel": settings}, "test")
+    if message is None:
+        parallel.validate(recipe)
+        return
+    with pytest.raises(UserError, match=message):
+        parallel.validate(recipe)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reading a registry (a real one, where there is docker-registry): names, digests and labels, passwords and tokens."""
+"""Reading from a registry (a real one if docker-registry is installed): names, digests, labels, passwords and tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -20,9 +20,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from processes import free_port
+from servers import TestServer
+from worldsize.cluster.image import registry
+from worldsize.cluster.image.build import CONTENT
 from worldsize.errors import UserError
-from worldsize.launch import registry
-from worldsize.launch.image import CONTENT
 
 needs_registry = pytest.mark.skipif(shutil.which("docker-registry") is None, reason="needs Debian's docker-registry")
 
@@ -54,18 +55,18 @@ def test_repositories(name: str, host: str, path: str):
         "r.example/../x",
     ],
 )
-def test_what_is_no_repository(name: str):
+def test_invalid_repository_names(name: str):
     with pytest.raises(UserError, match="--push"):
         registry.parse(name)
 
 
-def test_a_login_that_cannot_be_read_is_told_without_what_is_in_it(home: Path):
+def test_an_unreadable_login_file_is_reported_without_its_contents(home: Path):
     (home / ".docker").mkdir()
-    told = json.dumps(
+    content = json.dumps(
         {"auths": {"r.example": {"username": "Käthe", "password": "opensesame", "auth": AUTH}}}, ensure_ascii=False
     )
-    (home / ".docker/config.json").write_text(told, "latin-1")
-    with pytest.raises(UserError, match=r"config.json is of no use .*: log in again") as refused:
+    (home / ".docker/config.json").write_text(content, "latin-1")
+    with pytest.raises(UserError, match=r"config.json cannot be read .*: log in again") as refused:
         registry.credentials("r.example", {"HOME": str(home)})
     for secret in ("opensesame", AUTH, "auths", "r.example"):
         assert secret not in str(refused.value)
@@ -80,7 +81,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nobody is logged in anywhere."""
+    """A home folder without any logins."""
     folder = tmp_path_factory.mktemp("home")
     for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "DOCKER_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -90,7 +91,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 @contextmanager
 def running_registry(folder: Path, auth: str = "") -> Iterator[str]:
-    """A registry's host:port."""
+    """Run a registry; yields its host:port."""
     host = f"127.0.0.1:{free_port()}"
     settings = folder / "registry.yml"
     settings.write_text(
@@ -107,7 +108,7 @@ def running_registry(folder: Path, auth: str = "") -> Iterator[str]:
             except HTTPError:
                 break
             except URLError:
-                assert process.poll() is None, "the registry ended"
+                assert process.poll() is None, "the registry exited"
                 time.sleep(0.05)
         yield host
     finally:
@@ -122,7 +123,7 @@ def served(tmp_path: Path) -> Iterator[str]:
 
 
 def send(host: str, method: str, path: str, body: bytes, kind: str, auth: str = "") -> str:
-    """One request of a push. Returns where to go on."""
+    """Send one request of a push. Returns the digest of a manifest, otherwise the location for the next request."""
     url = path if path.startswith("http") else f"http://{host}/v2/{path}"
     headers = {"Content-Type": kind} | ({"Authorization": f"Basic {auth}"} if auth else {})
     with urlopen(Request(url, body, headers, method=method), timeout=10) as answer:
@@ -130,7 +131,7 @@ def send(host: str, method: str, path: str, body: bytes, kind: str, auth: str = 
 
 
 def push(host: str, labels: dict[str, str], tag: str, path: str = "me/worldsize", auth: str = "") -> str:
-    """Push an image without any layers. Returns the digest that the registry gives it."""
+    """Push a container image without layers. Returns the digest that the registry assigned."""
     config = json.dumps({"architecture": "amd64", "os": "linux", "config": {"Labels": labels}}).encode()
     named = "sha256:" + hashlib.sha256(config).hexdigest()
     where = send(host, "POST", f"{path}/blobs/uploads/", b"", "", auth)
@@ -150,7 +151,7 @@ def test_what_a_registry_has(served: str):
 
 
 @needs_registry
-def test_an_image_for_several_platforms_is_named_as_a_whole(served: str):
+def test_a_multi_platform_image_is_named_by_its_index(served: str):
     notes, ours = push(served, {}, "notes"), push(served, {CONTENT: "abc"}, "ours")
     children = [
         {"mediaType": MANIFEST, "digest": notes, "size": 1, "platform": {"architecture": "unknown", "os": "unknown"}},
@@ -173,7 +174,7 @@ def test_a_registry_that_asks_for_a_password(tmp_path: Path, home: Path):
         (home / ".docker").mkdir()
         login = home / ".docker/config.json"
         login.write_text(json.dumps({"auths": {host: {"auth": base64.b64encode(b"alibaba:wrong").decode()}}}))
-        with pytest.raises(UserError, match="does not let you read me/worldsize"):
+        with pytest.raises(UserError, match="no permission to read me/worldsize"):
             registry.find(repository, "t", insecure=True)
         login.write_text(json.dumps({"auths": {host: {"auth": AUTH}}}))
         assert registry.find(repository, "t", insecure=True) == registry.Image(named, {CONTENT: "abc"})
@@ -200,7 +201,7 @@ def test_what_logins_leave_behind(home: Path, monkeypatch: pytest.MonkeyPatch, t
     assert registry.credentials("docker.io") == registry.Credentials("alibaba", "opensesame")
     assert registry.credentials("t.example") == registry.Credentials("<token>", "tok")
     assert registry.credentials("r.example") is None
-    # podman's comes first, and a program that keeps passwords before what is in the file.
+    # podman's file takes precedence, and a credential helper takes precedence over the file's own entries.
     (home / ".config/containers").mkdir(parents=True)
     helper = tmp_path / "docker-credential-test"
     helper.write_text('#!/bin/sh\nread host\necho "{\\"Username\\": \\"$1\\", \\"Secret\\": \\"for $host\\"}"\n')
@@ -214,7 +215,7 @@ def test_what_logins_leave_behind(home: Path, monkeypatch: pytest.MonkeyPatch, t
 
 
 class _Guarded(BaseHTTPRequestHandler):
-    """A registry that wants a token, gives it for the right password, and keeps its blobs elsewhere."""
+    """A registry that requires a token, issues it for the right password, and stores its blobs on another host."""
 
     labels = {CONTENT: "abc"}
     config = json.dumps({"config": {"Labels": labels}}).encode()
@@ -250,7 +251,7 @@ class _Guarded(BaseHTTPRequestHandler):
 
 
 class _Elsewhere(_Guarded):
-    """Where the blobs are; credentials of somebody else are an error there."""
+    """The host of the blobs; it rejects requests with the registry's credentials."""
 
     def do_GET(self) -> None:
         self.answer(400 if "Authorization" in self.headers else 200, self.config)
@@ -258,7 +259,7 @@ class _Elsewhere(_Guarded):
 
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
+    with TestServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -269,7 +270,7 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("entry", [{"auth": AUTH}, {"identitytoken": "tok"}, {}])
-def test_a_registry_that_wants_a_token(entry: dict[str, str], home: Path):
+def test_a_registry_that_requires_a_token(entry: dict[str, str], home: Path):
     (home / ".docker").mkdir()
     with serving(_Elsewhere) as elsewhere, serving(_Guarded) as host:
         _Guarded.elsewhere = elsewhere

@@ -1,4 +1,4 @@
-"""Stopping in every way and going on: nothing lost, nothing repeated, not one bit different."""
+"""Interrupting a run in every way and resuming it: no step lost or repeated, and bit-identical results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 27
 
 @pytest.fixture(scope="module")
 def train(ranks):
-    """train(name, procs, ...): a run from its beginning to its end; gives its folder."""
+    """train(name, procs, ...) runs a training from start to end and returns its folder."""
 
     def run(name: str, procs: int, *more: str) -> Path:
         ranks(procs).run("train", "digits", *SETTINGS, "--name", name, *more)
@@ -33,17 +33,17 @@ def train(ranks):
 
 
 @pytest.fixture(scope="module")
-def go_on(ranks):
-    """go_on(run, procs, ...): resumes it, to its end; gives what was printed."""
+def resume(ranks):
+    """resume(run, procs, ...) resumes a run until its end and returns the output."""
 
-    def resume(run: Path, procs: int, *more: str, code: int = 0) -> str:
+    def resume_run(run: Path, procs: int, *more: str, code: int = 0) -> str:
         return ranks(procs).run("train", "--resume", run, *more, code=code)
 
-    return resume
+    return resume_run
 
 
 def start_until(cwd: Path, name: str, procs: int, step: int, *more: str):
-    """A run in the background that has just done ``step``."""
+    """Start a run in the background and wait until it has done ``step`` steps."""
     process = start("train", "digits", *SETTINGS, "--procs", str(procs), "--name", name, *more, cwd=cwd)
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
@@ -51,21 +51,21 @@ def start_until(cwd: Path, name: str, procs: int, step: int, *more: str):
         if metrics.exists() and metrics.read_text().count('"step", ') >= step:
             return process
         time.sleep(0.02)
-    raise AssertionError(f"the run never came to step {step}: {process.communicate()[0]}")
+    raise AssertionError(f"the run did not reach step {step}: {process.communicate()[0]}")
 
 
 def workers(launcher: int) -> list[int]:
-    """The processes that a launcher has started."""
+    """The process ids that a launcher has started."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     return [int(pid) for pid in children]
 
 
 @pytest.fixture(scope="module")
-def unbroken(ranks, train):
-    """unbroken(procs): a run without any interruption."""
+def uninterrupted(ranks, train):
+    """uninterrupted(procs) runs without interruption and returns the folder."""
 
     def run(procs: int) -> Path:
-        path = ranks.cwd / "runs" / f"whole{procs}"
+        path = ranks.cwd / "runs" / f"uninterrupted{procs}"
         return path if path.exists() else train(path.name, procs)
 
     return run
@@ -80,7 +80,7 @@ def same_run(a: Path, b: Path) -> None:
 
 
 @pytest.mark.parametrize("procs", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_sigterm_loses_no_step_and_no_bit(tmp_path, go_on, unbroken, procs):
+def test_sigterm_loses_no_step_and_no_bit(tmp_path, resume, uninterrupted, procs):
     process = start_until(tmp_path, "a", procs, step=random.Random(procs).randint(2, STEPS - 4))
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
@@ -88,33 +88,33 @@ def test_sigterm_loses_no_step_and_no_bit(tmp_path, go_on, unbroken, procs):
     assert "worldsize train --resume runs/a" in output
     run = tmp_path / "runs" / "a"
     assert newest(run).name == f"step-{len(losses(run)):08d}"
-    go_on(run, procs)
-    same_run(run, unbroken(procs))
+    resume(run, procs)
+    same_run(run, uninterrupted(procs))
 
 
 @pytest.mark.parametrize("procs", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_path, go_on, unbroken, procs):
+def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_path, resume, uninterrupted, procs):
     process = start_until(tmp_path, "a", procs, 13, "--checkpoint.every-steps", "5")
     victim = random.Random(procs).choice(workers(process.pid))
     os.kill(victim, signal.SIGKILL)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGKILL, output
-    assert "was ended by SIGKILL" in output
+    assert "was killed by SIGKILL" in output
     run = tmp_path / "runs" / "a"
     assert int(newest(run).name.removeprefix("step-")) >= 5
-    go_on(run, procs)
-    same_run(run, unbroken(procs))
+    resume(run, procs)
+    same_run(run, uninterrupted(procs))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_kill_9_at_random_steps(tmp_path, go_on, unbroken, seed):
+def test_kill_9_at_random_steps(tmp_path, resume, uninterrupted, seed):
     dice = random.Random(seed)
     process = start_until(tmp_path, "a", 2, dice.randint(1, STEPS - 3), "--checkpoint.every-steps", str(dice.randint(1, 7)))
     os.kill(dice.choice(workers(process.pid)), signal.SIGKILL)
     process.communicate(timeout=60)
-    go_on(tmp_path / "runs" / "a", 2)
-    same_run(tmp_path / "runs" / "a", unbroken(2))
+    resume(tmp_path / "runs" / "a", 2)
+    same_run(tmp_path / "runs" / "a", uninterrupted(2))
 
 
 def test_killing_the_launcher_leaves_no_orphans(tmp_path):
@@ -126,23 +126,23 @@ def test_killing_the_launcher_leaves_no_orphans(tmp_path):
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    assert newest(tmp_path / "runs" / "a")  # they saved before they left
+    assert newest(tmp_path / "runs" / "a")  # they saved before they exited
 
 
 @pytest.mark.slow
-def test_another_world_size_goes_on_within_rounding(train, go_on):
-    # Not the network of the other tests: some of its channels are constant, and rounding decides the sign that ReLU sees.
+def test_another_world_size_goes_on_within_rounding(train, resume):
+    # Not the model of the other tests: some of its channels are constant, so rounding decides the sign that ReLU sees.
     smooth = ("--model.name", "resnet18", "--global-batch", "24", "--precision", "fp64", "--optimizer.lr", "0.002")
     run = train("moving", 2, *smooth, "--max-steps", "4")
-    go_on(run, 1, "--max-steps", "8")
-    go_on(run, 4, "--max-steps", "12")
-    whole = train("staying", 2, *smooth, "--max-steps", "12")
-    assert losses(run) == pytest.approx(losses(whole), rel=1e-6)
-    assert distance(weights(run), weights(whole)) < 1e-9
+    resume(run, 1, "--max-steps", "8")
+    resume(run, 4, "--max-steps", "12")
+    expected = train("staying", 2, *smooth, "--max-steps", "12")
+    assert losses(run) == pytest.approx(losses(expected), rel=1e-6)
+    assert distance(weights(run), weights(expected)) < 1e-9
 
 
-def test_a_second_signal_leaves_at_once(tmp_path):
-    # A step of this recipe takes many seconds, so that the first signal is still waiting for its end.
+def test_a_second_signal_exits_immediately(tmp_path):
+    # A step of this recipe takes many seconds, so the run is still in a step after the first signal.
     slow = ("train", "synthetic.yaml", "--name", "a")
     (tmp_path / "synthetic.yaml").write_text(
         "base: imagenet\nglobal_batch: 512\nmicro_batch: 256\nepochs: 1\nmodel: {name: resnet50}\n"
@@ -156,31 +156,31 @@ def test_a_second_signal_leaves_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert process.poll() is None
-    begun = time.monotonic()
+    begin = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 130
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begin < 5
 
 
-def test_a_finished_run_has_nothing_left_to_do(go_on, unbroken):
-    run = unbroken(1)
+def test_a_finished_run_has_nothing_left_to_do(resume, uninterrupted):
+    run = uninterrupted(1)
     before = newest(run)
-    assert "nothing to do" in go_on(run, 1)
+    assert "nothing to do" in resume(run, 1)
     assert newest(run) == before
 
 
 @pytest.mark.slow
-def test_a_finished_run_can_be_made_longer(train, go_on, unbroken):
+def test_a_finished_run_can_be_extended(train, resume, uninterrupted):
     run = train("longer", 1, "--max-steps", "5")
-    go_on(run, 1, "--max-steps", str(STEPS))
-    assert identical(weights(run), weights(unbroken(1)))
-    assert losses(run) == losses(unbroken(1))
+    resume(run, 1, "--max-steps", str(STEPS))
+    assert identical(weights(run), weights(uninterrupted(1)))
+    assert losses(run) == losses(uninterrupted(1))
 
 
-def test_a_batch_that_grows_with_the_world_cannot_go_on_at_another_size(train, go_on):
+def test_a_batch_per_process_cannot_resume_at_another_world_size(train, resume):
     run = train("growing", 2, "--per-process-batch", "24", "--max-steps", "2")
-    assert "has a global batch of 48 and cannot go on with 24" in go_on(run, 1, "--max-steps", "4", code=64)
-    go_on(run, 2, "--max-steps", "4")
+    assert "has a global batch of 48 and cannot continue with 24" in resume(run, 1, "--max-steps", "4", code=64)
+    resume(run, 2, "--max-steps", "4")
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_a_signal_to_the_whole_process_tree_is_one_signal(tmp_path):
     assert newest(tmp_path / "runs" / "a").name == f"step-{len(losses(tmp_path / 'runs' / 'a')):08d}"
 
 
-def test_a_reader_that_leaves_does_not_end_training(tmp_path):
+def test_a_closed_output_does_not_end_training(tmp_path):
     process = start("train", "digits", *SETTINGS, "--name", "a", "--max-steps", "4", cwd=tmp_path)
     assert process.stdout is not None
     process.stdout.readline()
@@ -204,41 +204,41 @@ def test_a_reader_that_leaves_does_not_end_training(tmp_path):
     assert newest(tmp_path / "runs" / "a").name == "step-00000004"
 
 
-def test_a_changed_recipe_is_refused_by_name_unless_allowed(train, go_on):
+def test_a_changed_recipe_is_refused_with_the_setting_unless_allowed(train, resume):
     run = train("changed", 1, "--max-steps", "3")
     more = ("--max-steps", "5", "--optimizer.lr", "0.02")
-    assert "optimizer.lr: was 0.01, is 0.02" in go_on(run, 1, *more, code=64)
+    assert "optimizer.lr: was 0.01, is 0.02" in resume(run, 1, *more, code=64)
     assert len(losses(run)) == 3
-    go_on(run, 1, *more, "--allow-changes")
+    resume(run, 1, *more, "--allow-changes")
     assert len(losses(run)) == 5
 
 
-def test_the_newest_damaged_checkpoint_is_passed_over(train, go_on, unbroken):
+def test_a_damaged_newest_checkpoint_is_skipped(train, resume, uninterrupted):
     often = ("--checkpoint.every-steps", "4", "--checkpoint.keep", "3", "--checkpoint.no-best")
     run = train("damaged", 1, *often, "--max-steps", "10")
     with open(newest(run) / "optimizer.safetensors", "r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"\x55")
-    printed = go_on(run, 1, "--max-steps", str(STEPS))
+    printed = resume(run, 1, "--max-steps", str(STEPS))
     assert "optimizer.safetensors is damaged" in printed
-    assert "going on after step 8" in printed
-    assert identical(weights(run), weights(unbroken(1)))
-    assert losses(run) == losses(unbroken(1))
+    assert "resuming after step 8" in printed
+    assert identical(weights(run), weights(uninterrupted(1)))
+    assert losses(run) == losses(uninterrupted(1))
 
 
 @pytest.mark.slow
-def test_the_loss_scale_of_fp16_goes_on(train, go_on):
+def test_the_loss_scale_of_fp16_is_resumed(train, resume):
     settings = ("--precision", "fp16", "--no-deterministic")
     run = train("scaled", 1, *settings, "--max-steps", "3")
     before = json.loads((newest(run) / "state.json").read_text())["scaler"]
     assert before["_growth_tracker"] + (before["scale"] < 2**16) > 0
-    go_on(run, 1, "--max-steps", "5")
-    whole = train("scaled-whole", 1, *settings, "--max-steps", "5")
+    resume(run, 1, "--max-steps", "5")
+    expected = train("scaled-expected", 1, *settings, "--max-steps", "5")
     assert (
         json.loads((newest(run) / "state.json").read_text())["scaler"]
-        == json.loads((newest(whole) / "state.json").read_text())["scaler"]
+        == json.loads((newest(expected) / "state.json").read_text())["scaler"]
     )
-    assert identical(weights(run), weights(whole))
+    assert identical(weights(run), weights(expected))
 
 
 @pytest.mark.slow

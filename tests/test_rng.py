@@ -1,4 +1,4 @@
-"""Philox against its published answers, and what the draws promise."""
+"""Philox: published test vectors, and the statistics of the draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORD = st.integers(0, 2**32 - 1)
 SEED = st.integers(0, 2**64 - 1)
 ONES = 0xFFFFFFFF
 
-# kat_vectors of Random123 1.14, the lines of philox4x32 10.
+# From kat_vectors of Random123 1.14, lines philox4x32 10.
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((ONES,) * 4, (ONES,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -27,7 +27,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
-def test_philox_gives_the_published_answers(counter, key, words):
+def test_philox_matches_the_published_test_vectors(counter, key, words):
     assert tuple(philox(counter, key).tolist()) == words
 
 
@@ -94,7 +94,7 @@ def test_two_draws_of_a_sample_are_independent():
     assert stats.chisquare(cells.ravel()).pvalue > 0.001
 
 
-def test_neighbouring_samples_and_epochs_are_uncorrelated():
+def test_neighboring_samples_and_epochs_are_uncorrelated():
     now, later = (uniforms(4, Use.AUGMENT, epoch, np.arange(40_000), 1)[:, 0] for epoch in (0, 1))
     assert abs(np.corrcoef(now[:-1], now[1:])[0, 1]) < 0.02
     assert abs(np.corrcoef(now, later)[0, 1]) < 0.02
@@ -122,16 +122,16 @@ def test_seed_of_is_a_63_bit_function_of_its_arguments(seed, use, position):
 
 
 @given(SEED, st.lists(st.integers(0, 2**40), min_size=1, max_size=4), st.integers(0, 3), st.integers(1, 1000))
-def test_seed_of_differs_by_every_argument(seed, position, place, shift):
-    place %= len(position)
-    moved = [p + shift if i == place else p for i, p in enumerate(position)]
+def test_seed_of_differs_by_every_argument(seed, position, index, shift):
+    index %= len(position)
+    moved = [p + shift if i == index else p for i, p in enumerate(position)]
     seeds = [
         seed_of(seed, Use.TORCH, *position),
         seed_of(seed, Use.TORCH, *moved),
         seed_of(seed, Use.TORCH, *position[:-1]),
         seed_of(seed, Use.TORCH, *position, 0),
         seed_of((seed + shift) % 2**64, Use.TORCH, *position),
-        seed_of(seed, Use.SPLIT, *position),
+        seed_of(seed, Use.ORDER, *position),
     ]
     assert len(set(seeds)) == len(seeds)
 
@@ -140,6 +140,6 @@ def test_seed_of_does_not_run_positions_together():
     assert seed_of(0, Use.TORCH, 1, 23) != seed_of(0, Use.TORCH, 12, 3)
 
 
-def test_seed_of_stays_as_it_was():
-    """Runs of an earlier version must stay repeatable."""
+def test_seed_of_does_not_change_between_versions():
+    """Runs of earlier versions must stay reproducible."""
     assert seed_of(0, Use.TORCH, 0) == 1023116025278270157

@@ -1,4 +1,4 @@
-"""The run folder: always a new one, never somebody else's."""
+"""The run folder: always a new one, never that of another run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_runs_without_a_name_are_numbered(tmp_path):
     assert run.create(out, None, "cifar10").name == "cifar10-1"
 
 
-def test_a_number_is_never_given_again_while_a_later_one_exists(tmp_path):
+def test_a_number_is_not_reused_while_a_later_one_exists(tmp_path):
     for name in ("digits-2", "digits-10", "digits-x", "digits-3b", "xdigits-99", "digits"):
         (tmp_path / name).mkdir()
     assert run.create(tmp_path, None, "digits").name == "digits-11"
@@ -41,7 +41,7 @@ def test_a_named_run_gets_its_name(tmp_path):
 def test_a_taken_name_is_refused_and_nothing_in_it_is_touched(tmp_path):
     taken = run.create(tmp_path, "mine", "digits")
     taken.recipe.write_text("epochs: 3\n")
-    with pytest.raises(UserError, match=r"'mine' exists already.*--resume"):
+    with pytest.raises(UserError, match=r"'mine' already exists.*--resume"):
         run.create(tmp_path, "mine", "digits")
     assert [p.name for p in taken.path.iterdir()] == ["recipe.yaml"]
     assert taken.recipe.read_text() == "epochs: 3\n"
@@ -49,7 +49,7 @@ def test_a_taken_name_is_refused_and_nothing_in_it_is_touched(tmp_path):
 
 def test_a_file_of_that_name_is_taken_too(tmp_path):
     (tmp_path / "mine").write_text("notes")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         run.create(tmp_path, "mine", "digits")
     assert (tmp_path / "mine").read_text() == "notes"
 
@@ -57,7 +57,7 @@ def test_a_file_of_that_name_is_taken_too(tmp_path):
 @pytest.mark.parametrize(
     "name", ["", ".", "..", ".hidden", "-x", "a/b", "../x", "a b", "a\n", "a\0", "ü", "a" * 300, "~", "*"]
 )
-def test_what_is_no_folder_name_is_refused(tmp_path, name):
+def test_an_invalid_folder_name_is_refused(tmp_path, name):
     with pytest.raises(UserError):
         run.create(tmp_path / "out", name, "digits")
     assert set(tmp_path.rglob("*")) <= {tmp_path / "out"}
@@ -78,7 +78,7 @@ def test_an_out_that_cannot_be_written_is_refused_before_any_work(tmp_path, monk
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
 def test_a_read_only_out_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     try:
@@ -99,15 +99,15 @@ def test_checking_a_name_creates_nothing(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_runs_that_begin_together_get_different_folders(tmp_path, monkeypatch):
+def test_runs_that_start_together_get_different_folders(tmp_path, monkeypatch):
     together, real = Barrier(8), Path.iterdir
 
-    def listed_by_all_before_any_goes_on(folder: Path) -> list[Path]:
+    def listed_by_all_before_any_continues(folder: Path) -> list[Path]:
         found = list(real(folder))
         together.wait(timeout=30)
         return found
 
-    monkeypatch.setattr(Path, "iterdir", listed_by_all_before_any_goes_on)
+    monkeypatch.setattr(Path, "iterdir", listed_by_all_before_any_continues)
     with ThreadPoolExecutor(8) as pool:
         names = list(pool.map(lambda _: run.create(tmp_path / "runs", None, "digits").name, range(8)))
     assert sorted(names) == sorted(f"digits-{i}" for i in range(1, 9))
@@ -116,7 +116,7 @@ def test_runs_that_begin_together_get_different_folders(tmp_path, monkeypatch):
 def test_only_one_of_several_runs_gets_the_same_name(tmp_path, monkeypatch):
     together, real = Barrier(6), run.check_name
 
-    def checked_by_all_before_any_goes_on(out: Path, name: str | None) -> None:
+    def checked_by_all_before_any_continues(out: Path, name: str | None) -> None:
         real(out, name)
         together.wait(timeout=30)
 
@@ -126,15 +126,15 @@ def test_only_one_of_several_runs_gets_the_same_name(tmp_path, monkeypatch):
         except UserError as error:
             return str(error)
 
-    monkeypatch.setattr(run, "check_name", checked_by_all_before_any_goes_on)
+    monkeypatch.setattr(run, "check_name", checked_by_all_before_any_continues)
     with ThreadPoolExecutor(6) as pool:
         results = sorted(pool.map(create, range(6)))
     assert results.count("mine") == 1
-    assert sum("exists already" in result for result in results) == 5
+    assert sum("already exists" in result for result in results) == 5
 
 
 def test_an_existing_run_is_one_with_a_recipe(tmp_path):
-    with pytest.raises(UserError, match="there is no run"):
+    with pytest.raises(UserError, match="does not exist"):
         run.open_existing(tmp_path / "gone")
     with pytest.raises(UserError, match=r"no recipe\.yaml"):
         run.open_existing(tmp_path)
@@ -142,7 +142,7 @@ def test_an_existing_run_is_one_with_a_recipe(tmp_path):
     assert run.open_existing(tmp_path).path == tmp_path
 
 
-def test_contents_tell_only_what_is_there(tmp_path):
+def test_contents_lists_only_existing_files(tmp_path):
     folder = run.RunFolder(tmp_path)
     assert folder.contents() == []
     folder.metrics.write_text("")
@@ -150,7 +150,7 @@ def test_contents_tell_only_what_is_there(tmp_path):
     assert [name for name, _ in folder.contents()] == ["checkpoints/", "metrics.jsonl"]
 
 
-def test_json_is_replaced_as_a_whole(tmp_path):
+def test_json_is_replaced_atomically(tmp_path):
     path = tmp_path / "result.json"
     run.write_json(path, {"top1": 0.5})
     with pytest.raises(TypeError):
@@ -170,10 +170,10 @@ def test_only_rank_0_always_leaves_a_log(tmp_path):
     assert "next run" not in folder.log_file(0).read_text()
 
 
-def test_a_log_that_its_disk_has_no_room_for_hides_no_error(tmp_path, caplog, capsys):
+def test_a_log_on_a_full_disk_hides_no_error(tmp_path, caplog, capsys):
     caplog.set_level(logging.INFO, "worldsize")
     (tmp_path / "log.txt").symlink_to("/dev/full")
-    (tmp_path / "log.rank1.txt").mkdir()  # and cannot be opened
+    (tmp_path / "log.rank1.txt").mkdir()  # cannot be opened
     for rank in (0, 1):
         with pytest.raises(UserError, match="what really happened"), run.RunLog(run.RunFolder(tmp_path), rank):
             raise UserError("what really happened")
@@ -183,7 +183,7 @@ def test_a_log_that_its_disk_has_no_room_for_hides_no_error(tmp_path, caplog, ca
 @pytest.mark.parametrize(
     ("error", "expected"), [(UserError("no such class"), "no such class\n"), (KeyError("what"), "KeyError: 'what'\n")]
 )
-def test_a_log_ends_with_what_ended_the_run(tmp_path, caplog, error, expected):
+def test_a_log_ends_with_the_error_that_ended_the_run(tmp_path, caplog, error, expected):
     folder = run.RunFolder(tmp_path)
     caplog.set_level(logging.INFO, "worldsize")
     with pytest.raises(type(error)), run.RunLog(folder, 0):

@@ -1,4 +1,4 @@
-"""Learning rates against values written out by hand and against torch's schedulers."""
+"""Learning rates, compared with values computed by hand and with torch's schedulers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def torch_rates(make, steps: int, lr: float = 1.0) -> list[float]:
         (Schedule(name="constant"), [1] * 8),
     ],
 )
-def test_four_epochs_of_two_steps_follow_the_values_worked_out_by_hand(schedule, expected):
+def test_four_epochs_of_two_steps_equal_the_values_computed_by_hand(schedule, expected):
     assert factors(schedule, 2, 4) == pytest.approx(expected, abs=1e-6)
 
 
@@ -103,8 +103,8 @@ def test_warmup_rises_and_what_follows_falls(case):
     schedule, steps, _ = case
     found = factors(*case)
     warmup = schedule.warmup_epochs * steps
-    summit = math.ceil(warmup) if schedule.name != "onecycle" else math.floor(max(warmup - 1, 0))
-    rising, falling = found[: summit + 1], found[summit + (schedule.name == "onecycle") :]
+    peak = math.ceil(warmup) if schedule.name != "onecycle" else math.floor(max(warmup - 1, 0))
+    rising, falling = found[: peak + 1], found[peak + (schedule.name == "onecycle") :]
     if schedule.name != "step":
         assert all(a <= b + 1e-12 for a, b in pairwise(rising[:-1]))
     assert all(a >= b - 1e-12 for a, b in pairwise(falling))

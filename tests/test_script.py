@@ -1,4 +1,4 @@
-"""``render --on local``: a job as a shell script for this machine."""
+"""``render --on local``: a job as a shell script for one machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from processes import environment, worldsize
 
 
-def test_here_the_same_job_is_a_shell_script(tmp_path):
-    """It holds its recipe, takes any quoting, and started again it goes on with its run."""
+def test_a_job_renders_as_a_shell_script(tmp_path):
+    """The script contains its recipe, handles any quoting, and when started again resumes its run."""
     folder = tmp_path / "it's here"
-    options = ("--max-steps", "3", "--procs", "2", "--out", folder, "--name", "r")
+    options = ("--max-steps", "3", "--procs", "2", "--out", folder, "--name", "r", "--model.name", "shufflenet_v2_x0_5")
     script = worldsize("render", "digits", "--on", "local", *options, cwd=tmp_path)
     assert script.returncode == 0, script.stderr
     bin_folder = Path(sys.executable).parent

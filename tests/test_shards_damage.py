@@ -1,4 +1,4 @@
-"""Shards that are damaged, incomplete or not what they should be: whatever is wrong with them is said."""
+"""Damaged, incomplete or wrong shards: every defect is detected and reported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from packing import odd_folder, packed
 from trees import opened, put
 from worldsize.data import shards
-from worldsize.data.decode import BrokenPicture
+from worldsize.data.decode import BrokenImage
 from worldsize.data.shards.format import RECORD
 from worldsize.errors import DataError, UserError
 
@@ -28,7 +30,7 @@ def refused(folder: Path, kind: type[Exception] = DataError) -> str:
     return str(caught.value)
 
 
-def test_every_flipped_bit_of_a_picture_is_found(copied):
+def test_every_flipped_bit_of_an_image_is_found(copied):
     samples = shards.open_dataset(copied).train
     draw = random.Random(0)
     for index in range(len(samples)):
@@ -42,8 +44,8 @@ def test_every_flipped_bit_of_a_picture_is_found(copied):
     damaged = shards.open_dataset(copied).train
     for index in range(len(damaged)):
         if damaged.records["length"][index]:
-            with pytest.raises(BrokenPicture, match="checksum") as caught:
-                damaged.picture(index)
+            with pytest.raises(BrokenImage, match="checksum") as caught:
+                damaged.image(index)
             shard = f"train-{damaged.records['shard'][index]:05d}.tar"
             assert f"{shard} is damaged at byte {damaged.records['offset'][index]:,}" in str(caught.value)
             assert f"sample {index}" in str(caught.value)
@@ -55,12 +57,12 @@ def test_a_flipped_bit_of_the_index_is_found_when_its_shard_is_read(copied):
     draw = random.Random(1)
     for _ in range(60):
         data = bytearray(clean)
-        place = draw.randrange(len(data))
-        data[place] ^= 1 << draw.randrange(8)
+        position = draw.randrange(len(data))
+        data[position] ^= 1 << draw.randrange(8)
         (copied / "train.index").write_bytes(data)
         samples = shards.open_dataset(copied).train
-        with pytest.raises(DataError, match=r"train\.index is damaged where it describes train-\d{5}\.tar"):
-            samples.encoded(place // RECORD.itemsize)
+        with pytest.raises(DataError, match=r"train\.index is damaged in the part for train-\d{5}\.tar"):
+            samples.encoded(position // RECORD.itemsize)
         with pytest.raises(DataError):
             samples.check_index()
 
@@ -74,10 +76,10 @@ def test_a_damaged_header_costs_only_the_name(copied):
     assert shards.open_dataset(copied).train.name(0) == f"{copied}/train-00000.tar: sample 0"
 
 
-@pytest.mark.parametrize("cut", [1, 20, RECORD.itemsize, 10_000])
-def test_a_truncated_index_is_refused(copied, cut):
+@pytest.mark.parametrize("removed", [1, 20, RECORD.itemsize, 10_000])
+def test_a_truncated_index_is_refused(copied, removed):
     data = (copied / "train.index").read_bytes()
-    (copied / "train.index").write_bytes(data[: max(len(data) - cut, 0)])
+    (copied / "train.index").write_bytes(data[: max(len(data) - removed, 0)])
     assert "train.index has" in refused(copied)
 
 
@@ -91,22 +93,22 @@ def test_a_missing_file_is_named(copied, name):
 
 def test_a_truncated_shard_is_refused(copied):
     os.truncate(copied / "train-00001.tar", 5000)
-    assert "train-00001.tar has 5,000 bytes, but should have" in refused(copied)
+    assert "train-00001.tar has 5,000 bytes instead of" in refused(copied)
 
 
-def test_shards_that_have_changed_places_are_refused(copied):
+def test_swapped_shards_are_refused(copied):
     one, two = copied / "train-00000.tar", copied / "train-00001.tar"
     length = max(one.stat().st_size, two.stat().st_size)
     first, second = one.read_bytes().ljust(length, b"\0"), two.read_bytes().ljust(length, b"\0")
     one.write_bytes(second[: one.stat().st_size])
     two.write_bytes(first[: two.stat().st_size])
     message = refused(copied)
-    assert "train-00000.tar is not the shard that index.json means" in message
+    assert "train-00000.tar is not the shard that index.json describes" in message
     assert "train-00001.tar" in message
 
 
-def test_a_shard_of_another_pack_is_refused(copied, tmp_path):
-    """Of the same names, labels and sizes, but other pixels."""
+def test_a_shard_of_another_dataset_is_refused(copied, tmp_path):
+    """With the same names, labels and sizes, but different pixels."""
     root = odd_folder(tmp_path / "other")
     file = root / "train" / "plain" / "4.jpg"
     data = bytearray(file.read_bytes())
@@ -129,55 +131,66 @@ def test_many_missing_shards_make_a_short_message(originals, tmp_path):
     assert f"and {len(missing) - 3} more" in message
 
 
-def test_an_unfinished_pack_is_refused(copied):
+def test_an_incomplete_pack_is_refused(copied):
     (copied / "index.json").unlink()
-    assert "run `worldsize data pack` to its end" in refused(copied, UserError)
+    assert "run `worldsize data pack` until it completes" in refused(copied, UserError)
     assert shards.is_packed(copied)
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"format": "worldsize shards"}', "half", "binary"])
-def test_a_damaged_page_is_refused(copied, damage):
-    page = copied / "index.json"
-    intact = page.read_bytes()
-    page.write_bytes({"binary": b"\xff\x00\xfe", "half": intact[: len(intact) // 2]}.get(damage, damage.encode()))
+def test_a_damaged_index_json_is_refused(copied, damage):
+    file = copied / "index.json"
+    intact = file.read_bytes()
+    file.write_bytes({"binary": b"\xff\x00\xfe", "half": intact[: len(intact) // 2]}.get(damage, damage.encode()))
     assert "index.json is damaged" in refused(copied)
 
 
 @pytest.mark.parametrize(
     "change", [("samples", 3), ("samples", None), ("shards", [[1, 2]]), ("shards", "x"), ("shards", [])]
 )
-def test_a_page_that_contradicts_itself_is_refused(copied, change):
-    page = json.loads((copied / "index.json").read_text())
-    page["splits"]["train"][change[0]] = change[1]
-    (copied / "index.json").write_text(json.dumps(page))
+def test_an_inconsistent_index_json_is_refused(copied, change):
+    content = json.loads((copied / "index.json").read_text())
+    content["splits"]["train"][change[0]] = change[1]
+    (copied / "index.json").write_text(json.dumps(content))
     assert "index.json is damaged" in refused(copied)
 
 
 def test_a_later_version_is_refused(copied):
-    page = json.loads((copied / "index.json").read_text()) | {"version": 2}
-    (copied / "index.json").write_text(json.dumps(page))
-    assert "is of version 2" in refused(copied, UserError)
+    content = json.loads((copied / "index.json").read_text()) | {"version": 2}
+    (copied / "index.json").write_text(json.dumps(content))
+    assert "has format version 2" in refused(copied, UserError)
 
 
 def test_a_label_beyond_the_classes_is_refused(copied):
-    """As by somebody who edits the page."""
-    page = json.loads((copied / "index.json").read_text())
-    page["classes"] = page["classes"][:1]
-    (copied / "index.json").write_text(json.dumps(page))
+    """As after an edit of index.json by hand."""
+    content = json.loads((copied / "index.json").read_text())
+    content["classes"] = content["classes"][:1]
+    (copied / "index.json").write_text(json.dumps(content))
     samples = shards.open_dataset(copied).train
     with pytest.raises(DataError, match="damaged"):
         samples.encoded(len(samples) - 1)
 
 
-def test_a_shard_that_goes_away_later_breaks_its_pictures(copied):
+def test_a_shard_that_is_removed_later_breaks_its_images(copied):
     samples = shards.open_dataset(copied).train
     (copied / "train-00000.tar").unlink()
-    with pytest.raises(BrokenPicture, match="No such file"):
+    with pytest.raises(BrokenImage, match="No such file"):
         samples.encoded(0)
     assert samples.name(0) == f"{copied}/train-00000.tar: sample 0"
 
 
-def test_a_page_of_somebody_else_makes_no_shards(tmp_path):
+def test_an_unrelated_index_json_is_not_taken_for_shards(tmp_path):
     put(tmp_path / "root" / "index.json", b"{}")
-    with pytest.raises(UserError, match="not laid out for training"):
+    with pytest.raises(UserError, match="does not have the expected layout"):
         opened(tmp_path / "root")
+
+
+@pytest.mark.parametrize("name", ["train-00000.tar", "train.index", "index.json"])
+def test_a_fifo_among_the_shards_is_refused_at_once(copied, name):
+    (copied / name).unlink()
+    os.mkfifo(copied / name)
+    # An open for reading would block until somebody writes, so the check runs in a process that can be ended.
+    program = f"from worldsize.data import shards; shards.open_dataset(__import__('pathlib').Path({str(copied)!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert name in done.stderr.splitlines()[-1]

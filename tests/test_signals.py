@@ -1,4 +1,4 @@
-"""Signals, the parts that need no training."""
+"""Signal handling that can be tested without training."""
 
 from __future__ import annotations
 

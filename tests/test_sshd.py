@@ -1,4 +1,4 @@
-"""The workers' start script with a real sshd: sessions, and a SIGTERM that lets the ranks save."""
+"""The workers' start script with a real sshd: sessions, and SIGTERM, after which the ranks can save."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from processes import free_port
 ROOT = Path(__file__).parent.parent
 needs_sshd = pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs Debian's openssh-server")
 
-# A rank with a child, which says whether the child was left alone and takes a moment to save.
+# A rank with a child process: records whether the child is still alive, and takes a moment to save.
 RANK = """#!/bin/sh
 sleep 100 &
 trap 'kill -0 $! && sleep 1 && echo "child lives" >saved; kill $!; exit 75' TERM
@@ -30,13 +30,13 @@ while :; do wait $!; done
 
 
 class Worker:
-    """A worker's container in small: its user, its keys, its start script."""
+    """A minimal worker container: its user, its keys, its start script."""
 
     def __init__(self, folder: Path) -> None:
         self.home, self.port, self.log = folder / "home", free_port(), folder / "log"
         (self.home / ".ssh").mkdir(parents=True)
         folder.chmod(0o755)
-        # As the operator mounts them: for all to read and, the folder, to write.
+        # As the operator mounts them: readable for everyone, and the folder also writable.
         (self.home / ".ssh").chmod(0o777)
         self.home.chmod(0o777)
         key = self.home / ".ssh/id_rsa"
@@ -54,7 +54,7 @@ class Worker:
             os.chown(key, 1000, 1000)
 
     def _as_another_user(self) -> list[str]:
-        """How a command runs as uid 1000 without any right of root's, under the user's name that the image has."""
+        """Command prefix that drops to uid 1000 without any privileges, under the user name of the container image."""
         others = [line for line in Path("/etc/passwd").read_text().splitlines() if ":1000:" not in line]
         (self.folder / "passwd").write_text("\n".join([f"worldsize:x:1000:1000::{self.home}:/bin/sh", *others, ""]))
         drop = "setpriv --reuid 1000 --regid 1000 --clear-groups --no-new-privs --bounding-set -all --inh-caps -all"
@@ -83,17 +83,17 @@ class Worker:
 def until(true, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it did not come to pass"
+        assert time.monotonic() < end, f"the condition was not met within {seconds} s"
         time.sleep(0.05)
 
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    # pytest's own folders are closed to other users.
+    # pytest's temporary folders are not accessible to other users.
     with tempfile.TemporaryDirectory(prefix="worldsize-test-") as folder:
         worker = Worker(Path(folder))
         if worker.enter and subprocess.run([*worker.enter, "true"], capture_output=True, check=False).returncode:
-            pytest.skip("this root may not mount anything, and so not try it as another user")
+            pytest.skip("cannot run as another user: mounting is not permitted")
         yield worker
 
 
@@ -119,15 +119,17 @@ def test_a_session_finds_the_environment(worker: Worker, sshd: subprocess.Popen[
     path, user = session.stdout.splitlines()
     assert path.startswith("/opt/worldsize/bin:")
     assert user == str(os.getuid() or 1000)
-    # Neither the session nor the probes of the port have left a line.
+    # Neither the session nor the port probes logged anything.
     assert session.stderr == worker.log.read_text() == ""
 
 
 @needs_sshd
 def test_sigterm_reaches_the_rank_and_nothing_ends_before_it(worker: Worker, sshd: subprocess.Popen[bytes]):
-    command = f"cd {worker.home}; OMPI_COMM_WORLD_RANK=3 ./rank.sh; echo the rank ended with $?; sleep 1; echo >told; exit 9"
+    command = (
+        f"cd {worker.home}; OMPI_COMM_WORLD_RANK=3 ./rank.sh; echo the rank ended with $?; sleep 1; echo >reported; exit 9"
+    )
     session = subprocess.Popen(worker.ssh(command), stdout=subprocess.PIPE, text=True)
-    # A rank of another job of this user, on this machine but not in this container.
+    # A rank of another job of the same user, on this machine but not in this container.
     stranger = subprocess.Popen([*worker.enter, "sleep", "100"], env=os.environ | {"OMPI_COMM_WORLD_RANK": "0"})
     try:
         until((worker.home / "started").exists)
@@ -136,8 +138,8 @@ def test_sigterm_reaches_the_rank_and_nothing_ends_before_it(worker: Worker, ssh
         assert sshd.poll() is None
         assert sshd.wait(30) == 0
         assert (worker.home / "saved").read_text() == "child lives\n"
-        # The session, in its place Open MPI's daemon, could say how its rank ended.
-        assert (worker.home / "told").exists()
+        # The session (which stands in for Open MPI's daemon) could report its rank's exit code.
+        assert (worker.home / "reported").exists()
         assert session.communicate(timeout=30)[0] == "the rank ended with 75\n"
         assert session.returncode == 9
         assert stranger.poll() is None
@@ -145,16 +147,16 @@ def test_sigterm_reaches_the_rank_and_nothing_ends_before_it(worker: Worker, ssh
         stranger.kill()
         stranger.wait()
         session.kill()
-    assert worker.log.read_text().count("passing SIGTERM on") == 1
+    assert worker.log.read_text().count("forwarding SIGTERM") == 1
     assert list(worker.home.glob("worldsize-sshd*")) == []
 
 
 @needs_sshd
 def test_without_ranks_it_leaves_at_once(worker: Worker, sshd: subprocess.Popen[bytes]):
-    began = time.monotonic()
+    started = time.monotonic()
     sshd.send_signal(signal.SIGTERM)
     assert sshd.wait(30) == 0
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started < 5
 
 
 @needs_sshd

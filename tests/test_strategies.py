@@ -1,4 +1,4 @@
-"""Each strategy does what its paper says: against the same written down once more in NumPy, in one process."""
+"""Each strategy computes what its paper specifies: compared with a NumPy implementation in one process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import reference
 from processes import distance, losses, momentum, overall_distance, records, weights
 from reference import Replica
 from worldsize.batch import plan
-from worldsize.parallel.adasum import adasum
-from worldsize.parallel.dataparallel import average_statistics
+from worldsize.parallel.adasum_math import adasum
+from worldsize.parallel.replicas import average_statistics
 from worldsize.recipe import Recipe
 
 SMALL = "mobilenet_v3_small"
@@ -30,7 +30,7 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def runs(ranks):
-    """runs(size, *arguments, ...) trains once with the settings of `reference.RECIPE` and gives the run folder."""
+    """runs(size, *arguments, ...) trains once with the settings of `reference.RECIPE` and returns the run folder."""
 
     def run(
         size: int,
@@ -41,8 +41,8 @@ def runs(ranks):
         sabotage: str | None = None,
         local_size: int | None = None,
     ) -> Path:
-        words = (model, steps, precision, size, sabotage, local_size, *arguments)
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(map(str, words)))
+        parts = (model, steps, precision, size, sabotage, local_size, *arguments)
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(map(str, parts)))
         folder = ranks.cwd / "runs" / name
         if not folder.exists():
             recipe = ranks.cwd / f"{name}.yaml"
@@ -56,15 +56,15 @@ def runs(ranks):
 
 def same_as_reference(run: Path, expected: tuple[list[float], list[Replica]]) -> None:
     expected_losses, replicas = expected
-    assert losses(run) == pytest.approx(expected_losses, rel=1e-6)  # metrics.jsonl keeps seven digits
+    assert losses(run) == pytest.approx(expected_losses, rel=1e-6)  # metrics.jsonl stores seven digits
     state = reference.mean_state(replicas, len(expected_losses))
     assert distance(weights(run), state) < 1e-9  # running statistics included
     own = {name: torch.from_numpy(array) for name, array in replicas[0].momentum().items()}
     assert distance(momentum(run), own) < 1e-9
 
 
-def test_the_reference_would_notice_another_strategy(runs):
-    """The comparisons with it have a meaning: strategies differ by far more than 1e-9."""
+def test_the_reference_distinguishes_strategies(runs):
+    """The comparisons are meaningful: strategies differ by far more than 1e-9."""
     ddp, adasum = runs(2, "--parallel.strategy", "ddp"), runs(2, "--parallel.strategy", "adasum")
     assert distance(weights(ddp), weights(adasum)) > 1e-3
 
@@ -74,7 +74,7 @@ def test_the_reference_would_notice_another_strategy(runs):
 
 @pytest.fixture
 def averaged(runs):
-    """A few steps of plain ddp with a small network."""
+    """A few steps of plain ddp with a small model."""
     return runs(2, "--parallel.strategy", "ddp", model="squeezenet1_1", steps=4)
 
 
@@ -86,17 +86,17 @@ def test_dividing_before_and_after_the_sum_changes_nothing(runs, averaged, befor
     assert distance(momentum(divided), momentum(averaged)) < 1e-9
 
 
-# The momentum is a sum of gradients, which are rounded to 11 or 8 bits: 3.5e-4 and 2.8e-3 were measured.
+# The momentum is a sum of gradients rounded to 11 or 8 bits: measured 3.5e-4 and 2.8e-3.
 @pytest.mark.parametrize(("kind", "nearest", "farthest"), [("fp16", 1e-5, 1e-3), ("bf16", 1e-3, 8e-3)])
-def test_16_bit_gradients_stay_near(runs, averaged, kind, nearest, farthest):
+def test_16_bit_gradients_are_close(runs, averaged, kind, nearest, farthest):
     rounded = runs(2, "--parallel.compression", kind, model="squeezenet1_1", steps=4)
     assert nearest < overall_distance(momentum(rounded), momentum(averaged)) < farthest
 
 
-def test_what_is_divided_before_the_sum_can_fall_under_fp16s_range(runs):
+def test_dividing_before_the_sum_can_underflow_in_fp16(runs):
     settings = ("--parallel.compression", "fp16", "--parallel.predivide", "1e12")
     run = runs(2, *settings, model="squeezenet1_1", steps=1)
-    biases = [tensor for name, tensor in momentum(run).items() if name.endswith(".bias")]  # which do not decay
+    biases = [tensor for name, tensor in momentum(run).items() if name.endswith(".bias")]  # without weight decay
     assert biases and not any(tensor.any() for tensor in biases)
 
 
@@ -147,7 +147,7 @@ def test_adasum_is_the_mean_of_parallel_and_the_sum_of_orthogonal_steps(vector, 
     torch.testing.assert_close(combined(one, other), one + other, **near)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-30])  # whose square is below float32's smallest number
+@pytest.mark.parametrize("scale", [1.0, 1e-30])  # the square of 1e-30 underflows in float32
 def test_adasum_of_long_float32_vectors_computes_its_dots_in_float64(scale):
     a, b = np.random.default_rng(0).standard_normal((2, 200_003)) * scale
     b = 0.3 * a + 0.01 * b
@@ -157,7 +157,7 @@ def test_adasum_of_long_float32_vectors_computes_its_dots_in_float64(scale):
 
 
 def adasum_tree(_: int, replicas: Sequence[Replica]) -> None:
-    """Neighbours first, then pairs of pairs."""
+    """Neighbors first, then pairs of pairs."""
     weights = [replica.weights() for replica in replicas]
     for name in weights[0]:
         steps = [own[name] - replica.before[name] for own, replica in zip(weights, replicas, strict=True)]
@@ -210,14 +210,14 @@ def test_local_sgd_that_averages_every_step_is_ddp(runs):
         pytest.param("resnet18", 4, 8, 3, 0, True, marks=pytest.mark.slow),
     ],
 )
-def test_local_sgd_steps_alone_and_then_averages(runs, model, size, steps, every, synchronous, with_momentum):
+def test_local_sgd_steps_independently_and_then_averages(runs, model, size, steps, every, synchronous, with_momentum):
     def on_gradients(step: int, replicas: Sequence[Replica]) -> None:
         if step < synchronous:
             reference.average([replica.gradients() for replica in replicas])
 
     def on_weights(step: int, replicas: Sequence[Replica]) -> None:
-        alone = step + 1 - synchronous
-        if alone > 0 and alone % every == 0:
+        local_steps = step + 1 - synchronous
+        if local_steps > 0 and local_steps % every == 0:
             reference.average([replica.weights() for replica in replicas])
             if with_momentum:
                 reference.average([replica.momentum() for replica in replicas])
@@ -225,7 +225,7 @@ def test_local_sgd_steps_alone_and_then_averages(runs, model, size, steps, every
     local_after = {0: 0.0, 3: 0.1, 7: 0.25}[synchronous]  # epochs of 29 steps, rounded to steps
     settings = ["--parallel.local-steps", str(every), "--parallel.local-after", str(local_after)]
     settings += ["--parallel.average-momentum"] * with_momentum
-    # Checkpoints on the way look at the mean of the weights, and must leave each rank with its own.
+    # Checkpoints during the run use the mean of the weights, and must not change each rank's own weights.
     settings += ["--checkpoint.every-steps", "2"]
     run = runs(size, "--parallel.strategy", "localsgd", *settings, model=model, steps=steps)
     expected = reference.train(steps, model, size, on_gradients=on_gradients, on_weights=on_weights)
@@ -238,7 +238,7 @@ def test_local_sgd_steps_alone_and_then_averages(runs, model, size, steps, every
 
 
 class LowRank:
-    """Vogels et al. 2019, algorithms 1 and 2, at rank ``r``, after ``start`` steps that are averaged whole."""
+    """Vogels et al. 2019, algorithms 1 and 2, at rank ``r``, after ``start`` steps with uncompressed averaging."""
 
     def __init__(self, r: int, start: int) -> None:
         self._r = r
@@ -256,10 +256,10 @@ class LowRank:
     def _approximate(self, name: str, gradients: list[np.ndarray]) -> None:
         shape = gradients[0].shape
         n, m = shape[0], int(np.prod(shape[1:]))
-        if len(shape) < 2 or not travels_in_factors(n, m, self._r):
+        if len(shape) < 2 or not sent_as_factors(n, m, self._r):
             return
         matrices = [g.reshape(n, m) + self._errors.get((rank, name), 0) for rank, g in enumerate(gradients)]
-        q = self._q[name] if name in self._q else drawn(name, m, self._r)
+        q = self._q[name] if name in self._q else initial_q(name, m, self._r)
         p, _ = np.linalg.qr(np.mean([matrix @ q for matrix in matrices], axis=0))
         q = self._q[name] = np.mean([matrix.T @ p for matrix in matrices], axis=0)
         for rank, (gradient, matrix) in enumerate(zip(gradients, matrices, strict=True)):
@@ -267,13 +267,13 @@ class LowRank:
             gradient[...] = (p @ q.T).reshape(shape)
 
 
-def travels_in_factors(n: int, m: int, r: int) -> bool:
-    """Only where that halves it."""
+def sent_as_factors(n: int, m: int, r: int) -> bool:
+    """Only if that at least halves the size."""
     return 2 * (n + m) * r < n * m
 
 
-def drawn(name: str, m: int, r: int) -> np.ndarray:
-    """The first Q, which must be the same on all ranks and is otherwise free."""
+def initial_q(name: str, m: int, r: int) -> np.ndarray:
+    """The first Q: any random matrix, as long as it is the same on all ranks."""
     return torch.randn(m, r, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())), dtype=torch.float64).numpy()
 
 
@@ -294,7 +294,7 @@ def test_powersgd_at_full_rank_is_exact(runs, averaged):
     assert distance(momentum(full), momentum(averaged)) < 1e-8
 
 
-# What travels
+# Bytes sent
 
 
 @pytest.mark.parametrize(
@@ -308,12 +308,12 @@ def test_powersgd_at_full_rank_is_exact(runs, averaged):
             "fp64",
             lambda sizes: (
                 [sum(n * m for n, m in sizes) * 8] * 2
-                + [sum((n + m) * 8 if travels_in_factors(n, m, 8) else n * m for n, m in sizes) * 8] * 2
+                + [sum((n + m) * 8 if sent_as_factors(n, m, 8) else n * m for n, m in sizes) * 8] * 2
             ),
         ),
         (("--parallel.strategy", "adasum"), "fp32", lambda sizes: [sum(n * m for n, m in sizes) * 4] * 4),
         (
-            # 0.04 epochs are one step.
+            # 0.04 epochs equal one step.
             ("--parallel.strategy", "localsgd", "--parallel.local-steps", "2", "--parallel.local-after", "0.04"),
             "fp64",
             lambda sizes: [sum(n * m for n, m in sizes) * 8 * averaged for averaged in (1, 0, 1, 0)],
@@ -321,9 +321,9 @@ def test_powersgd_at_full_rank_is_exact(runs, averaged):
     ],
     ids=["ddp", "fp16", "bf16", "powersgd", "adasum", "localsgd"],
 )
-def test_a_step_sends_what_it_must_and_says_so(ranks, runs, settings, precision, expected):
+def test_a_step_sends_the_expected_bytes_and_reports_them(ranks, runs, settings, precision, expected):
     run = runs(2, *settings, model="squeezenet1_1", steps=4, precision=precision, sabotage="counting")
-    # A vector counts as a matrix of one row, which never travels in factors.
+    # A vector counts as a matrix with one row, which is never sent as factors.
     sizes = [(1, t.numel()) if t.ndim < 2 else (t.shape[0], t[0].numel()) for t in parameters(run).values()]
     assert [record["sent_bytes"] for record in records(run, "step")] == expected(sizes)
     for rank in range(2):
@@ -339,7 +339,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2)).double()
 
 
-def test_replicas_of_dataparallel_leave_the_mean_of_their_statistics():
+def test_replicas_of_dataparallel_store_the_mean_of_their_statistics():
     first = network()
     first(torch.randn(6, 3, 8, 8).double())
     second = copy.deepcopy(first)

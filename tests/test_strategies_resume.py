@@ -1,4 +1,4 @@
-"""Strategies whose ranks keep something for themselves go on with it; what they cannot do is refused early."""
+"""Strategies with state per rank resume with that state; unsupported combinations are refused early."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADAMW = ("--optimizer.name", "adamw", "--optimizer.lr", "1e-4")
 
 @pytest.fixture(scope="module")
 def runs(ranks):
-    """runs(name, *arguments): two processes train with small batches; gives the run folder."""
+    """runs(name, *arguments): trains with two processes and small batches; returns the run folder."""
 
     def run(name: str, *arguments: str) -> Path:
         if not (ranks.cwd / "runs" / name).exists():
@@ -35,11 +35,11 @@ def runs(ranks):
 
 @pytest.fixture(scope="module")
 def fresh(ranks) -> Ranks:
-    """Two processes that have seen nothing of the runs that they go on with."""
+    """Two processes that did not take part in the runs that they resume."""
     return ranks(2, local_size=2)
 
 
-# Each with what must lie in the checkpoint for every rank of it.
+# `kept` is a tensor that the checkpoint must contain for each rank.
 @pytest.mark.parametrize(
     ("name", "arguments", "kept"),
     [
@@ -53,17 +53,17 @@ def fresh(ranks) -> Ranks:
         ("powersgd", POWERSGD, "powersgd.error.fc.weight"),
     ],
 )
-def test_a_resumed_run_is_the_unbroken_one_bit_by_bit(runs, fresh, name, arguments, kept):
-    whole, part = runs(f"{name}-whole", *arguments, "--max-steps", "12"), runs(name, *arguments, "--max-steps", "6")
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(runs, fresh, name, arguments, kept):
+    expected, part = runs(f"{name}-expected", *arguments, "--max-steps", "12"), runs(name, *arguments, "--max-steps", "6")
     assert newest(part).name == "step-00000006"
     own = ranks_own(part)
-    # What ranks keep is not the same, so that going on with another one's would be noticed.
+    # The state differs between ranks, so resuming with another rank's state would be detected.
     assert not torch.equal(own[f"0/strategy/{kept}"], own[f"1/strategy/{kept}"])
     fresh.run("train", "--resume", part, "--max-steps", "12")
-    assert losses(part) == losses(whole)
-    assert identical(weights(part), weights(whole))
-    assert identical(momentum(part), momentum(whole))
-    assert identical(ranks_own(part), ranks_own(whole))
+    assert losses(part) == losses(expected)
+    assert identical(weights(part), weights(expected))
+    assert identical(momentum(part), momentum(expected))
+    assert identical(ranks_own(part), ranks_own(expected))
 
 
 STRATEGIES = [("adasum", ADASUM), ("local", LOCAL), ("powersgd", POWERSGD)]
@@ -72,7 +72,7 @@ STRATEGIES = [("adasum", ADASUM), ("local", LOCAL), ("powersgd", POWERSGD)]
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), STRATEGIES)
 def test_another_number_of_processes_is_refused_unless_allowed(runs, ranks, tmp_path, name, arguments):
-    run = shutil.copytree(runs(f"{name}-whole", *arguments, "--max-steps", "12"), tmp_path / name)
+    run = shutil.copytree(runs(f"{name}-expected", *arguments, "--max-steps", "12"), tmp_path / name)
     refused = ranks(4).run("train", "--resume", run, "--max-steps", "13", code=64)
     assert "parallel.processes: was 2, is 4" in refused
     assert "--allow-changes" in refused
@@ -83,8 +83,8 @@ def test_another_number_of_processes_is_refused_unless_allowed(runs, ranks, tmp_
 
 
 @pytest.mark.slow
-def test_synchronous_steps_do_not_begin_again_in_another_world(runs, ranks, tmp_path):
-    """Four of them, then those of each rank alone: after six, the seventh sends nothing and the eighth is a mean."""
+def test_synchronous_steps_do_not_restart_at_another_world_size(runs, ranks, tmp_path):
+    """Four synchronous steps, then local ones: after six, the seventh sends nothing and the eighth averages."""
     later = (*LOCAL, "--parallel.local-after", "0.45")
     run = shutil.copytree(runs("later", *later, "--max-steps", "6"), tmp_path / "later")
     ranks(4).run("train", "--resume", run, "--max-steps", "8", "--allow-changes")
@@ -92,7 +92,7 @@ def test_synchronous_steps_do_not_begin_again_in_another_world(runs, ranks, tmp_
     assert [count > 0 for count in sent] == [True] * 4 + [False, False, False, True]
 
 
-def test_an_exact_run_goes_on_with_an_exact_strategy_only(runs, ranks):
+def test_an_exact_run_resumes_only_with_an_exact_strategy(runs, ranks):
     run = runs("ddp", "--parallel.strategy", "ddp", "--max-steps", "3")
     for name, arguments in STRATEGIES:
         refused = ranks(2).run("train", "--resume", run, *arguments, "--max-steps", "4", code=64)
@@ -150,13 +150,13 @@ def strategy(name: str, *more: str) -> list[str]:
         (["--parallel.sync-batchnorm", "--procs", "2", "--device", "cpu"], "leave it out"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_remedy(fails, arguments, expected):
-    # --max-steps: what is not refused should end soon.
-    message = fails("train", "digits", "--max-steps", "1", *arguments).replace("│", " ")  # what frames it
+def test_an_unsupported_combination_is_refused_with_the_remedy(fails, arguments, expected):
+    # --max-steps 1: a combination that is wrongly accepted should end soon.
+    message = fails("train", "digits", "--max-steps", "1", *arguments).replace("│", " ")  # the frame around the message
     assert expected in " ".join(message.split())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="Horovod is installed")
 @pytest.mark.parametrize("procs", ["1", "2"])
-def test_a_missing_horovod_names_what_builds_it(fails, procs):
+def test_a_missing_horovod_names_the_build_command(fails, procs):
     assert "`make horovod`" in fails("train", "digits", *strategy("horovod", "--procs", procs))

@@ -1,4 +1,4 @@
-"""`worldsize data verify` and `info`: what is said of pictures of every kind."""
+"""`worldsize data verify` and `info`, for images of every kind."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from packing import BROKEN, colour_png, encode, files, noise, odd_folder, packed
-from trees import opened, put, tree
+from packing import BROKEN, SPECIAL, colour_png, encode, files, noise, odd_folder, packed, special_files
+from trees import opened, put, tree, two_classes
 from worldsize import cli
 from worldsize.data import shards
 from worldsize.data.samples import ArraySamples, Dataset
+from worldsize.data.shards.images import How
 from worldsize.data.shards.pack import pack
-from worldsize.data.shards.pictures import How
 from worldsize.data.survey import info, sheet, words
 from worldsize.data.survey.verify import verify
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    """The odd folder, with a picture twice, one in both splits, and one under two labels."""
+    """`odd_folder`, plus a duplicate, an image in both splits, and an image with two labels."""
     root = odd_folder(tmp_path_factory.mktemp("originals") / "root")
     train = root / "train"
     put(train / "plain" / "again.jpg", (train / "plain" / "1.jpg").read_bytes())
@@ -55,8 +55,8 @@ def data(*arguments: str | Path) -> int:
     return cli.main(["data", *map(str, arguments)])
 
 
-def test_broken_pictures_are_listed_with_their_reasons(page):
-    reasons = {entry["picture"].rsplit("/", 1)[-1]: entry["reason"] for entry in page["splits"]["train"]["broken"]}
+def test_broken_images_are_listed_with_their_reasons(page):
+    reasons = {entry["image"].rsplit("/", 1)[-1]: entry["reason"] for entry in page["splits"]["train"]["broken"]}
     assert set(reasons) == set(BROKEN)
     assert "truncated" in reasons["truncated.jpg"]
     assert reasons["empty.jpg"] == "empty file"
@@ -64,7 +64,27 @@ def test_broken_pictures_are_listed_with_their_reasons(page):
     assert page["splits"]["val"]["broken"] == []
 
 
-def test_odd_pictures_are_listed_by_what_is_odd(page):
+def test_what_is_not_a_regular_file_is_broken(tmp_path, capsys):
+    root, report = two_classes(tmp_path / "root"), tmp_path / "report.json"
+    with special_files(root / "train" / "cat"):
+        assert data("verify", "--root", root, "--report", report) == 65
+        assert data("info", root) == 0
+    assert "broken 5, PNG color 3" in capsys.readouterr().out
+    found = json.loads(report.read_text())
+    assert {Path(one["image"]).name: one["reason"] for one in found["splits"]["train"]["broken"]} == SPECIAL
+    assert found["duplicates"] == []
+
+
+def test_shards_of_what_is_not_a_regular_file_have_the_same_content(tmp_path):
+    root = two_classes(tmp_path / "root")
+    with special_files(root / "train" / "cat"):
+        originals = verify(opened(root), 1)["train"]
+        shards = verify(packed(root, tmp_path / "out"), 1)["train"]
+    assert shards.content == originals.content
+    assert list(shards.broken) == list(originals.broken)
+
+
+def test_odd_images_are_listed_by_what_is_odd(page):
     odd = {kind: short(names) for kind, names in page["splits"]["train"]["odd"].items()}
     assert odd.pop("tiny (a side below 32 pixels)") >= {"one pixel.JPEG", "bitmap.bmp", "alpha.webp"}
     assert odd == {
@@ -76,8 +96,8 @@ def test_odd_pictures_are_listed_by_what_is_odd(page):
     }
 
 
-def bmp_of_16_bits(width: int, height: int) -> bytes:
-    """5, 6 and 5 of them for red, green and blue: less than 8 a channel."""
+def bmp_16_bit(width: int, height: int) -> bytes:
+    """16 bits per pixel: 5, 6 and 5 for red, green and blue, so less than 8 per channel."""
     header = struct.pack("<IiiHHIIiiII", 40, width, -height, 1, 16, 3, 2 * width * height, 0, 0, 0, 0)
     header += struct.pack("<III", 0xF800, 0x07E0, 0x001F)
     return (
@@ -87,17 +107,17 @@ def bmp_of_16_bits(width: int, height: int) -> bytes:
     )
 
 
-def test_what_colour_pictures_lose_is_odd(tmp_path):
+def test_information_that_color_images_lose_is_odd(tmp_path):
     root = tree(tmp_path / "root", "train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png")
     put(root / "train" / "a" / "deep.png", colour_png(40, 40, bytes(40 * (1 + 40 * 6)), bits=16))
     put(root / "train" / "a" / "deep.ppm", b"P6 40 40 65535\n" + bytes(40 * 40 * 6))
-    put(root / "train" / "a" / "16 bits a pixel.bmp", bmp_of_16_bits(40, 40))
-    put(root / "train" / "a" / "one colour.png", encode(noise(40, 40), "PNG", transparency=(0, 0, 0)))
+    put(root / "train" / "a" / "16 bits a pixel.bmp", bmp_16_bit(40, 40))
+    put(root / "train" / "a" / "one color.png", encode(noise(40, 40), "PNG", transparency=(0, 0, 0)))
     put(root / "train" / "a" / "one entry.gif", encode(Image.new("P", (40, 40)), "GIF", transparency=0))
     dataset = opened(root)
     odd = {kind: short(names) for kind, names in words.report(dataset, verify(dataset, 1))["splits"]["train"]["odd"].items()}
     assert odd["more than 8 bits a channel"] == {"deep.png", "deep.ppm"}
-    assert odd["transparent, which is ignored"] == {"one colour.png", "one entry.gif"}
+    assert odd["transparent, which is ignored"] == {"one color.png", "one entry.gif"}
 
 
 def test_the_same_bytes_are_found_within_and_across_splits_and_classes(page):
@@ -108,7 +128,7 @@ def test_the_same_bytes_are_found_within_and_across_splits_and_classes(page):
     leaks = [sorted(group) for group in page["in_train_and_val"]]
     assert [short(group) for group in leaks] == [{"3.jpg", "leak.jpg"}]
     assert ["/train/" in leaks[0][0], "/val/" in leaks[0][1]] == [True, True]
-    # The two of val are one picture.
+    # Both images of val are the same.
     assert [short(group) for group in page["with_different_labels"]] == [{"alpha.webp", "sample.webp"}, {"1.png"}]
 
 
@@ -116,7 +136,7 @@ def test_classes_are_counted(page, root):
     for split in ("train", "val"):
         expected = {folder.name: len(list(folder.iterdir())) for folder in (root / split).iterdir()}
         assert page["splits"][split]["classes"] == expected
-        assert page["splits"][split]["pictures"] == sum(expected.values())
+        assert page["splits"][split]["images"] == sum(expected.values())
         assert page["splits"][split]["bytes"] == sum(f.stat().st_size for f in (root / split).rglob("*") if f.is_file())
 
 
@@ -125,14 +145,14 @@ def test_shards_are_found_to_hold_the_same(root, page, tmp_path):
     of_shards = words.report(dataset, verify(dataset, 2))
     for split in ("train", "val"):
         one, other = page["splits"][split], of_shards["splits"][split]
-        for key in ("pictures", "bytes", "classes", "fingerprint", "content"):
+        for key in ("images", "bytes", "classes", "fingerprint", "content"):
             assert one[key] == other[key]
         assert {kind: short(names) for kind, names in one["odd"].items()} == {k: short(n) for k, n in other["odd"].items()}
         assert [b["reason"] for b in one["broken"]] == [b["reason"] for b in other["broken"]]
     assert [short(group) for group in page["duplicates"]] == [short(group) for group in of_shards["duplicates"]]
 
 
-def test_pictures_made_anew_do_not_lie_by_their_old_names(root, tmp_path):
+def test_reencoded_images_with_their_original_names_are_not_odd(root, tmp_path):
     dataset = packed(root, tmp_path / "out", reencode=90)
     assert not [kind for kind in verify(dataset, 1)["train"].odd if " named " in kind]
 
@@ -160,7 +180,7 @@ def test_the_content_changes_with_a_byte_a_label_and_the_order(tmp_path, change)
 
 
 def test_every_flipped_bit_of_a_sample_is_found_in_shards(tmp_path):
-    """In headers and labels too, which reading does not look at."""
+    """Also in tar headers and labels, which training does not read."""
     for i in range(6):
         put(tmp_path / "root" / ("train", "val")[i // 4] / "ab"[i % 2] / f"{i}.jpg", encode(noise(20, 20, i), "JPEG"))
     out = tmp_path / "out"
@@ -173,7 +193,7 @@ def test_every_flipped_bit_of_a_sample_is_found_in_shards(tmp_path):
         start, after = int(record["offset"]), int(record["offset"] + record["length"])
         for first, last, reason in (
             (start - int(record["head"]), start, "the tar header at byte"),
-            (start, after, "does not have its checksum"),
+            (start, after, "wrong checksum of sample"),
             (after, end, "the label at byte"),
         ):
             for _ in range(5):
@@ -185,8 +205,8 @@ def test_every_flipped_bit_of_a_sample_is_found_in_shards(tmp_path):
                 assert reason in broken[index]
 
 
-def test_a_header_that_is_no_text_any_more_costs_only_the_name(tmp_path, capsys):
-    """Names over 100 bytes stand in a header of their own, as UTF-8."""
+def test_a_header_that_is_not_valid_utf8_makes_only_the_name_unreadable(tmp_path, capsys):
+    """Names over 100 bytes have a header of their own, in UTF-8."""
     root = tree(tmp_path / "root", "train/a/" + "long" * 40 + ".png", "train/b/2.png", "val/a/3.png", "val/b/4.png")
     samples = packed(root, tmp_path / "out").train
     file = tmp_path / "out" / "train-00000.tar"
@@ -200,25 +220,25 @@ def test_a_header_that_is_no_text_any_more_costs_only_the_name(tmp_path, capsys)
 # The command -------------------------------------------------------------------------------------------------------
 
 
-def test_verify_ends_with_65_above_max_broken_after_telling_all(root, tmp_path, capsys):
+def test_verify_exits_with_65_above_max_broken_after_printing_everything(root, tmp_path, capsys):
     report = tmp_path / "report.json"
     assert data("verify", "--root", root, "--report", report) == 65
     out, err = capsys.readouterr()
-    assert "4 of 31 pictures are broken" in err
+    assert "4 of 31 images are broken" in err
     assert "broken (4):" in out
     assert "in both train and val" in out
     assert f"{root}/train/__odd.ones__/empty.jpg: empty file" in out
-    assert json.loads(report.read_text())["splits"]["train"]["pictures"] == 28
+    assert json.loads(report.read_text())["splits"]["train"]["images"] == 28
     assert data("verify", "--root", root, "--max-broken", "0.2") == 0
 
 
-def test_a_sound_folder_has_nothing_to_tell(tmp_path, capsys):
+def test_a_dataset_without_problems_has_no_findings(tmp_path, capsys):
     for i in range(8):
         split, label = ("train", "val")[i // 4], "ab"[i % 2]
         put(tmp_path / "root" / split / label / f"{i}.jpg", encode(noise(40, 40, i), "JPEG"))
     assert data("verify", "--root", tmp_path / "root") == 0
     out = capsys.readouterr().out
-    assert "nothing broken, nothing twice" in out
+    assert "no broken images, no duplicates" in out
     assert "odd" not in out
 
 
@@ -235,10 +255,10 @@ def test_only_the_first_of_many_are_listed(tmp_path, capsys):
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(fails, root):
-    assert "there is no folder" in fails("data", "verify", "--root", root, "--report", "gone/report.json")
+    assert "no such folder" in fails("data", "verify", "--root", root, "--report", "gone/report.json")
 
 
-def test_names_cannot_write_on_the_terminal(tmp_path, capsys):
+def test_names_cannot_contain_terminal_escapes(tmp_path, capsys):
     for split in ("train", "val"):
         for label in "ab":
             put(tmp_path / "root" / split / label / "x\x1b[31mred.jpg", b"")
@@ -248,20 +268,20 @@ def test_names_cannot_write_on_the_terminal(tmp_path, capsys):
     assert "x?[31mred.jpg" in out
 
 
-def test_names_that_are_not_utf8_are_told(tmp_path, capsys):
+def test_names_that_are_not_utf8_are_printed(tmp_path, capsys):
     root = tree(tmp_path / "root", "train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png")
     try:
         Path(os.fsdecode(os.fsencode(root / "train" / "a") + b"/\xff.jpg")).write_bytes(b"")
     except OSError:
-        pytest.skip("this file system takes only UTF-8 names")
+        pytest.skip("this file system only supports UTF-8 names")
     report, page = tmp_path / "report.json", tmp_path / "sheet.html"
     assert data("verify", "--root", root, "--report", report) == 65
     assert "?.jpg: empty file" in capsys.readouterr().out
-    assert json.loads(report.read_text())["splits"]["train"]["broken"][0]["picture"].endswith("\udcff.jpg")
+    assert json.loads(report.read_text())["splits"]["train"]["broken"][0]["image"].endswith("\udcff.jpg")
     assert data("info", root, "--sheet", page) == 0
 
 
-def test_pictures_in_memory_are_compared_too():
+def test_images_in_memory_are_compared_too():
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     pixels[1:3] = 9
     samples = ArraySamples("four", pixels, np.arange(4, dtype=np.int32) % 2, ("a", "b"))
@@ -271,7 +291,7 @@ def test_pictures_in_memory_are_compared_too():
     assert page["duplicates"] == [["four #0", "four #3"], ["four #1", "four #2"]]
 
 
-def test_the_content_of_pictures_in_memory_is_that_of_their_shards(tmp_path):
+def test_the_content_of_images_in_memory_is_that_of_their_shards(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
     samples = ArraySamples("six", pixels, np.arange(6, dtype=np.int32) % 2, ("a", "b"))
     dataset = Dataset(samples, samples)
@@ -283,25 +303,27 @@ def test_the_content_of_pictures_in_memory_is_that_of_their_shards(tmp_path):
 # Info --------------------------------------------------------------------------------------------------------------
 
 
-def test_info_tells_the_same_of_originals_and_shards(root, tmp_path, capsys):
+def test_info_prints_the_same_for_originals_and_shards(root, tmp_path, capsys):
     packed(root, tmp_path / "out")
     capsys.readouterr()
-    said = []
-    for where in (root, tmp_path / "out"):
-        assert data("info", where) == 0
-        said.append(capsys.readouterr().out.splitlines())
-    originals, of_shards = ([line for line in lines if "▏" in line or "█" in line or "per class" in line] for lines in said)
-    # The bomb's header can be read, the bomb cannot.
+    outputs = []
+    for path in (root, tmp_path / "out"):
+        assert data("info", path) == 0
+        outputs.append(capsys.readouterr().out.splitlines())
+    originals, of_shards = (
+        [line for line in lines if "▏" in line or "█" in line or "per class" in line] for lines in outputs
+    )
+    # Only the class counts: without an index, the bomb's header counts as readable.
     assert of_shards[:2] == originals[:2]
-    assert "as they are" in "\n".join(said[1])
-    assert "shards" in "\n".join(said[1])
+    assert "original bytes" in "\n".join(outputs[1])
+    assert "shards" in "\n".join(outputs[1])
 
 
 def test_a_format_that_does_not_train_is_broken_to_info_too(tmp_path, capsys):
     root = tree(tmp_path / "root", "train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png")
     put(root / "train" / "a" / "5.png", encode(noise(40, 40), "PCX"))
     assert data("info", root) == 0
-    assert "PNG colour 2, broken 1" in capsys.readouterr().out
+    assert "PNG color 2, broken 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -336,48 +358,48 @@ def test_a_sheet_is_balanced_over_classes(labels, count, seed):
     chosen = sheet.choose(np.array(labels, np.int32), 7, count, seed)
     assert len(set(chosen)) == len(chosen) == min(count, len(labels))
     taken = np.bincount([labels[i] for i in chosen], minlength=7)
-    there = np.bincount(labels, minlength=7)
+    available = np.bincount(labels, minlength=7)
     most = taken.max()
-    assert all(t >= most - 1 or t == n for t, n in zip(taken, there, strict=True))
+    assert all(t >= most - 1 or t == n for t, n in zip(taken, available, strict=True))
 
 
-def test_a_seed_chooses():
+def test_the_seed_decides_which_images_are_chosen():
     labels = np.repeat(np.arange(10, dtype=np.int32), 50)
     assert sheet.choose(labels, 10, 20, 1) == sheet.choose(labels, 10, 20, 1) != sheet.choose(labels, 10, 20, 2)
 
 
-def test_an_html_sheet_needs_nothing_else(root, tmp_path):
+def test_an_html_sheet_is_self_contained(root, tmp_path):
     shutil.copytree(root, tmp_path / "root")
     for split in ("train", "val"):
         put(tmp_path / "root" / split / "<b>&bold" / "1.png", encode(noise(50, 50, 1), "PNG"))
     page = tmp_path / "sheet.html"
-    assert data("info", tmp_path / "root", "--sheet", page, "--pictures", "100") == 0
+    assert data("info", tmp_path / "root", "--sheet", page, "--images", "100") == 0
     text = page.read_text()
     assert "&lt;b&gt;&amp;bold" in text
     assert "<b>&bold" not in text
     assert not re.search(r'(src|href)="(?!data:)', text)
-    pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
-    assert len(pictures) == 29
+    images = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
+    assert len(images) == 29
     assert text.count(": broken") == 2 * len(BROKEN)
-    assert Image.open(io.BytesIO(base64.b64decode(pictures[0]))).size == (128, 128)
+    assert Image.open(io.BytesIO(base64.b64decode(images[0]))).size == (128, 128)
 
 
-def test_a_png_sheet_shows_the_pictures(tmp_path):
+def test_a_png_sheet_shows_the_images(tmp_path):
     root = tree(tmp_path / "root", "train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png")
     assert data("info", root, "--sheet", tmp_path / "sheet.PNG") == 0
-    picture = Image.open(tmp_path / "sheet.PNG")
-    assert picture.size == (8 + 2 * 136, 8 + 154)
-    assert picture.getpixel((70, 70)) == (255, 0, 0)
-    assert picture.getpixel((70 + 136, 70)) == (0, 255, 0)
-    assert np.asarray(picture)[137:156, 8:136].min() < 100, "no text"
+    image = Image.open(tmp_path / "sheet.PNG")
+    assert image.size == (8 + 2 * 136, 8 + 154)
+    assert image.getpixel((70, 70)) == (255, 0, 0)
+    assert image.getpixel((70 + 136, 70)) == (0, 255, 0)
+    assert np.asarray(image)[137:156, 8:136].min() < 100, "the class name is missing"
 
 
 def test_another_kind_of_sheet_is_refused(fails, root):
-    assert "ends in .png or .html" in fails("data", "info", root, "--sheet", "sheet.pdf")
-    assert "at least 1" in fails("data", "info", root, "--pictures", "0")
+    assert "must end in .png or .html" in fails("data", "info", root, "--sheet", "sheet.pdf")
+    assert "must be at least 1" in fails("data", "info", root, "--images", "0")
 
 
-def test_nothing_is_written_into_the_data_set(root, tmp_path):
+def test_nothing_is_written_into_the_dataset(root, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     out = tmp_path / "out"
     packed(root, out)

@@ -1,17 +1,17 @@
-"""Volumes: their claims, what becomes of them, and those that are not deleted."""
+"""Volumes: manifests, creation, provisioning reports, and deletion."""
 
 from __future__ import annotations
 
 import pytest
 import yaml
 
-from objectserver import CLASSES, NS
+from object_server import CLASSES, NS
+from worldsize.cluster.storage import volumes
+from worldsize.cluster.storage.volumes import VolumeCreate, VolumeDelete, VolumeList
 from worldsize.errors import UserError
-from worldsize.launch import volumes
-from worldsize.launch.volumes import VolumeCreate, VolumeDelete, VolumeList
 
 
-def test_the_claim_is_this_one():
+def test_claim_manifest():
     expected = """
     apiVersion: v1
     kind: PersistentVolumeClaim
@@ -27,37 +27,37 @@ def test_the_claim_is_this_one():
     labels = claim["metadata"].pop("labels")
     assert claim == yaml.safe_load(expected)
     assert labels["app.kubernetes.io/managed-by"] == "worldsize" and labels["app.kubernetes.io/component"] == "volume"
-    # Kubernetes' reference: "" is a volume that has no class, none at all the cluster's default.
+    # Kubernetes API reference: "" means no class; a missing field means the cluster's default class.
     assert volumes.manifest("imagenet", "ns", "400Gi", "rwo", "")["spec"]["storageClassName"] == ""
     assert "storageClassName" not in volumes.manifest("imagenet", "ns", "400Gi", "rwo", None)["spec"]
 
 
 @pytest.mark.parametrize(("name", "size"), [("Image", "1Gi"), ("a_b", "1Gi"), ("x" * 64, "1Gi"), ("x", "1GB"), ("x", "0")])
-def test_what_no_cluster_would_take(name, size):
+def test_invalid_name_or_size(name, size):
     with pytest.raises(UserError, match=name if size == "1Gi" else size):
         volumes.manifest(name, "ns", size, "rwx", None)
 
 
-def test_the_same_volume_again_is_no_error_and_another_is_refused(store, capsys):
+def test_same_volume_again_succeeds_and_a_different_one_is_refused(store, capsys):
     create = VolumeCreate("data", "1Ti", storage_class="standard")
     assert volumes.create(create, store.cluster, wait_s=0) == 0
     store.objects[f"{NS}/persistentvolumeclaims/data"]["status"]["phase"] = "Bound"
     before = dict(store.objects)
     assert volumes.create(VolumeCreate("data", "1024Gi"), store.cluster, wait_s=0) == 0
-    assert "is there already: 1Ti, rwx, class standard" in capsys.readouterr().out
+    assert "already exists: 1Ti, rwx, class standard" in capsys.readouterr().out
     with pytest.raises(UserError, match="--size 1Ti, not 2Ti; --access rwx, not rwo; --class 'standard', not 'x'"):
         volumes.create(VolumeCreate("data", "2Ti", "x", "rwo"), store.cluster)
     store.objects[f"{NS}/persistentvolumeclaims/data"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    with pytest.raises(UserError, match="just being deleted"):
+    with pytest.raises(UserError, match="is being deleted; wait"):
         volumes.create(create, store.cluster)
     assert store.objects.keys() == before.keys()
 
 
-def test_a_class_that_does_not_exist_is_refused_with_those_that_do(store):
-    with pytest.raises(UserError, match=r"--class nix: .* there are: standard"):
+def test_unknown_class_is_refused_and_existing_ones_are_listed(store):
+    with pytest.raises(UserError, match=r"--class nix: .* existing: standard"):
         volumes.create(VolumeCreate("data", "1Gi", "nix"), store.cluster)
     store.put(f"{CLASSES}/standard")
-    with pytest.raises(UserError, match=r"no default StorageClass.* there are: standard"):
+    with pytest.raises(UserError, match=r"no default StorageClass; pass --class with one of: standard"):
         volumes.create(VolumeCreate("data", "1Gi"), store.cluster)
     assert volumes.create(VolumeCreate("data", "1Gi", ""), store.cluster, wait_s=0) == 0
     store.answer = lambda method, path, body: (403, b"{}") if path == CLASSES else None
@@ -68,9 +68,9 @@ EVENT = {"involvedObject": {"name": "data"}, "metadata": {"creationTimestamp": "
 
 
 @pytest.mark.parametrize(
-    ("event", "code", "words"),
+    ("event", "code", "message"),
     [
-        ({"reason": "WaitForFirstConsumer", "message": "waiting"}, 0, "with the first pod that uses it"),
+        ({"reason": "WaitForFirstConsumer", "message": "waiting"}, 0, "allocated when the first pod uses the volume"),
         (
             {"reason": "ExternalProvisioning", "message": "waiting for a volume"},
             0,
@@ -79,10 +79,10 @@ EVENT = {"involvedObject": {"name": "data"}, "metadata": {"creationTimestamp": "
         ({"reason": "ProvisioningFailed", "message": "no such pool"}, 1, "no such pool\nnot every StorageClass"),
     ],
 )
-def test_what_becomes_of_a_new_volume_is_said(store, capsys, event, code, words):
+def test_state_of_a_new_volume_is_reported(store, capsys, event, code, message):
     store.put(f"{NS}/events/e", **EVENT, **event)
     assert volumes.create(VolumeCreate("data", "1Gi"), store.cluster, wait_s=0.5) == code
-    assert words in "".join(capsys.readouterr())
+    assert message in "".join(capsys.readouterr())
 
 
 def user(name, claim, phase="Running"):
@@ -101,17 +101,17 @@ def test_a_volume_in_use_or_without_yes_is_not_deleted(store, capsys):
     capsys.readouterr()
     volumes.show(VolumeList(), store.cluster)
     assert capsys.readouterr().out.splitlines()[1].split() == ["data", "1Gi", "rwx", "Pending", "p,", "s"]
-    with pytest.raises(UserError, match="in use by p:"):
+    with pytest.raises(UserError, match="in use by p; stop"):
         volumes.delete(VolumeDelete("data", yes=True), store.cluster)
     del store.objects[f"{NS}/pods/p"]
-    with pytest.raises(UserError, match="all its data would be lost for good: add --yes"):
+    with pytest.raises(UserError, match=r"permanently deletes volume data .* and all its data; pass --yes"):
         volumes.delete(VolumeDelete("data"), store.cluster)
-    with pytest.raises(UserError, match="no volume 'date'; there are: data"):
+    with pytest.raises(UserError, match="no volume 'date' in namespace ns; existing volumes: data"):
         volumes.delete(VolumeDelete("date", yes=True), store.cluster)
     assert volumes.delete(VolumeDelete("data", yes=True), store.cluster) == 0
     assert f"{NS}/persistentvolumeclaims/data" not in store.objects
     store.put(f"{NS}/persistentvolumeclaims/foreign", spec={"accessModes": []})
-    with pytest.raises(UserError, match="not made by worldsize"):
+    with pytest.raises(UserError, match="worldsize did not create volume foreign"):
         volumes.delete(VolumeDelete("foreign", yes=True), store.cluster)
 
 

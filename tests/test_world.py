@@ -1,4 +1,4 @@
-"""Finding one's place in the world from what launchers set, and a fair share of the cores."""
+"""Rank and world size from the variables that launchers set, and each process's share of the cores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from processes import environment, free_port, losses, start, world, worldsize
-from test_errors import folder_recipe, pictures
+from processes import environment, free_port, losses, start, worldsize
+from test_errors import folder_recipe, images
 from worldsize import place as places
 from worldsize.errors import UserError
 from worldsize.place import Place, discover, first_host, threads_per_process
@@ -50,11 +50,11 @@ def test_open_mpi_4_and_5_on_one_machine_need_no_address(job):
     assert discover(OPEN_MPI | {"PMIX_NAMESPACE": "another"}).master != place.master
 
 
-def test_open_mpi_on_several_machines_asks_for_the_address():
-    far = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}
+def test_open_mpi_on_several_machines_requires_the_address():
+    two_machines = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}
     with pytest.raises(UserError, match="mpirun -x MASTER_ADDR=HOST"):
-        discover(far)
-    assert discover(far | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}).master == ("head", 1234)
+        discover(two_machines)
+    assert discover(two_machines | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}).master == ("head", 1234)
 
 
 def test_horovodrun():
@@ -75,8 +75,8 @@ def test_slurm_step():
     assert place.master[0] == "gpu03"
 
 
-def test_a_batch_script_is_no_step():
-    """In the script itself Slurm sets a rank and a number of tasks too, but nobody else is there."""
+def test_a_batch_script_is_not_a_step():
+    """Slurm also sets a rank and a number of tasks in the batch script itself, where no other process runs."""
     assert discover({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}).size == 1
 
 
@@ -100,7 +100,7 @@ def test_first_host(nodes, first):
     [
         ({"RANK": "8"}, "rank 8 of 8"),
         ({"WORLD_SIZE": "many"}, "not a number"),
-        ({"LOCAL_WORLD_SIZE": "9"}, "cannot be right"),
+        ({"LOCAL_WORLD_SIZE": "9"}, "inconsistent"),
     ],
 )
 def test_contradictions_are_named(change, message):
@@ -111,10 +111,16 @@ def test_contradictions_are_named(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"WORLDSIZE_NODES": "1"}, "asked for 1 nodes of 4 processes, but torchrun started 8, 4 of them here"),
-        ({"WORLDSIZE_PROCS": "2"}, "asked for 2 nodes of 2 processes, but torchrun started 8, 4 of them here"),
-        # As many in all, but on fewer nodes.
-        ({"WORLDSIZE_NODES": "4", "WORLDSIZE_PROCS": "2"}, "asked for 4 nodes of 2 processes"),
+        (
+            {"WORLDSIZE_NODES": "1"},
+            "asked for 1 nodes with 4 processes each, but torchrun started 8, 4 of them on this node",
+        ),
+        (
+            {"WORLDSIZE_PROCS": "2"},
+            "asked for 2 nodes with 2 processes each, but torchrun started 8, 4 of them on this node",
+        ),
+        # The same total, but on fewer nodes.
+        ({"WORLDSIZE_NODES": "4", "WORLDSIZE_PROCS": "2"}, "asked for 4 nodes with 2 processes each"),
         ({"WORLDSIZE_NODES": "two"}, "WORLDSIZE_NODES is 'two', not a number"),
     ],
 )
@@ -126,14 +132,14 @@ def test_a_world_that_is_not_what_the_job_asked_for_is_refused(change, message):
 
 
 def test_mpirun_that_does_not_find_its_hosts_is_refused():
-    """It then runs one process, or all of them, in the launcher."""
+    """mpirun then starts one process, or all of them, in the launcher's pod."""
     asked = {"WORLDSIZE_NODES": "2", "WORLDSIZE_PROCS": "2"}
     for found in (OPEN_MPI, OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, {}):
-        with pytest.raises(UserError, match="look at its host list"):
+        with pytest.raises(UserError, match="check the launcher's host list"):
             discover(found | asked)
 
 
-def test_threads_are_a_fair_share_and_the_users_word_counts(monkeypatch):
+def test_threads_are_a_fair_share_unless_the_user_sets_them(monkeypatch):
     monkeypatch.setattr(places, "cores", lambda: 16)
     place = discover(TORCHRUN)
     assert threads_per_process(place, {}) == 4
@@ -171,12 +177,12 @@ def test_procs_that_contradict_the_launcher_are_refused(tmp_path):
     assert "torchrun started 4 processes on this machine" in done.stderr
 
 
-def test_a_missing_process_ends_in_words_after_the_timeout(tmp_path):
+def test_a_missing_process_is_reported_after_the_timeout(tmp_path):
     env = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     env["MASTER_PORT"] = str(free_port())
     done = worldsize("train", "digits", "--global-batch", "256", "--parallel.timeout-s", "3", cwd=tmp_path, **env)
     assert done.returncode == 69
-    assert "did not find all 8 processes" in done.stderr
+    assert "not all 8 processes joined" in done.stderr
 
 
 @pytest.mark.parametrize("version", [pytest.param(4, marks=pytest.mark.slow), 5])
@@ -205,7 +211,7 @@ def test_processes_started_as_mpirun_would_train_together(tmp_path, version):
 
 
 def trains_two_steps_together(launcher: list[str], cwd: Path) -> None:
-    """Start a short training with a real launcher; its two processes must find each other."""
+    """Run a short training with a real launcher; its two processes must connect to each other."""
     train = ("train", "digits", "--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--name", "a")
     done = subprocess.run(
         [*launcher, "-m", "worldsize", *train],
@@ -233,17 +239,24 @@ def test_mpirun_itself(tmp_path):
     trains_two_steps_together(mpirun, tmp_path)
 
 
-def test_evaluation_counts_every_sample_once_at_any_world_size(tmp_path):
-    """101 pictures on 1, 2 and 3 processes, with a batch that divides none of the shares."""
-    root = pictures(tmp_path / "pictures", {"cat": 12, "dog": 12, "emu": 12}, {"cat": 50, "dog": 31, "emu": 20})
-    recipe = folder_recipe(tmp_path, root)
-    world(1, ["train", recipe, "--name", "a", "--precision", "fp64"], tmp_path)
-    own = json.loads((tmp_path / "runs" / "a" / "result.json").read_text())
-    said = set()
-    for procs in (1, 2, 3):
-        done = worldsize("eval", "runs/a", "--procs", str(procs), "--micro-batch", "7", "--global-batch", "7", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        said.add(done.stdout)
-        assert "on 101 pictures" in done.stdout
-    assert len(said) == 1
-    assert f"top-1 {own['top1']:.2%}" in said.pop()
+def test_evaluation_counts_every_sample_once_at_any_world_size(ranks):
+    """101 images on 1, 2 and 3 processes, with a batch size that divides none of the shards."""
+    root = images(ranks.cwd / "images", {"cat": 12, "dog": 12, "emu": 12}, {"cat": 50, "dog": 31, "emu": 20})
+    recipe = folder_recipe(ranks.cwd, root)
+    ranks(1).run("train", recipe, "--name", "a", "--precision", "fp64")
+    own = json.loads((ranks.cwd / "runs" / "a" / "result.json").read_text())
+    results = set()
+    for size in (1, 2, 3):
+        output = ranks(size).run("eval", "runs/a", "--micro-batch", "7", "--global-batch", "7")
+        results |= {line for line in output.splitlines() if line.startswith("top-1 ")}
+    [result] = results
+    assert f"top-1 {own['top1']:.2%}" in result
+    assert result.endswith("on 101 images")
+
+
+def test_eval_starts_processes(tmp_path):
+    root = images(tmp_path / "images", {"cat": 12, "dog": 12}, {"cat": 5, "dog": 6})
+    assert worldsize("train", folder_recipe(tmp_path, root), "--name", "a", cwd=tmp_path).returncode == 0
+    done = worldsize("eval", "runs/a", "--procs", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "on 11 images" in done.stdout

@@ -1,4 +1,4 @@
-"""Folders of tiny pictures for the tests of data sets, and all that a folder is."""
+"""Folders of tiny images for the dataset tests, and snapshots of folders."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from worldsize.data.samples import Dataset, FileSamples
 from worldsize.errors import UserError
 from worldsize.recipe import Data
 
-COLOURS = ["red", "lime", "blue", "white", "black", "yellow"]
+COLORS = ["red", "lime", "blue", "white", "black", "yellow"]
 LONG_AGO = 1_600_000_000_000_000_000
 
 
-def picture_bytes(colour: str = "red", kind: str = "PNG") -> bytes:
+def image_bytes(color: str = "red", kind: str = "PNG") -> bytes:
     out = io.BytesIO()
-    Image.new("RGB", (8, 8), colour).save(out, kind)
+    Image.new("RGB", (8, 8), color).save(out, kind)
     return out.getvalue()
 
 
 def put(path: Path, data: bytes | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(picture_bytes() if data is None else data)
+    path.write_bytes(image_bytes() if data is None else data)
     return path
 
 
 def tree(root: Path, *paths: str) -> Path:
     for i, path in enumerate(paths):
-        put(root / path, picture_bytes(COLOURS[i % len(COLOURS)]))
+        put(root / path, image_bytes(COLORS[i % len(COLORS)]))
     return root
 
 
@@ -42,7 +42,7 @@ def two_classes(root: Path, val: str = "val") -> Path:
 
 
 def settle(folder: Path) -> None:
-    """Give all folders an old modification time, so that any change is a change of it."""
+    """Give all folders an old modification time, so that every change updates it."""
     for path in (folder, *folder.rglob("*")):
         if path.is_dir():
             os.utime(path, ns=(LONG_AGO, LONG_AGO))
@@ -65,7 +65,7 @@ def relative_names(samples: FileSamples) -> list[str]:
 
 
 class Trap:
-    """Unpickling it leaves a folder."""
+    """Creates a folder when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,12 +74,12 @@ class Trap:
         return os.mkdir, (str(self.path),)
 
 
-def picture(root: Path) -> dict[str, tuple]:
-    """All that a tree is: type, mode, and content or link, by name."""
-    found = {}
+def snapshot(root: Path) -> dict[str, tuple]:
+    """State of a tree by name: type, mode, and content or link target."""
+    entries = {}
     for path in [root, *root.rglob("*")]:
-        about = path.lstat()
+        info = path.lstat()
         content = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        mode = None if path.is_symlink() else stat.S_IMODE(about.st_mode)
-        found[os.fsencode(path.relative_to(root))] = (stat.S_IFMT(about.st_mode), mode, content)
-    return found
+        mode = None if path.is_symlink() else stat.S_IMODE(info.st_mode)
+        entries[os.fsencode(path.relative_to(root))] = (stat.S_IFMT(info.st_mode), mode, content)
+    return entries

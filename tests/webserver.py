@@ -1,27 +1,29 @@
-"""A web server with one file, for tests: it breaks off, stalls, refuses and changes its mind."""
+"""A test web server with one file: it can break connections, stall, refuse requests and change the file."""
 
 from __future__ import annotations
 
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from servers import TestServer
 
 
 class Server:
-    """Serves while it is entered.
+    """Serves inside a ``with`` block.
 
     Args:
-        breaks: after how many bytes the first answers, in turn, break off.
-        statuses: what it answers first, in turn, instead of the file.
-        ranges: whether it knows ranges.
-        tell_length: whether it says how long the file is.
+        breaks: byte counts after which the first responses break off, one entry per response.
+        statuses: status codes of the first responses, instead of the file.
+        ranges: whether it supports range requests.
+        send_length: whether it sends Content-Length.
     """
 
-    def __init__(self, data: bytes, breaks=(), statuses=(), ranges=True, tell_length=True):
+    def __init__(self, data: bytes, breaks=(), statuses=(), ranges=True, send_length=True):
         self.data, self.breaks, self.statuses = data, list(breaks), list(statuses)
-        self.ranges, self.tell_length = ranges, tell_length
+        self.ranges, self.send_length = ranges, send_length
         self.etag = '"one"'
-        self.asked: list[tuple[str | None, str | None]] = []
+        self.requests: list[tuple[str | None, str | None]] = []
         self.sent = 0
         self.stalls = threading.Event()
         server = self
@@ -33,17 +35,17 @@ class Server:
             def log_message(self, *_):
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = TestServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}/pictures.zip"
+        self.url = f"http://127.0.0.1:{self._server.server_port}/images.zip"
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        span, condition = request.headers["Range"], request.headers["If-Range"]
-        self.asked.append((span, condition))
+        byte_range, condition = request.headers["Range"], request.headers["If-Range"]
+        self.requests.append((byte_range, condition))
         if self.statuses:
             request.send_error(self.statuses.pop(0))
             return
-        first = int(span.removeprefix("bytes=").removesuffix("-")) if span else 0
+        first = int(byte_range.removeprefix("bytes=").removesuffix("-")) if byte_range else 0
         if not self.ranges or condition not in (None, self.etag):
             first = 0
         if first and first >= len(self.data):
@@ -52,7 +54,7 @@ class Server:
         request.send_response(206 if first else 200)
         if first:
             request.send_header("Content-Range", f"bytes {first}-{len(self.data) - 1}/{len(self.data)}")
-        if self.tell_length:
+        if self.send_length:
             request.send_header("Content-Length", str(len(self.data) - first))
         request.send_header("ETag", self.etag)
         request.end_headers()

@@ -1,5 +1,5 @@
-/* Entropy decoding alone, which no decoder can leave out: reads names of JPEG files from stdin, and for each line "go" prints
-   the microseconds of one thread that all files took. benchmarks/decoder.py runs it beside the decoders. */
+/* Measures entropy decoding alone, the lower bound for every decoder. Reads names of JPEG files from stdin; for each line
+   "go", decodes all of them and prints the thread's CPU time in microseconds. Used by benchmarks/decoder.py. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +10,11 @@
 typedef struct {
     unsigned char *data;
     unsigned long size;
-} picture;
+} image;
 
-static picture read_file(const char *path) {
+static image read_file(const char *path) {
     FILE *file = fopen(path, "rb");
-    picture p = {NULL, 0};
+    image p = {NULL, 0};
     if (!file || fseek(file, 0, SEEK_END)) exit(66);
     p.size = (unsigned long)ftell(file);
     p.data = malloc(p.size);
@@ -24,7 +24,7 @@ static picture read_file(const char *path) {
     return p;
 }
 
-static void entropy(const picture *p) {
+static void entropy(const image *p) {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
     jpeg.err = jpeg_std_error(&errors);
@@ -42,18 +42,18 @@ static double now(void) {
 }
 
 int main(void) {
-    static picture pictures[1 << 16];
+    static image images[1 << 16];
     char line[4096];
     int count = 0;
     while (fgets(line, sizeof line, stdin)) {
         line[strcspn(line, "\n")] = 0;
         if (strcmp(line, "go") != 0) {
             if (count == 1 << 16) return 64;
-            pictures[count++] = read_file(line);
+            images[count++] = read_file(line);
             continue;
         }
         const double start = now();
-        for (int i = 0; i < count; i++) entropy(pictures + i);
+        for (int i = 0; i < count; i++) entropy(images + i);
         printf("%.1f\n", now() - start);
         fflush(stdout);
     }

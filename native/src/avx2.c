@@ -7,8 +7,8 @@
 
 #define AVX2 __attribute__((target("avx2")))
 
-/* Products of 8 and 22 bits need 32, which AVX2 multiplies slowly. So each tap comes in two halves of 16 bits, and the
-   instruction that multiplies pairs of 16 bits and adds the two products does both halves; the sums are put together as
+/* A product of 8 and 22 bits needs 32, and AVX2 is slow at 32-bit multiplication. Each tap is therefore split into two
+   16-bit halves, which vpmaddwd (multiply pairs of 16 bits, add the two products) handles. The sums are joined as
    256 * high + low, which is exact. */
 
 AVX2 static inline __m256i join(__m256i high, __m256i low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 8), low); }
@@ -19,12 +19,12 @@ AVX2 static inline __m256i pair_of_taps(const int16_t *taps) {
     return _mm256_set1_epi32(both);
 }
 
-/* Of four pixels of 4 bytes: the bytes of two neighbours side by side, each as 16 bits. */
+/* Shuffles of four 4-byte pixels: interleave the bytes of two neighbors, each extended to 16 bits. */
 #define PIXELS_0_1 _mm256_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1, 0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1)
 #define PIXELS_2_3 _mm256_setr_epi8(8, -1, 12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1, 8, -1, 12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1)
 #define WITHOUT_FOURTH _mm256_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1, 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1)
 
-/* One pixel of both rows: the lower half of the result is 4 sums of row a, the upper half of row b. */
+/* One pixel of both rows: the lower half of the result holds 4 sums of row a, the upper half those of row b. */
 AVX2 static inline __m256i pixel(const uint8_t *a, const uint8_t *b, const int16_t *halves, int32_t groups) {
     __m256i high = _mm256_setzero_si256();
     __m256i low = _mm256_set1_epi32(1 << (WS_FRACTION - 1));
@@ -46,7 +46,7 @@ AVX2 static inline void four_pixels(const __m256i p[4], uint8_t *a, uint8_t *b) 
     _mm_storeu_si128((__m128i *)b, _mm256_extracti128_si256(rgb, 1));
 }
 
-AVX2 static void across(const ws_axis *axis, const uint8_t *const source[2], uint8_t *const target[2]) {
+AVX2 static void horizontal(const ws_axis *axis, const uint8_t *const source[2], uint8_t *const target[2]) {
     const uint8_t *const a = source[0], *const b = source[1];
     const int32_t *const start = axis->start, *const span = axis->span;
     const int32_t count = axis->count, stride = axis->stride;
@@ -56,7 +56,7 @@ AVX2 static void across(const ws_axis *axis, const uint8_t *const source[2], uin
         __m256i p[4];
         for (int32_t k = 0; k < 4; k++, halves += 2 * (int64_t)stride) {
             const int64_t from = 4 * (int64_t)start[i + k];
-            /* Almost always there is one group; said aloud, so that it needs no loop. */
+            /* Almost always there is one group; the constant 1 lets the compiler remove the loop. */
             const int32_t groups = stride == WS_GROUP ? 1 : (span[i + k] + WS_GROUP - 1) / WS_GROUP;
             p[k] = stride == WS_GROUP ? pixel(a + from, b + from, halves, 1) : pixel(a + from, b + from, halves, groups);
         }
@@ -64,7 +64,7 @@ AVX2 static void across(const ws_axis *axis, const uint8_t *const source[2], uin
     }
 }
 
-/* 32 columns. Rows are taken in pairs; a last odd one is paired with any other and a tap of 0. */
+/* 32 columns. Rows are processed in pairs; an odd last row is paired with any other row and a tap of 0. */
 AVX2 static inline __m256i column(const int16_t *halves, int32_t span, const uint8_t *const *rows, int64_t at) {
     const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (WS_FRACTION - 1));
     __m256i h0 = zero, h1 = zero, h2 = zero, h3 = zero, l0 = half, l1 = half, l2 = half, l3 = half;
@@ -90,7 +90,7 @@ AVX2 static inline __m256i column(const int16_t *halves, int32_t span, const uin
     return _mm256_packus_epi16(_mm256_packs_epi32(s0, s1), _mm256_packs_epi32(s2, s3));
 }
 
-AVX2 static void down(const ws_axis *axis, int32_t row, const uint8_t *const *rows, int64_t bytes, uint8_t *target) {
+AVX2 static void vertical(const ws_axis *axis, int32_t row, const uint8_t *const *rows, int64_t bytes, uint8_t *target) {
     const int16_t *const halves = axis->halves + 2 * (int64_t)row * axis->stride;
     const int32_t span = axis->span[row];
     int64_t at = 0;
@@ -110,6 +110,6 @@ AVX2 static void widen(const uint8_t *source, int64_t pixels, uint8_t *target) {
     ws_scalar.widen(source + 3 * i, pixels - i, target + 4 * i);
 }
 
-const ws_kernels ws_avx2 = {"avx2", across, down, widen};
+const ws_kernels ws_avx2 = {"avx2", horizontal, vertical, widen};
 
 #endif

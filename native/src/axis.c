@@ -7,10 +7,10 @@
 static int reserve(ws_axis *axis, int64_t outputs, int64_t stride) {
     const int64_t per_output = 2 * (int64_t)sizeof(int32_t) + stride * (int64_t)(sizeof(int32_t) + 2 * sizeof(int16_t));
     const int64_t needed = outputs * per_output;
-    if (needed > axis->room) {
+    if (needed > axis->capacity) {
         free(axis->start);
         axis->start = malloc((size_t)needed);
-        axis->room = axis->start ? needed : 0;
+        axis->capacity = axis->start ? needed : 0;
         if (!axis->start) return -1;
     }
     memset(axis->start, 0, (size_t)needed);
@@ -25,17 +25,17 @@ static double triangle(double x) {
     return x < 1.0 ? 1.0 - x : 0.0;
 }
 
-/* The same operations in the same order as Pillow's src/libImaging/Resample.c: their rounding decides about single bits. */
-static void weigh(ws_axis *axis, int32_t i, double centre, double scale, int32_t length, double *weights) {
+/* Same operations in the same order as Pillow's src/libImaging/Resample.c, so that rounding gives bit-identical pixels. */
+static void compute_taps(ws_axis *axis, int32_t i, double center, double scale, int32_t length, double *weights) {
     const double support = scale;
     const double step = 1.0 / scale;
-    int32_t low = (int32_t)(centre - support + 0.5);
-    int32_t high = (int32_t)(centre + support + 0.5);
+    int32_t low = (int32_t)(center - support + 0.5);
+    int32_t high = (int32_t)(center + support + 0.5);
     if (low < 0) low = 0;
     if (high > length) high = length;
     double total = 0.0;
     for (int32_t t = 0; t < high - low; t++) {
-        weights[t] = triangle((t + low - centre + 0.5) * step);
+        weights[t] = triangle((t + low - center + 0.5) * step);
         total += weights[t];
     }
     int32_t *taps = axis->taps + (int64_t)i * axis->stride;
@@ -47,7 +47,7 @@ static void weigh(ws_axis *axis, int32_t i, double centre, double scale, int32_t
     axis->span[i] = high - low;
 }
 
-static void split(ws_axis *axis, int64_t outputs) {
+static void split_taps(ws_axis *axis, int64_t outputs) {
     for (int64_t t = 0; t < outputs * axis->stride; t++) {
         int16_t *group = axis->halves + t / WS_GROUP * (2 * WS_GROUP) + t % WS_GROUP;
         group[0] = (int16_t)(axis->taps[t] >> 8);
@@ -55,7 +55,7 @@ static void split(ws_axis *axis, int64_t outputs) {
     }
 }
 
-/* start counts from the first source that is used, so that the rest need not be decoded. */
+/* Makes start relative to the first used source position, so that unused ones need not be decoded. */
 static void rebase(ws_axis *axis, int64_t outputs) {
     axis->begin = axis->start[0];
     axis->end = 0;
@@ -71,22 +71,22 @@ int ws_axis_build(ws_axis *axis, double from, double to, int32_t length, int32_t
                   int backwards) {
     const double scale = (to - from) / grid;
     const double filter = scale < 1.0 ? 1.0 : scale;
-    const int32_t most = (int32_t)(2.0 * filter + 1e-6) + 1; /* whole numbers between two that are 2 * filter apart */
+    const int32_t max_taps = (int32_t)(2.0 * filter + 1e-6) + 1; /* integers in an interval of length 2 * filter */
     const int64_t outputs = ((int64_t)count + WS_GROUP - 1) / WS_GROUP * WS_GROUP;
     axis->count = count;
-    axis->stride = (most + WS_GROUP - 1) / WS_GROUP * WS_GROUP;
-    double *weights = malloc(sizeof(double) * (size_t)most);
+    axis->stride = (max_taps + WS_GROUP - 1) / WS_GROUP * WS_GROUP;
+    double *weights = malloc(sizeof(double) * (size_t)max_taps);
     if (!weights || reserve(axis, outputs, axis->stride)) {
         free(weights);
         return -1;
     }
     for (int32_t i = 0; i < count; i++) {
         const int32_t output = first + (backwards ? count - 1 - i : i);
-        weigh(axis, i, from + (output + 0.5) * scale, filter, length, weights);
+        compute_taps(axis, i, from + (output + 0.5) * scale, filter, length, weights);
     }
     free(weights);
     rebase(axis, outputs);
-    split(axis, outputs);
+    split_taps(axis, outputs);
     return 0;
 }
 

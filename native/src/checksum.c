@@ -9,11 +9,11 @@
 #include <arm_acle.h>
 #endif
 
-/* tables[k][b]: what byte b does to the checksum when k more bytes follow it in a word of eight. */
+/* tables[k][b]: contribution of byte b to the checksum if k more bytes follow it in a word of eight. */
 static uint32_t tables[8][256];
-static bool instruction;
+static bool has_instruction;
 
-__attribute__((constructor)) static void prepare(void) {
+__attribute__((constructor)) static void build_tables(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
         for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
@@ -25,9 +25,9 @@ __attribute__((constructor)) static void prepare(void) {
             tables[k][byte] = before >> 8 ^ tables[0][before & 255];
         }
 #if defined(__x86_64__)
-    instruction = __builtin_cpu_supports("sse4.2");
+    has_instruction = __builtin_cpu_supports("sse4.2");
 #elif defined(__ARM_FEATURE_CRC32)
-    instruction = true;
+    has_instruction = true;
 #endif
 }
 
@@ -43,7 +43,7 @@ uint32_t ws_crc32c_plain(const uint8_t *data, size_t size) {
 }
 
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static uint32_t by_instruction(const uint8_t *data, size_t size) {
+__attribute__((target("sse4.2"))) static uint32_t with_instruction(const uint8_t *data, size_t size) {
     uint64_t crc = UINT32_MAX, word;
     for (; size >= 8; size -= 8, data += 8) {
         memcpy(&word, data, 8);
@@ -53,7 +53,7 @@ __attribute__((target("sse4.2"))) static uint32_t by_instruction(const uint8_t *
     return ~(uint32_t)crc;
 }
 #elif defined(__ARM_FEATURE_CRC32)
-static uint32_t by_instruction(const uint8_t *data, size_t size) {
+static uint32_t with_instruction(const uint8_t *data, size_t size) {
     uint32_t crc = UINT32_MAX;
     uint64_t word;
     for (; size >= 8; size -= 8, data += 8) {
@@ -64,9 +64,9 @@ static uint32_t by_instruction(const uint8_t *data, size_t size) {
     return ~crc;
 }
 #else
-#define by_instruction ws_crc32c_plain
+#define with_instruction ws_crc32c_plain
 #endif
 
 uint32_t ws_crc32c(const uint8_t *data, size_t size) {
-    return instruction ? by_instruction(data, size) : ws_crc32c_plain(data, size);
+    return has_instruction ? with_instruction(data, size) : ws_crc32c_plain(data, size);
 }

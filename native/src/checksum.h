@@ -4,11 +4,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* CRC-32C (Castagnoli's polynomial; RFC 3720, section 12.1), with an instruction for it where x86-64 has one, or the compiler was told that an
-   ARM has one. */
+/* CRC-32C (Castagnoli polynomial; RFC 3720, section 12.1). Uses the CPU's instruction on x86-64 with SSE 4.2, and on ARM if
+   the compiler targets the CRC extension; otherwise plain C. */
 uint32_t ws_crc32c(const uint8_t *data, size_t size);
 
-/* The same in plain C. */
+/* The same in plain C, on every CPU. */
 uint32_t ws_crc32c_plain(const uint8_t *data, size_t size);
 
 #endif

@@ -8,21 +8,21 @@
 
 #include "sniff.h"
 
-/* Before 2.0.0, skipping rows of a progressive 4:2:0 picture could loop for ever; before 2.0.3, the colours of 4:4:0 were
-   enlarged in another way than in Pillow's copy. */
+/* Before 2.0.0, skipping rows of a progressive 4:2:0 image could loop forever. Before 2.0.3, the chroma of 4:4:0 was
+   upsampled differently from Pillow's copy of the library. */
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2001000
-#error "the headers of libjpeg-turbo 2.1 or later are needed"
+#error "worldsize requires the headers of libjpeg-turbo 2.1 or later"
 #endif
 
-/* libjpeg-turbo has the interfaces of libjpeg 6 (Debian), 7 and 8 (Ubuntu), as it was built. */
+/* libjpeg-turbo can be built with the ABI of libjpeg 6 (Debian), 7 or 8 (Ubuntu). */
 #if JPEG_LIB_VERSION >= 70
 #define BLOCK_WIDTH min_DCT_h_scaled_size
 #else
 #define BLOCK_WIDTH min_DCT_scaled_size
 #endif
 
-#define MOST_SCANS 500
-#define MOST_MEMORY (1L << 29) /* bytes; only the coefficients of progressive pictures ever need much */
+#define MAX_SCANS 500
+#define MAX_MEMORY (1L << 29) /* bytes; only the coefficients of progressive images need much */
 
 typedef struct {
     struct jpeg_error_mgr errors;
@@ -40,8 +40,8 @@ static void give_up(j_common_ptr jpeg, int status) {
 
 static int status_of(int error) {
     switch (error) {
-    case JERR_OUT_OF_MEMORY: return WS_MEMORY;
-    case JERR_NO_BACKING_STORE: return WS_LIMIT; /* more than MOST_MEMORY */
+    case JERR_OUT_OF_MEMORY: return WS_NO_MEMORY;
+    case JERR_NO_BACKING_STORE: return WS_LIMIT; /* more than MAX_MEMORY */
     default: return WS_DAMAGED;
     }
 }
@@ -53,33 +53,34 @@ static void on_message(j_common_ptr jpeg, int level) {
 }
 
 static void on_progress(j_common_ptr jpeg) {
-    if (((j_decompress_ptr)jpeg)->input_scan_number > MOST_SCANS) give_up(jpeg, WS_LIMIT);
+    if (((j_decompress_ptr)jpeg)->input_scan_number > MAX_SCANS) give_up(jpeg, WS_LIMIT);
 }
 
-static void say_nothing(j_common_ptr jpeg) { (void)jpeg; }
+static void discard_message(j_common_ptr jpeg) { (void)jpeg; }
 
 static void prepare(decoder *d, const uint8_t *data, size_t size) {
     d->jpeg.client_data = d;
     d->jpeg.err = jpeg_std_error(&d->errors);
     d->errors.error_exit = on_error;
     d->errors.emit_message = on_message;
-    d->errors.output_message = say_nothing;
+    d->errors.output_message = discard_message;
     jpeg_create_decompress(&d->jpeg);
     d->progress.progress_monitor = on_progress;
     d->jpeg.progress = &d->progress;
-    d->jpeg.mem->max_memory_to_use = MOST_MEMORY;
+    d->jpeg.mem->max_memory_to_use = MAX_MEMORY;
     jpeg_mem_src(&d->jpeg, data, (unsigned long)size);
 }
 
-/* 4, 2 or 1: libjpeg-turbo has fast code for these only. The box must stay at least as large as the grid. */
+/* Returns 4, 2 or 1, the only scales for which libjpeg-turbo has SIMD code. The scaled box stays at least as large as the
+   grid. */
 static int32_t scale_of(const ws_cut *cut) {
     for (int32_t scale = 4; scale > 1; scale /= 2)
         if (cut->height / scale >= cut->rows && cut->width / scale >= cut->columns) return scale;
     return 1;
 }
 
-/* Tells libjpeg which columns are wanted, and gives where in a decoded row the first of them is. One block more on either
-   side, since the smooth enlargement of the colours looks at neighbours: the pixels equal those of the whole picture. */
+/* Restricts decoding to the needed columns. Returns the position of the first of them in a decoded row. Includes one extra
+   block on each side: smooth chroma upsampling reads neighbors, so the pixels equal those of the full image. */
 static JDIMENSION crop_columns(j_decompress_ptr jpeg, JDIMENSION left, JDIMENSION width) {
     const JDIMENSION block = (JDIMENSION)(jpeg->max_h_samp_factor * jpeg->BLOCK_WIDTH);
     JDIMENSION from = left / block * block;
@@ -91,18 +92,18 @@ static JDIMENSION crop_columns(j_decompress_ptr jpeg, JDIMENSION left, JDIMENSIO
     return left - from;
 }
 
-/* Whether the rest of the data, which is never decoded, is as it should be: the verdict about a picture must not depend
-   on the box. */
-static int ends_well(const struct jpeg_decompress_struct *jpeg) {
+/* Whether the remaining data, which is never decoded, is valid. Without this check, whether an image counts as damaged
+   would depend on the box. */
+static int ends_correctly(const struct jpeg_decompress_struct *jpeg) {
     const struct jpeg_source_mgr *source = jpeg->src;
-    const int marker = jpeg->unread_marker; /* one that the reader of bits, who reads ahead, has met */
+    const int marker = jpeg->unread_marker; /* the bit reader reads ahead and may have met one */
     if (marker == JPEG_EOI || jpeg_input_complete((j_decompress_ptr)jpeg)) return source->bytes_in_buffer == 0;
     if (marker != 0 && (marker < JPEG_RST0 || marker > JPEG_RST0 + 7)) return 0;
     return ws_is_last_scan(source->next_input_byte, source->bytes_in_buffer);
 }
 
-/* Where scans of a progressive picture are missing, libjpeg smooths the blocks, and needs neighbours beyond the box. */
-static int all_scans_there(const struct jpeg_decompress_struct *jpeg) {
+/* If scans of a progressive image are missing, libjpeg smooths between blocks and needs neighbors outside the box. */
+static int has_all_scans(const struct jpeg_decompress_struct *jpeg) {
     if (!jpeg->progressive_mode) return 1;
     for (int component = 0; component < jpeg->num_components; component++)
         for (int k = 0; k < DCTSIZE2; k++)
@@ -114,11 +115,11 @@ static void read_rows(ws_workspace *space, j_decompress_ptr jpeg) {
     ws_resizer *resizer = &space->resizer;
     const JDIMENSION offset = crop_columns(jpeg, (JDIMENSION)resizer->left, (JDIMENSION)resizer->width);
     uint8_t *rows[2];
-    if (!ws_two_rows(space, 4 * (int64_t)jpeg->output_width, rows)) give_up((j_common_ptr)jpeg, WS_MEMORY);
+    if (!ws_workspace_rows(space, 4 * (int64_t)jpeg->output_width, rows)) give_up((j_common_ptr)jpeg, WS_NO_MEMORY);
     const JDIMENSION top = (JDIMENSION)resizer->top;
     if (top > 0 && jpeg_skip_scanlines(jpeg, top) != top) give_up((j_common_ptr)jpeg, WS_DAMAGED);
-    for (int32_t left = resizer->height; left > 0;) {
-        const JDIMENSION wanted = left > 1 ? 2 : 1;
+    for (int32_t remaining = resizer->height; remaining > 0;) {
+        const JDIMENSION wanted = remaining > 1 ? 2 : 1;
         JDIMENSION got = 0;
         while (got < wanted) {
             const JDIMENSION more = jpeg_read_scanlines(jpeg, rows + got, wanted - got);
@@ -126,28 +127,28 @@ static void read_rows(ws_workspace *space, j_decompress_ptr jpeg) {
             got += more;
         }
         ws_put(resizer, rows[0] + 4 * (size_t)offset, wanted == 2 ? rows[1] + 4 * (size_t)offset : NULL);
-        left -= (int32_t)wanted;
+        remaining -= (int32_t)wanted;
     }
 }
 
 static void decode(ws_workspace *space, decoder *d, const ws_cut *cut, int flip, const ws_format *format, uint8_t *out) {
     j_decompress_ptr jpeg = &d->jpeg;
     jpeg_read_header(jpeg, TRUE);
-    const int fits = ws_check(cut, (int32_t)jpeg->image_height, (int32_t)jpeg->image_width);
-    if (fits != WS_DONE) give_up((j_common_ptr)jpeg, fits);
+    const int valid = ws_check(cut, (int32_t)jpeg->image_height, (int32_t)jpeg->image_width);
+    if (valid != WS_OK) give_up((j_common_ptr)jpeg, valid);
     const int32_t scale = format->options & WS_SCALING ? scale_of(cut) : 1;
-    const int begun = ws_begin(&space->resizer, cut, scale, flip, format, out);
-    if (begun != WS_DONE) give_up((j_common_ptr)jpeg, begun);
+    const int started = ws_begin(&space->resizer, cut, scale, flip, format, out);
+    if (started != WS_OK) give_up((j_common_ptr)jpeg, started);
     jpeg->scale_num = 1;
     jpeg->scale_denom = (unsigned)scale;
     jpeg->out_color_space = JCS_EXT_RGBX;
     jpeg_start_decompress(jpeg);
-    if (!all_scans_there(jpeg)) give_up((j_common_ptr)jpeg, WS_DAMAGED);
+    if (!has_all_scans(jpeg)) give_up((j_common_ptr)jpeg, WS_DAMAGED);
     if (space->resizer.height > 0) read_rows(space, jpeg);
-    if (!ends_well(jpeg)) give_up((j_common_ptr)jpeg, WS_DAMAGED);
+    if (!ends_correctly(jpeg)) give_up((j_common_ptr)jpeg, WS_DAMAGED);
 }
 
-/* The decoder is the caller's: what longjmp leaves in a changed variable of the function that called setjmp is not defined. */
+/* The caller owns the decoder: after longjmp, locals that the function calling setjmp has modified are undefined. */
 static void try_to_decode(ws_workspace *space, decoder *d, const uint8_t *data, size_t size, const ws_cut *cut, int flip,
                           const ws_format *format, uint8_t *out) {
     if (setjmp(d->leave) != 0) return;
@@ -157,9 +158,9 @@ static void try_to_decode(ws_workspace *space, decoder *d, const uint8_t *data, 
 
 int ws_jpeg(ws_workspace *space, const uint8_t *data, size_t size, const ws_cut *cut, int flip, const ws_format *format,
             uint8_t *out) {
-    ws_head head;
-    if (ws_sniff(data, size, &head) != WS_DONE) return WS_FOREIGN;
-    decoder d = {.status = WS_DONE};
+    ws_dimensions dimensions;
+    if (ws_sniff(data, size, &dimensions) != WS_OK) return WS_UNSUPPORTED;
+    decoder d = {.status = WS_OK};
     try_to_decode(space, &d, data, size, cut, flip, format, out);
     jpeg_destroy_decompress(&d.jpeg);
     return d.status;

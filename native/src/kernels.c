@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void across(const ws_axis *axis, const uint8_t *const source[2], uint8_t *const target[2]) {
+static void horizontal(const ws_axis *axis, const uint8_t *const source[2], uint8_t *const target[2]) {
     for (int k = 0; k < 2; k++) {
         for (int32_t i = 0; i < axis->count; i++) {
             const uint8_t *pixel = source[k] + 4 * (int64_t)axis->start[i];
@@ -16,7 +16,7 @@ static void across(const ws_axis *axis, const uint8_t *const source[2], uint8_t 
     }
 }
 
-static void down(const ws_axis *axis, int32_t row, const uint8_t *const *rows, int64_t bytes, uint8_t *target) {
+static void vertical(const ws_axis *axis, int32_t row, const uint8_t *const *rows, int64_t bytes, uint8_t *target) {
     const int32_t *taps = axis->taps + (int64_t)row * axis->stride;
     for (int64_t i = 0; i < bytes; i++) {
         int32_t sum = 1 << (WS_FRACTION - 1);
@@ -32,11 +32,11 @@ static void widen(const uint8_t *source, int64_t pixels, uint8_t *target) {
     }
 }
 
-const ws_kernels ws_scalar = {"scalar", across, down, widen};
+const ws_kernels ws_scalar = {"scalar", horizontal, vertical, widen};
 
 const ws_kernels *ws_choose(void) {
-    const char *wish = getenv("WORLDSIZE_SIMD");
-    if (wish && strcmp(wish, "scalar") == 0) return &ws_scalar;
+    const char *requested = getenv("WORLDSIZE_SIMD");
+    if (requested && strcmp(requested, "scalar") == 0) return &ws_scalar;
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx2")) return &ws_avx2;
 #elif defined(__aarch64__)

@@ -15,7 +15,7 @@ static inline int32x4_t wide_high(uint8x16_t bytes) {
 
 static inline int16x4_t narrow(int32x4_t sum) { return vqmovn_s32(vshrq_n_s32(sum, WS_FRACTION)); }
 
-static void across(const ws_axis *axis, const uint8_t *const source[2], uint8_t *const target[2]) {
+static void horizontal(const ws_axis *axis, const uint8_t *const source[2], uint8_t *const target[2]) {
     for (int k = 0; k < 2; k++) {
         for (int32_t i = 0; i < axis->count; i++) {
             const uint8_t *pixel = source[k] + 4 * (int64_t)axis->start[i];
@@ -48,7 +48,7 @@ static uint8x16_t column(const int32_t *taps, int32_t span, const uint8_t *const
     return vcombine_u8(low, vqmovun_s16(vcombine_s16(narrow(s2), narrow(s3))));
 }
 
-static void down(const ws_axis *axis, int32_t row, const uint8_t *const *rows, int64_t bytes, uint8_t *target) {
+static void vertical(const ws_axis *axis, int32_t row, const uint8_t *const *rows, int64_t bytes, uint8_t *target) {
     const int32_t *const taps = axis->taps + (int64_t)row * axis->stride;
     int64_t at = 0;
     for (; at + 16 <= bytes; at += 16) vst1q_u8(target + at, column(taps, axis->span[row], rows, at));
@@ -69,6 +69,6 @@ static void widen(const uint8_t *source, int64_t pixels, uint8_t *target) {
     ws_scalar.widen(source + 3 * i, pixels - i, target + 4 * i);
 }
 
-const ws_kernels ws_neon = {"neon", across, down, widen};
+const ws_kernels ws_neon = {"neon", horizontal, vertical, widen};
 
 #endif

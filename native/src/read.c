@@ -10,7 +10,7 @@
 static int64_t read_piece(int file, int64_t offset, size_t size, uint8_t *out) {
     size_t done = 0;
     while (done < size) {
-        /* One call gives no more than 2 GB, and some file systems less. */
+        /* One call returns at most 2 GB, on some file systems less. */
         const ssize_t got = pread(file, out + done, size - done, (off_t)(offset + (int64_t)done));
         if (got == 0) break;
         if (got > 0)

@@ -1,4 +1,4 @@
-/* Included before anything else, it gives libjpeg-turbo's headers the interface of libjpeg 6, 7 or 8: -DABI=62, 70 or 80. */
+/* Include this first: it switches libjpeg-turbo's headers to the ABI of libjpeg 6, 7 or 8 (-DABI=62, 70 or 80). */
 #include <jconfig.h>
 #define JCONFIG_INCLUDED
 #undef JPEG_LIB_VERSION

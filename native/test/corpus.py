@@ -1,4 +1,4 @@
-"""Small real JPEGs of every kind, whole and damaged, into a folder: corpus.py FOLDER."""
+"""Write the fuzzing corpus, small JPEGs of every kind, intact and damaged: corpus.py FOLDER."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from PIL import Image
 SIDES = [(1, 1), (1, 40), (40, 1), (7, 9), (16, 16), (17, 33), (50, 61), (90, 64)]
 
 
-def pictures() -> list[tuple[str, bytes]]:
+def images() -> list[tuple[str, bytes]]:
     rng = np.random.default_rng(0)
-    found = []
+    encoded = []
     for height, width in SIDES:
         noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
         smooth = Image.fromarray(noise).resize((width, height), Image.Resampling.LANCZOS, (0, 0, width / 2, height / 2))
         for mode in ("RGB", "L", "CMYK"):
             for sampling in ("4:4:4", "4:2:2", "4:2:0") if mode == "RGB" else ("4:4:4",):
-                for more in ({}, {"progressive": True}, {"restart_marker_blocks": 2}, {"optimize": True, "quality": 30}):
+                for options in ({}, {"progressive": True}, {"restart_marker_blocks": 2}, {"optimize": True, "quality": 30}):
                     out = io.BytesIO()
-                    smooth.convert(mode).save(out, "JPEG", subsampling=sampling, **more)
-                    name = f"{height}x{width}-{mode}-{sampling.replace(':', '')}-{'-'.join(more) or 'plain'}"
-                    found.append((name, out.getvalue()))
-    return found
+                    smooth.convert(mode).save(out, "JPEG", subsampling=sampling, **options)
+                    name = f"{height}x{width}-{mode}-{sampling.replace(':', '')}-{'-'.join(options) or 'plain'}"
+                    encoded.append((name, out.getvalue()))
+    return encoded
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(1)
-    for name, data in pictures():
+    for name, data in images():
         (folder / f"{name}.jpg").write_bytes(data)
-        (folder / f"{name}-cut.jpg").write_bytes(data[: int(len(data) * rng.random())])
+        (folder / f"{name}-truncated.jpg").write_bytes(data[: int(len(data) * rng.random())])
         flipped = bytearray(data)
-        for place in rng.integers(0, len(data), 4):
-            flipped[place] ^= 1 << int(rng.integers(8))
+        for position in rng.integers(0, len(data), 4):
+            flipped[position] ^= 1 << int(rng.integers(8))
         (folder / f"{name}-flipped.jpg").write_bytes(bytes(flipped))
 
 

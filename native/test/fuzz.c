@@ -1,11 +1,11 @@
-/* One picture through everything that looks at its bytes. The cut is a function of the bytes, so that a corpus is a folder of
-   plain JPEGs. Built with libFuzzer, or with driver.c where there is no clang. */
+/* Fuzz target: passes one image through all code that parses its bytes. The cut is derived from the bytes, so that the
+   corpus is a folder of plain JPEGs. Built with libFuzzer, or with driver.c if there is no clang. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "../src/worldsize.h"
 
-enum { SIZE = 24, MOST_PIXELS = 1 << 21 };
+enum { SIZE = 24, MAX_PIXELS = 1 << 21 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -25,29 +25,29 @@ static ws_cut cut_for(uint32_t *state, int32_t height, int32_t width) {
     ws_cut cut = {top, left, 1 + draw(state, height - top), 1 + draw(state, width - left),
                   1 + draw(state, 60), 1 + draw(state, 60), draw(state, 60) - 30, draw(state, 60) - 30};
     if (draw(state, 3)) cut.y = cut.x = 0;
-    if (!draw(state, 20)) cut.height += height; /* a box that reaches beyond */
+    if (!draw(state, 20)) cut.height += height; /* a box that extends past the image */
     return cut;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static uint8_t out[2][SIZE * SIZE * 3];
     uint32_t state = digest(data, size);
-    uint8_t *copy = malloc(size ? size : 1); /* of this very length: a byte read too far is seen */
+    uint8_t *copy = malloc(size ? size : 1); /* of exactly this size, so that the sanitizer detects an overread */
     if (size) memcpy(copy, data, size);
     const uint8_t *const twice[2] = {copy, copy};
     const size_t sizes[2] = {size, size};
     int32_t heights[2], widths[2];
     uint8_t status[2], flips[2] = {(uint8_t)draw(&state, 2), 0};
-    const int foreign = ws_headers(2, twice, sizes, heights, widths, status);
-    if (foreign != 0 && foreign != 2) abort();
-    if ((int64_t)heights[0] * widths[0] <= MOST_PIXELS) {
+    const int unsupported = ws_headers(2, twice, sizes, heights, widths, status);
+    if (unsupported != 0 && unsupported != 2) abort();
+    if ((int64_t)heights[0] * widths[0] <= MAX_PIXELS) {
         const ws_cut cut = cut_for(&state, heights[0], widths[0]);
         const ws_cut cuts[2] = {cut, cut};
         flips[1] = flips[0];
         const int failed = ws_decode(2, twice, sizes, cuts, flips, SIZE, draw(&state, 4), out[0], status);
-        /* The same picture twice in one call: nothing of the first may be left for the second. */
-        if (status[0] != status[1] || failed != 2 * (status[0] != WS_DONE) || memcmp(out[0], out[1], sizeof out[0])) abort();
-        if (foreign && status[0] == WS_DONE) abort();
+        /* The same image twice in one call: no state of the first may leak into the second. */
+        if (status[0] != status[1] || failed != 2 * (status[0] != WS_OK) || memcmp(out[0], out[1], sizeof out[0])) abort();
+        if (unsupported && status[0] == WS_OK) abort();
     }
     free(copy);
     return 0;

@@ -1,4 +1,4 @@
-"""``python -m worldsize``: the form that torchrun, mpirun and srun start."""
+"""Entry point for ``python -m worldsize``, which torchrun, mpirun and srun start."""
 
 from worldsize.cli import main
 

@@ -1,7 +1,10 @@
-"""The command lines of ``train`` and ``eval``, typed; tyro turns them into flags and ``--help``."""
+"""The command lines of ``train``, ``eval`` and ``bench``, typed; tyro turns them into flags and ``--help``."""
 
 from __future__ import annotations
 
+import io
+import sys
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -15,129 +18,142 @@ from worldsize.recipe import Recipe
 
 T = TypeVar("T")
 
-# Its fields are flags of their own.
+# A nested dataclass whose fields are flags of their own: --namespace, not --where.namespace.
 Flat = Annotated[T, tyro.conf.OmitArgPrefixes]
-# Its settings are flags of their own: --data.root, not --settings.data.root.
-_Settings = Annotated[Recipe, tyro.conf.arg(name="")]
+# The recipe; its settings keep their sections: --data.root, not --settings.data.root, and not --root.
+Settings = Annotated[Recipe, tyro.conf.arg(name="")]
 
 
 @dataclass
 class Train:
-    """Train RECIPE (a name from `worldsize recipes`, or a YAML file), or go on with a run.
+    """Train RECIPE (a name from `worldsize recipes`, or a YAML file), or resume a run.
 
-    Any setting can be changed by its dotted name. The defaults shown are those of the recipe. `--on pytorchjob`, `mpijob`
-    or `trainjob` trains on a cluster: `worldsize train RECIPE --on pytorchjob --help`.
+    Every setting of the recipe is a flag with its dotted name; the defaults shown are those of the recipe. `--on
+    pytorchjob`, `mpijob` or `trainjob` trains on a cluster: `worldsize train RECIPE --on pytorchjob --help`.
     """
 
-    settings: _Settings
+    settings: Settings
     procs: int = 1
-    """Processes on this machine; each takes one GPU, or its share of the cores."""
+    """Processes on this machine; each uses one GPU, or its share of the cores."""
     name: str | None = None
-    """Name of the run's folder (default: RECIPE-N)."""
+    """Name of the run folder (default: RECIPE-N)."""
     out: Path = Path("runs")
-    """Where run folders go."""
+    """Where run folders are created."""
     resume: Path | None = None
-    """Go on with this run, exactly where it stopped; at another --procs too."""
+    """Resume this run at the exact step where it stopped, also with another --procs."""
     allow_changes: bool = False
-    """With --resume: go on although the recipe or the data changed."""
+    """With --resume: continue although the recipe or the data changed."""
     autoresume: bool = False
-    """If OUT/NAME exists, go on with it: what a scheduler that starts jobs again should say. Needs --name."""
+    """Resume OUT/NAME if it exists; for schedulers that restart jobs. Requires --name."""
     retries: int = 3
-    """With --autoresume: give up after this many starts in a row that ended before the next checkpoint."""
+    """With --autoresume: give up after this many starts in a row without a new checkpoint."""
 
 
 @dataclass
 class Evaluate:
-    """Evaluate a run's newest checkpoint, or one checkpoint, on the validation set; every picture counts once.
+    """Evaluate a run's newest checkpoint, or one checkpoint, on the validation set. Every image counts exactly once.
 
-    Any setting can be changed by its dotted name, to evaluate at another size or precision, or on other pictures.
+    Every setting of the recipe is a flag with its dotted name: evaluate at another size or precision, or on other images.
     """
 
-    settings: _Settings
+    settings: Settings
     procs: int = 1
-    """Processes on this machine; each takes one GPU, or its share of the cores."""
+    """Processes on this machine; each uses one GPU, or its share of the cores."""
 
 
 @dataclass
 class BenchStrategies:
-    """Compare every strategy that works here: real runs on made-up pictures, in rounds in which each takes its turn.
+    """Compare all strategies that work on this machine: real runs on synthetic images, interleaved in rounds.
 
-    Prints a table and leaves it, with all figures and the runs themselves, in OUT/bench-strategies-N.
+    Prints a table and writes it, with all measurements and the runs themselves, to OUT/bench-strategies-N.
     """
 
     procs: int = 2
     """Processes on this machine."""
     model: str = "resnet50"
-    """Any classification model of torchvision."""
+    """Any torchvision classification model."""
     batch: int = 8
     """Samples per process and step."""
     size: int = 224
-    """Side of the pictures, pixels."""
+    """Side of the images, pixels."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "fp32"
     """Number format."""
     steps: int = 19
     """Steps of each run; the first three are not counted."""
     rounds: int = 3
-    """How often each strategy takes its turn."""
+    """How often each strategy runs."""
     only: tuple[str, ...] = ()
-    """Compare these alone with ddp, by their names in the table (quote those of several words)."""
+    """Compare only these with ddp, by their names in the table (quote names with spaces)."""
     out: Path = Path("runs")
-    """Where the folder goes."""
+    """Where the folder is created."""
 
 
 @dataclass
 class BenchLoader:
-    """How fast a data set's training pictures are read, decoded and cut here, by this loader and by others, in rounds in
-    which each takes its turn; what the limit is; how many cores a device needs.
+    """Measure how fast training images of a dataset are read, decoded and cropped, by this loader and by others,
+    interleaved in rounds; names the bottleneck and the number of cores that a device needs.
 
-    Prints a table and leaves it, with all figures, in OUT/bench-loader-N.
+    Prints a table and writes it, with all measurements, to OUT/bench-loader-N.
     """
 
     root: tuple[Path, ...]
-    """The data set, in files or packed; others that are named after it, such as packed forms of it, are compared with it."""
+    """The dataset, as files or packed; further ones, such as its packed forms, are compared with it."""
     data: Literal["imagenet", "folder", "cifar10"] | None = None
-    """How the data sets are laid out (default: found out)."""
+    """Layout of the datasets (default: detected)."""
     against: str = ""
-    """Others to compare with, of torchvision, torchcodec, dali and webdataset, with commas between; each is tried with
-    half, once and twice as many worker processes."""
+    """Loaders to compare with, separated by commas: torchvision, torchcodec, dali, webdataset. Each runs with half, one
+    and two worker processes per core."""
     size: int = 224
     """Side of the crops, pixels."""
     batch: int = 64
-    """Pictures in a batch."""
+    """Images per batch."""
     workers: int | None = None
     """Decoding threads (default: one per core)."""
     readers: int = 16
     """Reads in flight."""
     prefetch: int = 4
     """Batches prepared ahead."""
-    pictures: int = 2000
-    """Pictures of a pass, at most."""
+    images: Annotated[int, tyro.conf.arg(aliases=["--pictures"])] = 2000
+    """Images per pass, at most."""
     rounds: int = 5
-    """How often each takes its turn, after one that is not counted."""
+    """How often each loader runs, after one round that is not counted."""
     feed: float = 2500
-    """Images/s that a device uses; the default is about ResNet-50 in mixed precision on one A100 (NVIDIA)."""
+    """Images/s that a device consumes; the default is about ResNet-50 in mixed precision on one A100 (NVIDIA)."""
     out: Path = Path("runs")
-    """Where the folder goes."""
+    """Where the folder is created."""
 
 
 def parse(kind: type[T], argv: list[str], default: T | None, title: str) -> T:
-    """The command line as a ``kind``; without a ``default`` its fields' own.
+    """The command line as a ``kind``; without a ``default``, its fields' own defaults apply.
 
     Raises:
-        UserError: values that do not fit together.
-        SystemExit: 0 after ``--help``, 64 where tyro has printed what is wrong.
+        UserError: invalid settings, or settings that contradict each other.
+        SystemExit: 0 after ``--help``, 64 after tyro has printed what is wrong.
     """
+    values = tyro.MISSING_NONPROP if default is None else default
+    printed = io.StringIO()
     try:
-        values = tyro.MISSING_NONPROP if default is None else default
-        return tyro.cli(kind, prog=f"worldsize {title}", args=argv, default=values)
+        with redirect_stderr(printed):
+            return tyro.cli(kind, prog=f"worldsize {title}", args=argv, default=values)
     except ValidationError as error:
-        raise UserError(f"these settings do not fit:\n{explain(error)}") from None
+        raise UserError(f"invalid settings:\n{explain(error)}") from None
     except SystemExit as stop:
+        # tyro turns an error of one section into a message with pydantic's own text.
+        if (invalid := _validation_error(stop)) is not None:
+            raise UserError(f"invalid settings:\n{explain(invalid)}") from None
+        sys.stderr.write(printed.getvalue())
         raise SystemExit(UserError.exit_code if stop.code else 0) from None
 
 
+def _validation_error(error: BaseException | None) -> ValidationError | None:
+    """The validation error that led to ``error``, if any."""
+    while error is not None and not isinstance(error, ValidationError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def value_of(flag: str, argv: list[str]) -> str | None:
-    """The value of ``flag`` before the rest can be parsed (its meaning depends on it)."""
+    """The value of ``flag``, for flags that decide how the rest is parsed."""
     for i, argument in enumerate(argv):
         if argument.startswith(flag + "="):
             return argument.split("=", 1)[1]
@@ -155,3 +171,8 @@ def without(flag: str, argv: list[str]) -> list[str]:
         at = kept.index(flag)
         del kept[at : at + 2]
     return kept
+
+
+def asks_help(argv: list[str]) -> bool:
+    """Whether ``--help`` or ``-h`` is among the arguments."""
+    return "-h" in argv or "--help" in argv

@@ -1,7 +1,7 @@
-"""The loop of asynchronous SGD: workers that compute, and rank 0, which also keeps the weights.
+"""The loop of asynchronous SGD: all ranks are workers, and rank 0 is also the parameter server.
 
-`parallel.parameter_server` is the algorithm. No process waits for another here; rank 0 evaluates a copy of the weights
-while the others go on.
+See `parallel.parameter_server` for the algorithm. No process waits for another; rank 0 evaluates a copy of the weights
+while the others continue.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worldsize import parallel
 from worldsize.checkpoint import Snapshot
 from worldsize.errors import Stopped
 from worldsize.evaluate import Result, evaluate
 from worldsize.loop import Loop
 from worldsize.optim import set_lr
+from worldsize.parallel.async_sgd import max_staleness
 from worldsize.parallel.ledger import Ledger
 from worldsize.parallel.link import Link, Lost, connect
 from worldsize.parallel.parameter_server import Grant, Report, Server
@@ -28,20 +28,20 @@ from worldsize.progress import Progress
 from worldsize.track.base import Step
 from worldsize.worker import Worker, flatten, replica
 
-_LOOK_S = 0.2  # how often rank 0 looks around while it has no step to compute
+_POLL_S = 0.2  # how often an idle rank 0 checks for other work
 
 
 @dataclass
 class AsyncTrainer(Loop):
-    """Rank 0 serves and works, the others work."""
+    """Rank 0 is the parameter server and a worker, the other ranks are workers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._weights = [p.detach() for p in self.state.model.parameters()]
         self._statistics = list(self.state.statistics.tensors().values())
         self._speeds = [0.0] * self.world.size
-        self._new: list[Step] = []  # applied, and not yet told to the trackers
-        self._boundaries: deque[tuple[Progress, Snapshot]] = deque()  # states to evaluate
+        self._unreported: list[Step] = []  # applied, but not yet passed to the trackers
+        self._to_evaluate: deque[tuple[Progress, Snapshot]] = deque()
         self._save_due = False
         self._applied_at = time.perf_counter()
         self._collected = time.monotonic()
@@ -56,35 +56,35 @@ class AsyncTrainer(Loop):
         return None
 
     def _work(self, link: Link) -> None:
-        """As any other rank: until rank 0 has no more steps for us."""
-        worker = Worker(self.compute, self.training, self.steps_per_epoch)
+        """Run a worker on a rank other than 0, until rank 0 has no more steps for it."""
+        worker = Worker(self.compute, self.train_loader, self.steps_per_epoch)
         link.send_report(None)
         leaving = False
         while (grant := link.receive_grant()).steps:
             report = worker.work(grant)
-            self.check_broken(len(self.training.broken.new), self.training)
+            self.check_broken(len(self.train_loader.broken.new), self.train_loader)
             leaving = bool(self.stop)
             link.send_report(replace(report, leaving=leaving))
         if leaving or self.stop:
-            raise Stopped("this worker has handed in its last step")
+            raise Stopped("this worker submitted its last step")
 
     def _serve(self, links: dict[int, Link]) -> Result:
-        """As rank 0: serve the links from threads of their own, and work beside them."""
+        """Run rank 0: serve each link from its own thread, and work in this thread."""
         self._server = Server(
             self._ledger(),
             self.world.size,
             self._apply,
             lambda: flatten(self._weights),
-            lambda: len(self._boundaries) > 1,  # evaluation does not keep up
+            lambda: len(self._to_evaluate) > 1,  # evaluation is too slow: hold back the workers
         )
         if self.progress.epoch_step == self.steps_per_epoch or self.progress.step >= self.total_steps:
-            # It was saved at the end of an epoch.
+            # The checkpoint was saved at the end of an epoch.
             self._end_epoch()
-        threads = [threading.Thread(target=self._answer, args=(w, link), daemon=True) for w, link in links.items()]
+        threads = [threading.Thread(target=self._serve_worker, args=(w, link), daemon=True) for w, link in links.items()]
         for thread in threads:
             thread.start()
         try:
-            result = self._work_beside()
+            result = self._work_on_rank_0()
         except BaseException as error:
             self._server.fail(error)
             raise
@@ -94,18 +94,18 @@ class AsyncTrainer(Loop):
         return result
 
     def _ledger(self) -> Ledger:
-        at = self.progress
-        bound = parallel.max_staleness(self.recipe.parallel, self.world.size)
-        return Ledger.resume(self.total_steps, bound, at.step, at.step + len(at.missing), at.missing)
+        progress = self.progress
+        bound = max_staleness(self.recipe.parallel, self.world.size)
+        return Ledger.resume(self.total_steps, bound, progress.step, progress.step + len(progress.missing), progress.missing)
 
-    def _answer(self, worker: int, link: Link) -> None:
-        """A worker's thread on rank 0."""
+    def _serve_worker(self, worker: int, link: Link) -> None:
+        """The thread on rank 0 that serves one worker."""
         try:
             while True:
                 if (report := link.receive_report()) is not None:
                     self._server.push(worker, report)
                 grant = self._server.pull(worker)
-                assert grant is not None  # without a limit it waits
+                assert grant is not None  # without a timeout, pull() waits
                 link.send_grant(grant)
                 if not grant.steps:
                     return
@@ -114,56 +114,56 @@ class AsyncTrainer(Loop):
         except Exception as error:
             self._server.fail(error)
 
-    def _work_beside(self) -> Result:
-        """Rank 0's own work, and what is to be done between its steps."""
-        worker = Worker(replica(self.compute, self.state.strategy), self.training, self.steps_per_epoch)
+    def _work_on_rank_0(self) -> Result:
+        """Compute steps on rank 0, with housekeeping between them."""
+        worker = Worker(replica(self.compute, self.state.strategy), self.train_loader, self.steps_per_epoch)
         grant: Grant | None = None
         result = None
         while True:
             if grant is not None and grant.steps:
                 self._server.push(0, worker.work(grant))
-            result = self._look_after() or result
-            with self._server.lock:  # in which an update and what follows from it are one
-                over = self._server.ledger.finished and not self._boundaries
-            if over:
+            result = self._housekeeping() or result
+            with self._server.lock:  # makes an update and its consequences atomic
+                finished = self._server.ledger.finished and not self._to_evaluate
+            if finished:
                 break
-            grant = self._server.pull(0, _LOOK_S)
-        assert result is not None  # the last step ends in an evaluation
+            grant = self._server.pull(0, _POLL_S)
+        assert result is not None  # there is an evaluation after the last step
         return result
 
-    def _look_after(self) -> Result | None:
-        """Metrics, stop, evaluation, checkpoints. Returns the last evaluation made here."""
+    def _housekeeping(self) -> Result | None:
+        """Metrics, stop, evaluation, checkpoints. Returns the last evaluation made in this call."""
         self._server.check()
         self._collect()
         if self.stop:
             self._stop("stopped")
         result = None
-        while self._boundaries:
+        while self._to_evaluate:
             self._collect(everything=True)
-            result = self._evaluate(*self._boundaries[0])
+            result = self._evaluate(*self._to_evaluate[0])
             with self._server.lock:
-                self._boundaries.popleft()
+                self._to_evaluate.popleft()
                 self._server.lock.notify_all()
         if self._save_due or self.saver.due():
             self._save_due = False
             with self._server.lock:
                 snapshot = self._snapshot()
-            self._collect(everything=True)  # what is saved will not be computed again
+            self._collect(everything=True)  # resumed runs do not compute saved steps again, so report them now
             self.saver.write(snapshot)
         return result
 
     def _stop(self, how: str) -> None:
         self._server.stop(self.recipe.parallel.timeout_s)
         self._collect(everything=True)
-        at_boundary = bool(self._boundaries) and self._boundaries[-1][0].step == self.progress.step
-        # So that its evaluation is made when the run goes on. One that others have left behind is not made.
-        self.saver.write(self._boundaries[-1][1] if at_boundary else self._snapshot(), wait=True)
+        pending = bool(self._to_evaluate) and self._to_evaluate[-1][0].step == self.progress.step
+        # Saving this snapshot makes a resumed run evaluate it. Evaluations of earlier states are skipped.
+        self.saver.write(self._to_evaluate[-1][1] if pending else self._snapshot(), wait=True)
         raise Stopped(f"{how} after step {self.progress.step:,} of {self.total_steps:,}")
 
     def _apply(self, worker: int, report: Report, age: int) -> None:
-        """The server moves the weights by one gradient; its lock is held."""
-        at = self.progress
-        lr = self.lr(at.step)
+        """Update the weights with one gradient. Called by the server with its lock held."""
+        progress = self.progress
+        lr = self.lr(progress.step)
         set_lr(self.state.optimizer, lr)
         assert report.gradient is not None
         gradient = report.gradient.to(self.world.device)
@@ -176,25 +176,22 @@ class AsyncTrainer(Loop):
         self.state.statistics.advance(statistics)
         self.state.optimizer.step()
         self.state.optimizer.zero_grad()
-        at.step += 1
-        at.epoch_step += 1
-        at.missing = self._server.ledger.missing
+        progress.step += 1
+        progress.epoch_step += 1
+        progress.missing = self._server.ledger.missing
         self._record(worker, report, age, lr, gradient.numel() * gradient.element_size())
         every = self.recipe.checkpoint.every_steps
-        self._save_due |= every is not None and at.step % every == 0
-        if at.epoch_step == self.steps_per_epoch or at.step == self.total_steps:
+        self._save_due |= every is not None and progress.step % every == 0
+        if progress.epoch_step == self.steps_per_epoch or progress.step == self.total_steps:
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        at = self.progress
-        due = at.step >= self.total_steps or (at.epoch + 1) % self.recipe.evaluate_every == 0
-        if due and at.evaluated_step != at.step:
-            self._boundaries.append(self._boundary())
-        if at.step < self.total_steps:
-            at.next_epoch()
-
-    def _boundary(self) -> tuple[Progress, Snapshot]:
-        return replace(self.progress), self._snapshot()
+        progress = self.progress
+        due = progress.step >= self.total_steps or (progress.epoch + 1) % self.recipe.evaluate_every == 0
+        if due and progress.evaluated_step != progress.step:
+            self._to_evaluate.append((replace(self.progress), self._snapshot()))
+        if progress.step < self.total_steps:
+            progress.next_epoch()
 
     def _snapshot(self) -> Snapshot:
         snapshot = self.saver.snapshot(self.progress)
@@ -208,13 +205,13 @@ class AsyncTrainer(Loop):
         live = self._server.workers
         self._speeds[worker] = batch / max(report.seconds + report.waited_s, 1e-9)
         self._speeds = [speed if rank in live else 0.0 for rank, speed in enumerate(self._speeds)]
-        loss, hits, norm = report.values.tolist()
-        at = self.progress
+        loss, correct, norm = report.values.tolist()
+        progress = self.progress
         step = Step(
-            step=at.step,
-            epoch=at.epoch + at.epoch_step / self.steps_per_epoch,
+            step=progress.step,
+            epoch=progress.epoch + progress.epoch_step / self.steps_per_epoch,
             loss=loss / batch,
-            top1=hits / batch,
+            top1=correct / batch,
             lr=lr,
             grad_norm=norm,
             images_per_s=sum(self._speeds),
@@ -224,51 +221,51 @@ class AsyncTrainer(Loop):
             compute_ms=(report.seconds - report.data_s) * 1000,
             communication_ms=report.waited_s * 1000,
             sent_bytes=sent_bytes,
-            broken=len(self.training.broken.known) + len(self.training.broken.new),
+            broken=len(self.train_loader.broken.known) + len(self.train_loader.broken.new),
             details={"worker": worker, "staleness": age, "workers": len(live)},
         )
-        at.add([step])
-        self._new.append(step)
+        progress.add([step])
+        self._unreported.append(step)
 
     def _collect(self, everything: bool = False) -> None:
         if not everything and time.monotonic() - self._collected < self.recipe.track.every_seconds:
             return
         self._collected = time.monotonic()
         with self._server.lock:
-            steps, self._new = self._new, []
+            steps, self._unreported = self._unreported, []
         self.trackers.steps(steps)
         self.check_finite(steps)
-        self.check_broken(len(self.training.broken.new), self.training)
+        self.check_broken(len(self.train_loader.broken.new), self.train_loader)
 
-    def _evaluate(self, at: Progress, snapshot: Snapshot) -> Result:
-        """Evaluate a state of the past, and keep what came out with it."""
-        begun = time.monotonic()
-        judged = copy.deepcopy(self.state.model)
-        judged.load_state_dict(snapshot.model)
+    def _evaluate(self, past: Progress, snapshot: Snapshot) -> Result:
+        """Evaluate an earlier state, and save it if it is the best or the last one."""
+        begin = time.monotonic()
+        model = copy.deepcopy(self.state.model)
+        model.load_state_dict(snapshot.model)
         result = evaluate(
-            judged,
-            self.validation,
+            model,
+            self.val_loader,
             self.compute.normalise,
             self.compute.precision,
             self.world.alone(),
             self.plan.micro_batch,
             lambda: bool(self.stop),
-            lambda samples: self.trackers.evaluating(samples, len(self.validation.samples)),
+            lambda samples: self.trackers.evaluating(samples, len(self.val_loader.samples)),
         )
         if result is None:
             self._stop("stopped while evaluating,")
         assert result is not None
-        self.check_broken(result.broken, self.validation)
+        self.check_broken(result.broken, self.val_loader)
         if not math.isfinite(result.loss):
-            self.diverged(f"the validation loss is {result.loss}", at.step, self.peak_lr)
+            self.diverged(f"the validation loss is {result.loss}", past.step, self.peak_lr)
         with self._server.lock:
-            best = self.progress.evaluated(result, at)
-            known = ("best_top1", "best_epoch", "evaluation", "evaluated_step")  # more than when the snapshot was taken
-            at = replace(at, **{name: getattr(self.progress, name) for name in known})
+            best = self.progress.evaluated(result, past)
+            updated = ("best_top1", "best_epoch", "evaluation", "evaluated_step")  # changed since the snapshot
+            past = replace(past, **{name: getattr(self.progress, name) for name in updated})
         ledger = self._server.ledger
         details = {"staleness": list(ledger.staleness), "dropped": sum(ledger.dropped.values()), "speeds": self._speeds}
-        self.trackers.epoch(replace(at.report(result, self.plan.global_batch, time.monotonic() - begun), details=details))
-        last = at.step >= self.total_steps
+        self.trackers.epoch(replace(past.report(result, self.plan.global_batch, time.monotonic() - begin), details=details))
+        last = past.step >= self.total_steps
         if last or (best and self.recipe.checkpoint.best):
-            self.saver.write(replace(snapshot, state=snapshot.state | at.as_dict()), wait=last)
+            self.saver.write(replace(snapshot, state=snapshot.state | past.as_dict()), wait=last)
         return result

@@ -1,4 +1,4 @@
-"""The arithmetic of batches: who computes which samples of a step. Pure integers."""
+"""Batch arithmetic: which rank computes which samples of a step. Pure functions of integers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from worldsize.recipe import Recipe
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a global batch of ``global_batch`` samples is shared by ``world_size`` processes.
+    """How ``world_size`` processes share a global batch of ``global_batch`` samples.
 
     A step's samples are positions ``step*global_batch .. (step+1)*global_batch - 1`` of the epoch.
-    They form ``global_batch / micro_batch`` micro-batches; rank r computes the ``accumulation``
-    consecutive ones that start at ``r * accumulation * devices``. A process that drives several ``devices`` computes
+    They form ``global_batch / micro_batch`` micro-batches; rank r computes ``accumulation * devices``
+    consecutive ones, starting at ``r * accumulation * devices``. A process that drives several ``devices`` computes
     one micro-batch on each at a time.
     """
 
@@ -39,57 +39,60 @@ class BatchPlan:
         return self.global_batch // self.world_size
 
     def first(self, step: int, rank: int, micro: int) -> int:
-        """Position in the epoch of the first sample of rank's ``micro``-th forward pass of step ``step`` (of the epoch)."""
+        """Position in the epoch of the first sample of the rank's ``micro``-th forward pass in the epoch's step ``step``."""
         return step * self.global_batch + (rank * self.accumulation + micro) * self.forward_batch
 
     def steps_per_epoch(self, samples: int) -> int:
-        """Whole global batches in ``samples``; the remainder is left out, another one each epoch.
+        """Complete global batches in ``samples``; each epoch omits a different remainder.
 
         Raises:
-            UserError: not even one batch.
+            UserError: fewer samples than one batch.
         """
         if samples < self.global_batch:
             raise UserError(
-                f"the training set has {samples} pictures, fewer than one global batch of {self.global_batch}: "
+                f"the training set has {samples} images, fewer than one global batch of {self.global_batch}: "
                 f"lower --global-batch to at most {samples}"
             )
         return samples // self.global_batch
 
     def total_steps(self, recipe: Recipe, samples: int) -> int:
-        """Steps of the whole run."""
-        whole = self.steps_per_epoch(samples) * recipe.epochs
-        return min(whole, recipe.max_steps or whole)
+        """Steps of the complete run."""
+        steps = self.steps_per_epoch(samples) * recipe.epochs
+        return min(steps, recipe.max_steps or steps)
 
 
 def plan(recipe: Recipe, world_size: int, devices: int = 1) -> BatchPlan:
     """The batch plan of ``recipe`` on ``world_size`` processes with ``devices`` each.
 
     Raises:
-        UserError: the devices do not divide the micro-batches of a step; lists the numbers that do.
+        UserError: the micro-batches of a step are not divisible by the number of devices; lists valid numbers.
     """
     if recipe.per_process_batch is not None:
         batch, sharing, name = recipe.per_process_batch, devices, "per-process-batch"
-        whole = recipe.per_process_batch * world_size
+        global_batch = recipe.per_process_batch * world_size
     else:
         batch, sharing, name = recipe.global_batch, world_size * devices, "global-batch"
-        whole = recipe.global_batch
+        global_batch = recipe.global_batch
     micro_batches = batch // recipe.micro_batch
     if micro_batches % sharing:
         fitting = ", ".join(str(w) for w in world_sizes(batch, recipe.micro_batch))
         raise UserError(
             f"{sharing} {'processes' if devices == 1 else 'devices'} cannot share a {name.replace('-', ' ')} of {batch} in "
-            f"micro-batches of {recipe.micro_batch}: {micro_batches} micro-batches a step are not divisible by {sharing}.\n"
+            f"micro-batches of {recipe.micro_batch}: {micro_batches} micro-batches per step are no multiple of {sharing}.\n"
             f"World sizes that fit: {fitting}. Or change --{name} or --micro-batch."
         )
-    return BatchPlan(whole, recipe.micro_batch, world_size, devices)
+    return BatchPlan(global_batch, recipe.micro_batch, world_size, devices)
 
 
 def world_sizes(global_batch: int, micro_batch: int) -> list[int]:
-    """All world sizes that share ``global_batch`` evenly in groups of ``micro_batch``, rising."""
+    """All world sizes that divide ``global_batch`` evenly into micro-batches of ``micro_batch``, in ascending order."""
     micro_batches = global_batch // micro_batch
     return [w for w in range(1, micro_batches + 1) if micro_batches % w == 0]
 
 
 def shard(samples: int, rank: int, world_size: int) -> range:
-    """The part of 0..samples-1 that ``rank`` evaluates: consecutive, disjoint, together complete, sizes within one."""
+    """The part of 0..samples-1 that ``rank`` evaluates.
+
+    Shards are consecutive and disjoint, cover all samples, and differ in size by at most one.
+    """
     return range(samples * rank // world_size, samples * (rank + 1) // world_size)

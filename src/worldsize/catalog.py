@@ -1,4 +1,4 @@
-"""Recipes as files: the named ones that ship with the package, and anybody's YAML."""
+"""Recipes as files: the named ones that ship with the package, and the user's YAML files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from worldsize.errors import UserError
+from worldsize.errors import UserError, did_you_mean
 from worldsize.recipe import Recipe
 
 
@@ -24,17 +25,22 @@ def names() -> list[str]:
 def load(name_or_path: str) -> Recipe:
     """The recipe of that name, or in that YAML file.
 
-    A file may begin with ``base: NAME``: it then states only what differs from that recipe.
+    A file may begin with ``base: NAME``; it then lists only what differs from that recipe.
 
     Raises:
-        UserError: no such recipe, not YAML, unknown keys, wrong types, or settings that do not fit together.
+        UserError: no such recipe, not YAML, unknown keys, wrong types, or settings that contradict each other.
     """
     values, where = _values(name_or_path)
     return validate(values, where)
 
 
+def missing(command: str) -> UserError:
+    """The error of a command line without RECIPE."""
+    return UserError(f"RECIPE is required: worldsize {command} RECIPE, a YAML file or one of: {', '.join(names())}")
+
+
 def validate(values: Mapping[str, Any], where: str) -> Recipe:
-    """``values`` as a recipe; ``where`` names their origin in the error."""
+    """``values`` as a recipe; ``where`` names their origin in errors."""
     try:
         return Recipe.model_validate(dict(values))
     except ValidationError as error:
@@ -42,22 +48,31 @@ def validate(values: Mapping[str, Any], where: str) -> Recipe:
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """The whole recipe, every field, in the order of its declaration; `load` reads it back unchanged."""
+    """The complete recipe, every field in declaration order; `load` reads it back unchanged."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
 
 
 def explain(error: ValidationError) -> str:
-    """A validation error in one line per fault, each named by its dotted flag."""
-    return "\n".join(_fault(e["loc"], e["msg"], e["type"]) for e in error.errors())
+    """A validation error of a recipe or one of its sections: one line per fault, each with its dotted name."""
+    return "\n".join(_fault((*_section(error.title), *e["loc"]), e) for e in error.errors())
 
 
-def _fault(loc: tuple[int | str, ...], message: str, kind: str) -> str:
-    dotted = ".".join(str(part) for part in loc)
-    if kind == "extra_forbidden":
+def _section(title: str) -> tuple[str, ...]:
+    """The recipe's section that has this class; nothing for the recipe itself."""
+    fields = Recipe.model_fields.items()
+    return next(((name,) for name, field in fields if getattr(field.annotation, "__name__", "") == title), ())
+
+
+def _fault(path: tuple[int | str, ...], error: ErrorDetails) -> str:
+    dotted = ".".join(str(part) for part in path)
+    if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(dotted, flat_keys(Recipe), n=1, cutoff=0.5)
         return f"  unknown setting {dotted!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-    message = message.removeprefix("Value error, ")
-    return f"  {dotted}: {message}" if dotted else f"  {message}"
+    if error["type"] == "value_error":  # from a validator of ours, which names the settings and their values
+        message = error["msg"].removeprefix("Value error, ")
+        return f"  {dotted}: {message}" if dotted else f"  {message}"
+    given = f" (got {error['input']!r})" if isinstance(error["input"], (str, int, float, bool)) else ""
+    return f"  {dotted}: {error['msg']}{given}"
 
 
 def flat_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
@@ -72,7 +87,7 @@ def flat_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
 
 def _values(name_or_path: str, seen: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
     if name_or_path in seen:
-        raise UserError(f"recipe {name_or_path}: its `base` leads back to itself ({' -> '.join(seen)})")
+        raise UserError(f"recipe {name_or_path}: its `base` refers back to itself ({' -> '.join(seen)})")
     if name_or_path in names():
         text = (resources.files("worldsize") / "recipes" / f"{name_or_path}.yaml").read_text("utf-8")
         where = f"recipe {name_or_path}"
@@ -84,7 +99,7 @@ def _values(name_or_path: str, seen: tuple[str, ...] = ()) -> tuple[dict[str, An
         raise UserError(f"{where} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         what = "nothing" if values is None else type(values).__name__
-        raise UserError(f"{where} holds {what}, not settings: write `key: value` lines")
+        raise UserError(f"{where} contains {what}, not settings: write `key: value` lines")
     base = values.pop("base", None)
     if base is None:
         return values, where
@@ -101,9 +116,8 @@ def _read_file(path: str) -> str:
             raise UserError(f"cannot read the recipe {path}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise UserError(f"the recipe {path} is not a text file") from None
-    near = difflib.get_close_matches(path, names(), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise UserError(f"no recipe is called {path!r}{hint} There are: {', '.join(names())}; or give a YAML file.")
+    hint = did_you_mean(path, names()) or "."
+    raise UserError(f"no recipe is called {path!r}{hint} Pass one of {', '.join(names())}, or a YAML file.")
 
 
 def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

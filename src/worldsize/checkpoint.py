@@ -1,16 +1,17 @@
 """Checkpoints: folders that are complete, verified, and readable without this program.
 
-``step-00001234/`` holds
+``step-00001234/`` contains
 
 - ``model.safetensors``: the weights under torchvision's own names, running statistics averaged over ranks;
 - ``optimizer.safetensors``: ``KIND/PARAMETER``;
-- ``ranks.safetensors``: ``RANK/KIND/NAME``, what each rank keeps for itself;
+- ``ranks.safetensors``: ``RANK/KIND/NAME``, the state that differs between ranks;
 - ``state.json``: position, loss scale, results, data fingerprint, world size, versions;
 - ``recipe.yaml``: the resolved recipe;
 - ``manifest.json``: size and SHA-256 of each of these.
 
-It is written beside its final place under a temporary name; every file is flushed to disk, then the folder, then
-it is renamed. The newest valid one is found by scanning and checking, never by a pointer. Nothing is unpickled.
+A checkpoint is written under a temporary name in the same folder; every file is flushed to disk, then the folder,
+then it is renamed. The newest valid one is found by scanning and checking, never through a pointer file. Nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from worldsize import run
 from worldsize.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that the next step depends on, as copies on the CPU."""
+    """Everything the next step depends on, as copies on the CPU."""
 
     model: Tensors
     optimizer: Tensors
@@ -54,22 +56,22 @@ class Snapshot:
 
     @property
     def step(self) -> int:
-        """Optimiser steps done."""
+        """Optimizer steps done."""
         return int(self.state["step"])
 
 
 def copy(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Contiguous copies on the CPU, which training may no longer change."""
+    """Contiguous copies on the CPU, independent of further training."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
-    """Write the snapshot as ``folder/step-XXXXXXXX``; it appears whole or not at all.
+    """Write the snapshot as ``folder/step-XXXXXXXX``, atomically.
 
     Raises:
-        OSError: it could not be written; nothing is left behind.
+        OSError: it could not be written; no partial files remain.
     """
     final = folder / f"step-{snapshot.step:08d}"
     temporary = folder / f"{final.name}.tmp-{os.getpid()}"
@@ -85,12 +87,12 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
         for path in temporary.iterdir():
             _flush(path)
         _flush(temporary)
-        aside = folder / f"{final.name}.tmp-old-{os.getpid()}"
-        if final.exists():  # the same step again: after an evaluation, or after going on from before it
-            final.rename(aside)
+        replaced = folder / f"{final.name}.tmp-old-{os.getpid()}"
+        if final.exists():  # saved again: after an evaluation, or after resuming from an earlier step
+            final.rename(replaced)
         temporary.rename(final)
         _flush(folder)
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -101,20 +103,20 @@ def _save_tensors(path: Path, tensors: Tensors) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as error:
-        # safetensors reports a full disk in its own words; to the callers it is the OSError it was.
+        # safetensors raises its own error for a full disk; callers expect OSError.
         raise OSError(str(error)) from error
 
 
 def check(checkpoint: Path) -> None:
-    """Read the whole checkpoint and compare it with its manifest.
+    """Read the complete checkpoint and compare it with its manifest.
 
     Raises:
-        CheckpointError: says what is wrong with it.
+        CheckpointError: missing or damaged; the message names the file.
     """
     try:
         manifest = json.loads((checkpoint / "manifest.json").read_text())
         if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{checkpoint}: format {manifest['format']}, and this version reads {FORMAT}")
+            raise CheckpointError(f"{checkpoint}: format {manifest['format']} is not supported; this version reads {FORMAT}")
         files = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in manifest["files"].items()}
     except FileNotFoundError:
         raise CheckpointError(f"{checkpoint}: manifest.json is missing") from None
@@ -126,13 +128,13 @@ def check(checkpoint: Path) -> None:
     for name, (size, digest) in files.items():
         path = checkpoint / name
         if path.parent != checkpoint or path.is_symlink():
-            raise CheckpointError(f"{checkpoint}: {name} leads out of the folder")
+            raise CheckpointError(f"{checkpoint}: {name} is outside the checkpoint folder")
         if not path.is_file():
             raise CheckpointError(f"{checkpoint}: {name} is missing")
         if (actual := path.stat().st_size) != size:
             raise CheckpointError(f"{checkpoint}: {name} has {actual} bytes instead of {size}")
         if _sha256(path) != digest:
-            raise CheckpointError(f"{checkpoint}: {name} is damaged (its SHA-256 is wrong)")
+            raise CheckpointError(f"{checkpoint}: {name} is damaged (SHA-256 mismatch)")
 
 
 def read(checkpoint: Path) -> Snapshot:
@@ -150,32 +152,48 @@ def read(checkpoint: Path) -> Snapshot:
         raise CheckpointError(f"{checkpoint}: {error}") from None
 
 
-def found(folder: Path) -> list[Path]:
-    """The checkpoints in ``folder``, newest step first, checked or not."""
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in ``folder``, newest step first, without checking them."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step_of, reverse=True)
 
 
 def newest_valid(folder: Path) -> Path | None:
-    """The newest checkpoint that can be trusted; damaged ones are named in the log and passed over.
+    """The newest valid checkpoint; damaged ones are logged and skipped.
 
     Returns:
-        None where there is no checkpoint at all.
+        None if there is no checkpoint.
 
     Raises:
-        CheckpointError: there are some, and every one is damaged.
+        CheckpointError: there are checkpoints, but all of them are damaged.
     """
-    candidates = found(folder)
+    candidates = list_checkpoints(folder)
     for candidate in candidates:
         try:
             check(candidate)
             return candidate
         except CheckpointError as error:
-            log.warning("checkpoint refused: %s", error)
+            log.warning("skipping checkpoint: %s", error)
     if candidates:
-        raise CheckpointError(f"all {len(candidates)} checkpoints in {folder} are damaged; the log says how")
+        raise CheckpointError(f"all {len(candidates)} checkpoints in {folder} are damaged; see the log for details")
     return None
+
+
+def find(target: Path) -> Path:
+    """The checkpoint that a path means: itself, or the newest valid one of a run.
+
+    Raises:
+        CheckpointError: damaged, or the run has none.
+        UserError: neither a checkpoint nor a run.
+    """
+    if (target / "manifest.json").is_file():
+        check(target)
+        return target
+    newest = newest_valid(run.open_existing(target).checkpoints)
+    if newest is None:
+        raise CheckpointError(f"{target} has no checkpoint yet")
+    return newest
 
 
 def _step_of(checkpoint: Path) -> int:
@@ -183,7 +201,7 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def top1_of(checkpoint: Path) -> float | None:
-    """The validation top-1 stored with a checkpoint, if it was evaluated and can be read."""
+    """The validation top-1 stored with a checkpoint; None if it was not evaluated or cannot be read."""
     try:
         evaluation = json.loads((checkpoint / "state.json").read_text()).get("evaluation")
         return float(evaluation["top1"]) if evaluation else None
@@ -192,11 +210,11 @@ def top1_of(checkpoint: Path) -> float | None:
 
 
 def prune(folder: Path, step: int, keep: int, best: bool) -> None:
-    """Delete all but the ``keep`` newest up to ``step`` and, if asked, the one of them with the highest top-1.
+    """Delete all checkpoints except the ``keep`` newest up to ``step`` and, with ``best``, the one with the highest top-1.
 
-    Those beyond ``step``, the run's own position, are of a past that was refused when it was resumed.
+    Checkpoints after ``step``, the run's current position, are damaged ones that were skipped when the run resumed.
     """
-    everything = found(folder)
+    everything = list_checkpoints(folder)
     checkpoints = [path for path in everything if _step_of(path) <= step]
     scored = [(score, path) for path in reversed(checkpoints) if (score := top1_of(path)) is not None]
     kept = set(checkpoints[:keep])
@@ -208,15 +226,15 @@ def prune(folder: Path, step: int, keep: int, best: bool) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the temporary folders of processes that died while they wrote."""
+    """Delete temporary folders of processes that died while writing."""
     for path in folder.glob("step-*.tmp-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 class Writer:
-    """Writes snapshots on a thread of its own, one at a time, and prunes after each.
+    """Writes snapshots on a background thread, one at a time, and prunes after each.
 
-    A snapshot that cannot be written (a full disk) is a warning; the older checkpoints stay, training goes on.
+    If a snapshot cannot be written (disk full), logs a warning; older checkpoints are kept and training continues.
     """
 
     def __init__(self, folder: Path, keep: int, best: bool) -> None:
@@ -228,13 +246,13 @@ class Writer:
         self._failed: str | None = None
 
     def save(self, snapshot: Snapshot) -> None:
-        """Begin to write; waits for the write before it."""
+        """Start writing in the background; waits for the previous write first."""
         self.wait()
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> Path | None:
-        """Until all is on disk. Returns the newest checkpoint written here, None if there is none."""
+        """Wait until the write is done. Returns the newest checkpoint written by this object, or None."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -248,11 +266,13 @@ class Writer:
     def _write(self, snapshot: Snapshot) -> None:
         try:
             path = write(self._folder, snapshot)
-            check(path)  # the older ones go only after the new one was read back whole
-        except Exception as error:  # nobody waits for this thread's exceptions, and no save may be lost in silence
+            check(path)  # older checkpoints are deleted only after the new one was read back
+        except Exception as error:  # exceptions of this thread reach nobody, and a failed save must be reported
             self._failed = str(error) or type(error).__name__
             log.warning(
-                "the checkpoint of step %d could not be saved (%s); training goes on, older ones stay", snapshot.step, error
+                "the checkpoint of step %d could not be saved (%s); training continues, older checkpoints are kept",
+                snapshot.step,
+                error,
             )
             return
         self._failed, self._newest = None, path

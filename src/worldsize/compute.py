@@ -1,4 +1,4 @@
-"""What one process computes of a step: forward and backward over its micro-batches."""
+"""One process's part of a step: forward and backward passes over its micro-batches."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from worldsize.data.pixels import Normalise
 from worldsize.data.rng import Use, seed_of
 from worldsize.precision import Precision
 from worldsize.recipe import Recipe
-from worldsize.state import State
+from worldsize.state import TrainState
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Process ``rank`` of ``plan``, with its replica in ``state``."""
+    """Computes gradients as process ``rank`` of ``plan``, with the replica in ``state``."""
 
     recipe: Recipe
     plan: BatchPlan
     rank: int
     device: torch.device
-    state: State
+    state: TrainState
     precision: Precision
     normalise: Normalise
 
     def gradient(
         self, batches: Iterator[Batch], step: int, before_last: Callable[[], None] = lambda: None
     ) -> tuple[torch.Tensor, float]:
-        """Leave the gradient of this rank's share of step ``step`` (of the run) in the parameters.
+        """Compute the gradient of this rank's part of the run's step ``step``, into the parameters' ``grad``.
 
         Args:
             before_last: called before the last micro-batch is computed.
 
         Returns:
-            (loss, hits) summed over the samples, float64 (2,) on the device; seconds spent waiting for pictures.
+            (loss, correct predictions) summed over the samples, float64 (2,) on the device; seconds of waiting for images.
         """
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         data_s = 0.0
         for micro in range(self.plan.accumulation):
-            waiting = time.perf_counter()
+            begin = time.perf_counter()
             batch = next(batches)
-            data_s += time.perf_counter() - waiting
+            data_s += time.perf_counter() - begin
             last = micro == self.plan.accumulation - 1
             if last:
                 before_last()
@@ -64,11 +64,11 @@ class Compute:
             logits = self.state.strategy.module(self.normalise(pixels))
             loss = functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
         self.state.scaler.scale(loss / self.plan.accumulation).backward()
-        hits = (logits.detach().argmax(1) == labels).sum()
-        return torch.stack([loss.detach().double() * len(labels), hits.double()])
+        correct = (logits.detach().argmax(1) == labels).sum()
+        return torch.stack([loss.detach().double() * len(labels), correct.double()])
 
     def unscale_and_clip(self) -> torch.Tensor:
-        """Take the loss scale out of the gradient and clip it. Returns its norm before clipping, a scalar on the device."""
+        """Unscale the gradient and clip it. Returns its norm before clipping, a scalar on the device."""
         self.state.scaler.unscale_(self.state.optimizer)
         parameters = [p for p in self.state.model.parameters() if p.grad is not None]
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -77,9 +77,9 @@ class Compute:
         return norm
 
     def rehearse(self, size: int) -> None:
-        """Forward and backward on blank pictures of that side; no trace in weights, statistics or gradients."""
+        """Run forward and backward on blank images of ``size`` x ``size`` pixels, without changing any state."""
         buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
-        # Two pictures are enough for every norm layer; a compiled model should see the size it will work with.
+        # Norm layers need at least two images; a compiled model should see its real batch size.
         n = self.plan.forward_batch if self.recipe.model.compile else 2
         with self.state.strategy.gradients(last=True):
             self._forward_backward(torch.zeros(n, size, size, 3, dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))

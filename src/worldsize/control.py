@@ -1,4 +1,4 @@
-"""What ranks must decide together at the end of a step: stop, collect metrics, save."""
+"""Decisions that ranks make together at the end of a step: stop, collect metrics, save."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worldsize.world import World
 
 @dataclass(frozen=True)
 class Decision:
-    """The same on all ranks. ``new_broken`` counts the broken pictures that ranks met in this epoch, all together."""
+    """Identical on all ranks. ``new_broken`` is the number of broken images in this epoch, summed over ranks."""
 
     stop: bool
     collect: bool
@@ -21,10 +21,10 @@ class Decision:
 
 
 class Control:
-    """One small message a step, between hosts, on its way while the devices still compute.
+    """One small all-reduce per step, between hosts, that overlaps with the devices' computation.
 
-    ``propose`` sends this rank's wishes before the last micro-batch, ``decide`` has everybody's after it. Wishes that come
-    from a clock (collect, save) are rank 0's alone; a stop is anybody's.
+    ``propose`` sends this rank's proposal before the last micro-batch, ``decide`` returns the result after it. Only rank 0
+    decides what depends on a clock (collect, save); any rank can request a stop.
     """
 
     def __init__(self, world: World) -> None:

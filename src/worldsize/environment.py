@@ -1,4 +1,4 @@
-"""What this machine is, and what a run on it will use."""
+"""This machine, and what a run on it will use."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "pydantic
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what the numbers depend on, without importing it."""
+    """Versions of the packages that results depend on, without importing them."""
     return {"worldsize": worldsize.__version__, "python": platform.python_version()} | {p: _version(p) for p in _PACKAGES}
 
 
 def describe(world: World, precision: str, strategy: Strategy) -> dict[str, Any]:
-    """What a run records of the machines it ran on."""
+    """What a run records about its machines."""
     import torch
 
     return {
@@ -51,15 +51,15 @@ def table() -> list[tuple[str, str]]:
     place = discover()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda" if gpus else "cpu")
-    backends = [name for name, there in _backends() if there]
+    backends = [name for name, available in _backends() if available]
     return [
         ("device", f"{gpus} x {device_name('cuda')}" if gpus else f"CPU, {device_name('cpu')}"),
         ("cores", f"{cores()} usable by this process"),
         ("memory", _memory()),
-        ("launcher", f"{place.launcher}: rank {place.rank} of {place.size}" if place.size > 1 else "none: one process"),
-        ("threads", f"{threads_per_process(place)} per process for computing ({place.local_size} here)"),
-        ("backend", f"{'nccl' if gpus else 'gloo'} for more than one process (torch has: {', '.join(backends)})"),
-        ("precision", f"{resolve('auto', device).name} when the recipe says auto"),
+        ("launcher", f"{place.launcher}: rank {place.rank} of {place.size}" if place.size > 1 else "none (one process)"),
+        ("threads", f"{threads_per_process(place)} per process ({place.local_size} on this machine)"),
+        ("backend", f"{'nccl' if gpus else 'gloo'} for more than one process (torch supports: {', '.join(backends)})"),
+        ("precision", f"{resolve('auto', device).name} if the recipe sets auto"),
         ("decoder", decoder()),
         *((name, found or "not installed") for name, found in versions().items()),
         ("horovod", _version("horovod") or "not installed"),
@@ -68,13 +68,13 @@ def table() -> list[tuple[str, str]]:
 
 
 def decoder() -> str:
-    """What decodes JPEGs here and, if that is Pillow, why."""
+    """The JPEG decoder in use and, if it is Pillow, why."""
     library = native.load()
     return f"native, {library.version}" if library else f"Pillow {_version('pillow')}: no native decoder, {native.why_not()}"
 
 
 def device_name(kind: str) -> str:
-    """The GPU's name, or the processor's."""
+    """The name of the GPU or the processor."""
     if kind == "cuda":
         import torch
 

@@ -1,72 +1,97 @@
-"""Everything that can end a run early, and the exit code each one leaves with.
+"""The errors that end a run, and the exit code of each.
 
 =====  ==========================================================================
 code   meaning
 =====  ==========================================================================
-0      done
-64     the user can mend it: recipe, command line, folders, names (do not retry)
-65     the data: more broken pictures than the recipe allows
-66     the checkpoints: none of them can be trusted, or they belong to another run
-69     the processes of the run did not find each other, or a store does not answer (retry)
-70     a defect in worldsize or a library under it (the traceback is in the log)
-71     started again and again without getting any further (``--autoresume``)
-74     the last state could not be saved (a full disk); older checkpoints are as they were
-75     stopped by SIGTERM or Ctrl-C after saving; ``--resume`` goes on (retry)
-76     the loss is no longer finite
-130    a second Ctrl-C: left at once (143: a second SIGTERM)
+0      success
+64     user error: recipe, command line, folder or name; fix it first (do not retry)
+65     data error: more broken images than the recipe allows
+66     checkpoint error: no intact checkpoint, or it belongs to another run
+69     the processes did not connect, or a store does not answer (retry)
+70     internal error in worldsize or in a library (the traceback is in the log)
+71     no progress: restarted again and again without a new checkpoint (``--autoresume``)
+74     the last state could not be saved (disk full); older checkpoints are intact
+75     stopped by SIGTERM or Ctrl-C after saving; continue with ``--resume`` (retry)
+76     the loss is NaN or infinite
+130    second Ctrl-C: exited immediately (143: second SIGTERM)
 =====  ==========================================================================
 
 The numbers follow BSD's sysexits.h where it has a name for the case, so that a Kubernetes
-``podFailurePolicy`` or a batch script can tell "try again" (75) from "mend it first" (64).
+``podFailurePolicy`` or a batch script can distinguish "retry" (75) from "fix it first" (64).
+
+Commands that submit, follow or check a job on a cluster add these codes:
+
+=====  ==========================================================================
+code   meaning
+=====  ==========================================================================
+0      the job succeeded
+1      the job failed; or a cluster, registry or image build error
+2      preflight found an error; no job was submitted
+3      ``--timeout`` expired; the job keeps running
+130    detached with Ctrl-C; the job keeps running
+=====  ==========================================================================
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+SUCCESS = 0
+# Of a job on a cluster.
+FAILED = 1
+PREFLIGHT_FAILED = 2
+TIMED_OUT = 3
+DETACHED = 130
+# A process that a signal ended exits with this plus the signal's number, as in a shell.
+SIGNAL_BASE = 128
+INTERNAL_ERROR = 70
+
 
 class WorldsizeError(Exception):
-    """Base of all errors whose message is written for the person who typed the command."""
+    """Base of all errors whose message is written for the user."""
 
-    exit_code = 70
+    exit_code = INTERNAL_ERROR
 
 
 class UserError(WorldsizeError):
-    """Something asked for cannot be: says what, where, and what would be right."""
+    """An invalid request. The message names what is wrong, where, and what would be valid."""
 
     exit_code = 64
 
 
 class DataError(WorldsizeError):
-    """The data set is too damaged to train on."""
+    """The dataset is too damaged to train on."""
 
     exit_code = 65
 
 
 class CheckpointError(WorldsizeError):
-    """No checkpoint that can be trusted, or one that does not belong to this model."""
+    """No intact checkpoint, or one that does not belong to this model."""
 
     exit_code = 66
 
 
 class Unmet(WorldsizeError):
-    """The other processes were not there, or left while all were meeting."""
+    """The other processes did not connect, or left during startup."""
 
     exit_code = 69
 
 
 class StoreUnreachable(WorldsizeError):
-    """A store across the network does not answer, or not any more."""
+    """A remote store does not answer, or stopped answering."""
 
     exit_code = 69
 
 
 class NoProgress(WorldsizeError):
-    """Started again several times, and every time ended before the next checkpoint."""
+    """Several starts in a row ended before the next checkpoint."""
 
     exit_code = 71
 
 
 class NotSaved(WorldsizeError):
-    """The last state could not be written; older checkpoints are as they were."""
+    """The last state could not be written; older checkpoints are intact."""
 
     exit_code = 74
 
@@ -83,5 +108,17 @@ class Diverged(WorldsizeError):
     exit_code = 76
 
 
-# The same again would end the same way.
+# Non-retryable: the same run would fail in the same way.
 PERMANENT = frozenset(kind.exit_code for kind in (UserError, DataError, CheckpointError, NoProgress, NotSaved, Diverged))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of the exception's message, at most 300 characters; the exception's type if it has no message."""
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'train'?`` if a known word is close to ``word``, else nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""Evaluation: every sample exactly once, at any world size."""
+"""Evaluation: each sample exactly once, at any world size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from worldsize.world import World
 
 @dataclass(frozen=True)
 class Result:
-    """Means over ``samples`` pictures: cross-entropy without smoothing; accuracies as fractions, 0 to 1."""
+    """Means over ``samples`` images: cross-entropy without label smoothing; accuracies as fractions, 0 to 1."""
 
     loss: float
     top1: float
@@ -40,18 +40,18 @@ def evaluate(
     stopping: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Result | None:
-    """The model's result on the loader's split; sums over samples, reduced once.
+    """Evaluate the model on the loader's split. Sums over samples are reduced across ranks once, at the end.
 
     Args:
-        batch: samples per forward pass; has no influence on the result beyond rounding.
-        stopping: asked before each batch; where any rank answers True, there is no result.
-        progress: told how many samples this rank has done.
+        batch: samples per forward pass; changes the result only by rounding.
+        stopping: called before each batch; if it returns True on any rank, there is no result.
+        progress: called with the number of samples that this rank has done.
 
     Returns:
-        The same on every rank, or None when it was stopped.
+        The same result on every rank, or None if stopped.
 
     Raises:
-        DataError: not one picture could be decoded.
+        DataError: no image could be decoded.
     """
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
     was_training = model.training
@@ -59,12 +59,12 @@ def evaluate(
     done, stopped = 0, False
     try:
         with torch.inference_mode():
-            for pictures in loader.evaluation(world.rank, world.size, batch):
+            for images in loader.evaluation(world.rank, world.size, batch):
                 if stopped := stopping():
                     break
-                labels = pictures.labels.to(world.device, non_blocking=True)
+                labels = images.labels.to(world.device, non_blocking=True)
                 with precision.autocast():
-                    logits = model(normalise(pictures.pixels))
+                    logits = model(normalise(images.pixels))
                 sums += _sums(logits, labels)
                 progress(done := done + len(labels))
     finally:
@@ -74,11 +74,11 @@ def evaluate(
 
 
 def _sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """(loss, top-1 hits, top-5 hits, samples) of one batch, float64."""
+    """(loss, top-1 correct, top-5 correct, samples) summed over one batch, float64 (4,)."""
     logits = logits.double()
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    correct = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
     loss = functional.cross_entropy(logits, labels, reduction="sum")
-    return torch.stack([loss, best[:, 0].sum(), best.sum(), torch.tensor(len(labels), device=loss.device)])
+    return torch.stack([loss, correct[:, 0].sum(), correct.sum(), torch.tensor(len(labels), device=loss.device)])
 
 
 def _reduce(sums: torch.Tensor, broken: int, stopped: bool, world: World) -> Result | None:
@@ -87,5 +87,5 @@ def _reduce(sums: torch.Tensor, broken: int, stopped: bool, world: World) -> Res
         return None
     loss, top1, top5, samples = (sum(column) for column in zip(*(part[0] for part in parts), strict=True))
     if samples == 0:
-        raise DataError("not one of the validation pictures could be decoded; the log names them")
+        raise DataError("none of the validation images could be decoded; see the log for their names")
     return Result(loss / samples, top1 / samples, top5 / samples, int(samples), broken)

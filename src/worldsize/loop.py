@@ -1,4 +1,4 @@
-"""What every loop over the steps works with, whoever agrees with whom and when."""
+"""The base of the training loops: what synchronous and asynchronous training share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worldsize.progress import Progress
 from worldsize.recipe import Recipe
 from worldsize.saver import Saver
 from worldsize.signals import StopFlag
-from worldsize.state import State
+from worldsize.state import TrainState
 from worldsize.track import Trackers
 from worldsize.track.base import Step
 from worldsize.world import World
@@ -25,7 +25,7 @@ from worldsize.world import World
 
 @dataclass
 class Loop(ABC):
-    """Everything a loop works with, made ready by `worldsize.job`.
+    """Everything a training loop needs, built by `worldsize.assemble`.
 
     ``lr_batch`` is the number of samples that the learning rate is scaled to.
     """
@@ -33,42 +33,42 @@ class Loop(ABC):
     recipe: Recipe
     plan: BatchPlan
     world: World
-    state: State
+    state: TrainState
     compute: Compute
     lr_batch: int
-    training: Loader
-    validation: Loader
+    train_loader: Loader
+    val_loader: Loader
     trackers: Trackers
     saver: Saver
     stop: StopFlag
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
-        self.steps_per_epoch = self.plan.steps_per_epoch(len(self.training.samples))
-        self.total_steps = self.plan.total_steps(self.recipe, len(self.training.samples))
+        self.steps_per_epoch = self.plan.steps_per_epoch(len(self.train_loader.samples))
+        self.total_steps = self.plan.total_steps(self.recipe, len(self.train_loader.samples))
         self.peak_lr = schedule.peak_lr(self.recipe.optimizer, self.lr_batch)
 
     @abstractmethod
     def fit(self) -> Result | None:
-        """Train to the end, evaluating on the way.
+        """Train to the end, with evaluations in between.
 
         Returns:
-            The last evaluation; None on a process that does not know it.
+            The last evaluation; None on a process that does not have it.
 
         Raises:
-            Stopped: a signal came; all is saved.
-            Diverged: the loss is no longer finite.
-            DataError: too many broken pictures.
+            Stopped: stopped by a signal; everything is saved.
+            Diverged: the loss is NaN or infinite.
+            DataError: too many broken images.
         """
 
     def lr(self, step: int) -> float:
-        """The learning rate of this step."""
+        """The learning rate of step ``step``."""
         return self.peak_lr * schedule.factor(self.recipe.schedule, step, self.steps_per_epoch, self.recipe.epochs)
 
     def check_finite(self, steps: Sequence[Step]) -> None:
-        """Stop where the loss or, without a loss scale, the gradient is not finite."""
+        """Raise Diverged if the loss or, without loss scaling, the gradient is not finite."""
         for step in steps:
-            # With fp16 the loss scaler meets infinite gradients on its way to the right scale, and skips them.
+            # With fp16, infinite gradients are expected while the loss scaler adjusts; it skips those steps.
             norm_matters = not self.state.scaler.is_enabled()
             if not math.isfinite(step.loss):
                 self.diverged(f"the loss is {step.loss}", step.step, step.lr)
@@ -76,18 +76,18 @@ class Loop(ABC):
                 self.diverged(f"the gradient's norm is {step.grad_norm}", step.step, step.lr)
 
     def diverged(self, what: str, step: int, lr: float) -> None:
-        """Give up, with what may help."""
+        """Raise Diverged, with the last checkpoint and possible remedies."""
         raise Diverged(
             f"{what} at step {step:,} of {self.total_steps:,} (lr {lr:.4g}).\n"
             f"Last good checkpoint: {self.saver.newest() or 'none was saved yet'}. "
-            "A lower --optimizer.lr, more --schedule.warmup-epochs, --optimizer.clip-norm or --precision fp32 may help."
+            "Try a lower --optimizer.lr, more --schedule.warmup-epochs, --optimizer.clip-norm or --precision fp32."
         )
 
     def check_broken(self, broken: int, loader: Loader) -> None:
-        """Stop where more of the loader's pictures are broken than the recipe allows."""
+        """Raise DataError if more of the loader's images are broken than the recipe allows."""
         allowed = self.recipe.data.max_broken * len(loader.samples)
         if broken > allowed:
             raise DataError(
-                f"{broken} of {len(loader.samples):,} pictures cannot be decoded, more than the allowed "
-                f"{self.recipe.data.max_broken:.2%}; log.txt names them. Mend them or raise --data.max-broken."
+                f"{broken} of {len(loader.samples):,} images cannot be decoded, more than the allowed "
+                f"{self.recipe.data.max_broken:.2%}; see log.txt for their names. Fix them or raise --data.max-broken."
             )

@@ -1,4 +1,4 @@
-"""A network by name, and what data parallelism needs of its norm layers."""
+"""Models by name, and the BatchNorm handling that data parallelism needs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def names() -> list[str]:
 
 
 def build(recipe: Recipe, classes: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """The recipe's model for ``classes`` classes, initialised from its seed, on ``device``.
+    """The recipe's model for ``classes`` classes, initialized from its seed, on ``device``.
 
-    The weights are drawn on the CPU, so they are the same on every device and rank. Its state dict has
-    torchvision's own names.
+    The weights are initialized on the CPU, so they are the same on every device and rank. The state dict uses
+    torchvision's names.
 
     Raises:
-        UserError: unknown model, a stem it does not have, or weights that do not fit.
+        UserError: unknown model, unsupported stem, or weights of another model.
     """
     settings = recipe.model
     torch.manual_seed(recipe.seed)
@@ -56,22 +56,22 @@ def _construct(name: str, classes: int) -> nn.Module:
     builder: Callable[..., nn.Module] = models.get_model_builder(name)
     options: dict[str, object] = {"num_classes": classes}
     if name in ("googlenet", "inception_v3"):
-        # Their auxiliary heads make the output another type while training; the recipes have no loss for them.
+        # With auxiliary heads the output type differs during training, and the recipes define no loss for them.
         options |= {"aux_logits": False, "init_weights": True}
     return builder(weights=None, **options)
 
 
 def _cifar_stem(model: nn.Module, name: str) -> None:
-    """3 x 3 stride 1 without pooling, as He et al. 2015 (arXiv 1512.03385, section 4.2) begin for 32 x 32 pictures."""
+    """3 x 3 stride 1 without pooling, as in He et al. 2015 (arXiv 1512.03385, section 4.2) for 32 x 32 images."""
     if not isinstance(model, models.ResNet):
-        raise UserError(f"--model.stem cifar is made for ResNets, and {name} is none: use --model.stem imagenet")
+        raise UserError(f"--model.stem cifar works only with ResNets, not with {name}; use --model.stem imagenet")
     model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = nn.Identity()
 
 
 def _zero_init(model: nn.Module) -> None:
-    """Each residual block starts as the identity (Goyal et al. 2017, section 5.1). Other networks have no such norm."""
+    """Each residual block starts as the identity (Goyal et al. 2017, section 5.1). Other models are unchanged."""
     for module in model.modules():
         if isinstance(module, Bottleneck):
             nn.init.zeros_(module.bn3.weight)
@@ -80,22 +80,22 @@ def _zero_init(model: nn.Module) -> None:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a state dict into ``model``; a classifier for another number of classes keeps its fresh weights.
+    """Load a state dict into ``model``. A classifier with a different number of classes keeps its initial weights.
 
     Raises:
-        UserError: unreadable, not a state dict, or of another model.
+        UserError: the file cannot be read, is not a state dict, or belongs to another model.
     """
     state = _read_state(path)
     own = model.state_dict()
     head = _classifier_prefix(model)
-    wrong = [
+    different = [
         key for key in own.keys() | state.keys() if key not in own or key not in state or own[key].shape != state[key].shape
     ]
-    if unfit := sorted(key for key in wrong if not key.startswith(head)):
+    if wrong := sorted(key for key in different if not key.startswith(head)):
         raise UserError(
-            f"--model.weights {path} belongs to another model: {len(unfit)} tensors differ, the first is {unfit[0]!r}"
+            f"--model.weights {path} belongs to another model: {len(wrong)} tensors differ, the first is {wrong[0]!r}"
         )
-    model.load_state_dict({k: v for k, v in state.items() if k not in wrong}, strict=False)
+    model.load_state_dict({k: v for k, v in state.items() if k not in different}, strict=False)
 
 
 def _read_state(path: Path) -> dict[str, torch.Tensor]:
@@ -106,9 +106,11 @@ def _read_state(path: Path) -> dict[str, torch.Tensor]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise UserError(f"--model.weights {path}: there is no such file") from None
+        raise UserError(f"--model.weights {path}: file not found") from None
     except pickle.UnpicklingError:
-        raise UserError(f"--model.weights {path} holds more than tensors and is refused: save a plain state dict") from None
+        raise UserError(
+            f"--model.weights {path} contains objects other than tensors, which is not allowed; save a plain state dict"
+        ) from None
     except Exception as error:
         raise UserError(f"--model.weights {path} cannot be read: {error}") from None
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
@@ -117,24 +119,24 @@ def _read_state(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _classifier_prefix(model: nn.Module) -> str:
-    """Name of the last linear or convolution layer: the classifier, in every model of torchvision."""
+    """Name of the last linear or convolution layer, which is the classifier in every torchvision model."""
     return [name for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1] + "."
 
 
 def takes(model: nn.Module, size: int, micro_batch: int, name: str) -> None:
-    """Check that the model accepts micro-batches of that many pictures of this side.
+    """Check that the model accepts micro-batches of ``micro_batch`` images of ``size`` x ``size`` pixels.
 
     Raises:
-        UserError: it does not (a vision transformer trains at one size only; some networks need more pixels).
+        UserError: it does not (vision transformers support one size only; some models need larger images).
     """
     fixed = getattr(model, "image_size", size)
     if fixed != size:
         raise UserError(
-            f"{name} takes pictures of {fixed} pixels, not {size}: "
+            f"{name} requires images of {fixed} pixels, not {size}: "
             f"set --data.train-crop-size and --data.val-crop-size to {fixed}"
         )
     if micro_batch == 1 and norms(model):
-        raise UserError(f"{name} has BatchNorm, which needs more than one sample: use --micro-batch 2 or more")
+        raise UserError(f"{name} uses BatchNorm, which needs more than one sample; pass --micro-batch 2 or more")
     parameter = next(model.parameters())
     was_training = model.training
     try:
@@ -143,7 +145,7 @@ def takes(model: nn.Module, size: int, micro_batch: int, name: str) -> None:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise UserError(f"{name} cannot work on pictures of {size} pixels: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{name} does not support images of {size} pixels: {str(error).splitlines()[0]}") from None
     finally:
         model.train(was_training)
 
@@ -156,10 +158,10 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
 class RunningStatistics:
     """BatchNorm's running statistics, made independent of the world size without communication.
 
-    A step's G/n micro-batches should enter the moving average with equal weights, wherever they are computed.
-    A rank meets A of them, one after the other; with momentum m / (A - (A - a) m) at the a-th (a = 1..A) they
-    weigh m/A each and the old value 1 - m. Each rank keeps its own average; the mean over ranks of these moving
-    averages is the moving average of the means, so they are averaged only when somebody looks.
+    All micro-batches of a step must enter the moving average with equal weight, whichever rank computes them.
+    A rank computes A of them in sequence; with momentum m / (A - (A - a) m) for the a-th (a = 1..A), each has
+    weight m/A and the old value 1 - m. Each rank keeps its own moving average. The mean of these moving averages
+    over ranks equals the moving average of the means, so they are averaged only when they are read.
     """
 
     def __init__(self, model: nn.Module, accumulation: int) -> None:
@@ -176,20 +178,20 @@ class RunningStatistics:
                 layer.momentum = micro_momentum(momentum, micro + 1, self._accumulation)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """This rank's own statistics, by layer number; the tensors themselves, not copies."""
+        """This rank's statistics by layer number; references, not copies."""
         found = {}
         for i, layer in enumerate(self._norms):
             assert layer.running_mean is not None and layer.running_var is not None
             found[f"{i}.mean"], found[f"{i}.var"] = layer.running_mean, layer.running_var
         return found
 
-    def forget(self) -> None:
-        """Empty them: after the next step they hold momentum times that step's own mean, for `advance` elsewhere."""
+    def reset(self) -> None:
+        """Set them to zero: after the next step they contain momentum times that step's mean, the input of `advance`."""
         for tensor in self.tensors().values():
             tensor.zero_()
 
     def advance(self, step: list[torch.Tensor]) -> None:
-        """Move on by one step, of which a replica that began with `forget` has this in `tensors`, in the same order."""
+        """Apply one step, given the values of `tensors`, in order, of a replica that called `reset` before that step."""
         own = iter(zip(self.tensors().values(), step, strict=True))
         for momentum in self._momenta:
             for tensor, contribution in (next(own), next(own)):
@@ -197,7 +199,7 @@ class RunningStatistics:
 
     @contextmanager
     def averaged(self, world: World, step: int) -> Iterator[None]:
-        """Inside, the model holds the mean over all ranks, and ``num_batches_tracked`` is ``step``; after, its own again."""
+        """Within this context the model has the mean over all ranks and ``num_batches_tracked`` is ``step``."""
         own = self.tensors()
         kept = {name: tensor.clone() for name, tensor in own.items()}
         for layer in self._norms:
@@ -212,12 +214,12 @@ class RunningStatistics:
 
 
 def micro_momentum(momentum: float, a: int, accumulation: int) -> float:
-    """Momentum of the a-th (1-based) of ``accumulation`` micro-batches: all weigh momentum / accumulation in the end."""
+    """Momentum of the a-th (1-based) of ``accumulation`` micro-batches; each gets weight momentum / accumulation."""
     return momentum / (accumulation - (accumulation - a) * momentum)
 
 
 def average(tensors: list[torch.Tensor], world: World) -> None:
-    """Replace the tensors by their mean over all ranks, with one message."""
+    """Replace the tensors by their mean over all ranks, with a single all-reduce."""
     if world.size == 1 or not tensors:
         return
     import torch.distributed as dist
@@ -230,7 +232,7 @@ def average(tensors: list[torch.Tensor], world: World) -> None:
 
 
 def parameter_kinds(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """(weights of linear and convolution layers and the like, norm parameters and biases), by module type, never by name."""
+    """(weights of linear, convolution and similar layers; norm parameters and biases), by module type, not by name."""
     weights: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for module in model.modules():

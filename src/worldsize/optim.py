@@ -1,4 +1,4 @@
-"""Optimisers, and which parameters they decay."""
+"""Optimizers and their parameter groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worldsize.recipe import Optimizer
 
 
 def build(model: nn.Module, settings: Optimizer, device: torch.device) -> torch.optim.Optimizer:
-    """The recipe's optimiser, with one group for weights and one for norm parameters and biases."""
+    """The recipe's optimizer, with one group for weights and one for norm parameters and biases."""
     weights, others = parameter_kinds(model)
     groups = [
         {"params": weights, "weight_decay": settings.weight_decay},
@@ -21,7 +21,7 @@ def build(model: nn.Module, settings: Optimizer, device: torch.device) -> torch.
     ]
     if settings.name == "adamw":
         return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
-    # On CPUs torch's fused SGD takes half as long again as its foreach form (torch 2.12, ResNet-50, one thread).
+    # On CPUs torch's fused SGD takes 1.5 times as long as the foreach implementation (torch 2.12, ResNet-50, one thread).
     fast = {"fused": True} if device.type == "cuda" else {"foreach": True}
     return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, **fast)
 
@@ -33,7 +33,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
-    """The optimiser's state as ``KIND/PARAMETER`` (``momentum_buffer/conv1.weight``): readable, and free of group order."""
+    """The optimizer's state as ``KIND/PARAMETER`` (``momentum_buffer/conv1.weight``), independent of the group order."""
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{kind}/{names[parameter]}": torch.as_tensor(value)
@@ -47,16 +47,16 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, tenso
     """The inverse of `state_tensors`.
 
     Raises:
-        CheckpointError: a tensor for a parameter that the model does not have.
+        CheckpointError: a tensor belongs to a parameter that the model does not have.
     """
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
         if name not in parameters:
-            raise CheckpointError(f"the saved optimiser knows a parameter {name!r}, and this model does not")
+            raise CheckpointError(f"the saved optimizer has a parameter {name!r} that this model does not have")
         parameter = parameters[name]
         if value.shape == parameter.shape:
-            # The momentum takes the parameter's memory layout, as the optimiser itself would have made it.
+            # Use the parameter's memory layout, as the optimizer itself does.
             value = torch.empty_like(parameter, requires_grad=False).copy_(value)
         elif kind == "step" and optimizer.defaults.get("fused"):
             value = value.to(parameter.device)

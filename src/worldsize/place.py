@@ -1,4 +1,4 @@
-"""Who am I: rank and world size, from torchrun, Open MPI, Slurm, or nothing; known before torch is imported."""
+"""Rank and world size from the launcher's environment (torchrun, horovodrun, Open MPI, Slurm), without importing torch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from worldsize.errors import UserError
 
-# Set for the processes that `worldsize --procs N` starts itself.
+# Set in the processes that `worldsize --procs N` starts.
 LOCAL_LAUNCH = "WORLDSIZE_LOCAL_LAUNCH"
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the launcher says about this process; known before torch is imported.
+    """What the launcher reports about this process.
 
-    ``master`` is where rank 0 listens, (address, port); None for a process on its own.
+    ``master`` is the (address, port) where rank 0 listens; None for a single process.
     """
 
     launcher: str
@@ -31,9 +31,9 @@ class Place:
 
 
 def discover(env: Mapping[str, str] = os.environ) -> Place:
-    """This process's place, from the environment that its launcher set.
+    """This process's place, from the environment variables that its launcher set.
 
-    Looks for torchrun's variables, then horovodrun's, then Open MPI's (4 and 5), then those of a Slurm job step.
+    Checks the variables of torchrun, then horovodrun, then Open MPI (4 and 5), then a Slurm job step.
 
     Raises:
         UserError: the variables contradict each other or are incomplete.
@@ -48,23 +48,23 @@ def discover(env: Mapping[str, str] = os.environ) -> Place:
         place = _slurm(env)
     else:
         place = Place("none", 0, 1, 0, 1)
-    return _as_asked(place, env)
+    return _check_expected(place, env)
 
 
-def _as_asked(place: Place, env: Mapping[str, str]) -> Place:
-    """Refuse a world that is not what the job asked for: some launchers fall back to one machine in silence."""
+def _check_expected(place: Place, env: Mapping[str, str]) -> Place:
+    """Reject a world that differs from what the job asked for: some launchers silently fall back to one machine."""
     if "WORLDSIZE_NODES" in env and "WORLDSIZE_PROCS" in env:
         nodes, procs = _number(env, "WORLDSIZE_NODES"), _number(env, "WORLDSIZE_PROCS")
         if (place.size, place.local_size) != (nodes * procs, procs):
             raise UserError(
-                f"the job asked for {nodes} nodes of {procs} processes, but {place.launcher} started {place.size}, "
-                f"{place.local_size} of them here: look at its host list"
+                f"the job asked for {nodes} nodes with {procs} processes each, but {place.launcher} started {place.size}, "
+                f"{place.local_size} of them on this node; check the launcher's host list"
             )
     return place
 
 
 def here(processes: int) -> Place:
-    """The place of rank 0 in a world of ``processes`` that `worldsize --procs` is about to start."""
+    """The place of rank 0 in a world of ``processes`` that `worldsize --procs` will start."""
     return Place("worldsize --procs" if processes > 1 else "none", 0, processes, 0, processes)
 
 
@@ -80,11 +80,11 @@ def _torchrun(env: Mapping[str, str]) -> Place:
         local_size,
         _master(env, None, None) if size > 1 else None,
     )
-    return _checked(place)
+    return _validated(place)
 
 
 def _horovodrun(env: Mapping[str, str]) -> Place:
-    """Its Gloo form; with MPI it starts mpirun, whose variables are found."""
+    """horovodrun with Gloo; with MPI it starts mpirun, so Open MPI's variables apply."""
     size = _number(env, "HOROVOD_SIZE")
     local_size = _number(env, "HOROVOD_LOCAL_SIZE", size)
     place = Place(
@@ -97,7 +97,7 @@ def _horovodrun(env: Mapping[str, str]) -> Place:
         if size > 1
         else None,
     )
-    return _checked(place)
+    return _validated(place)
 
 
 def _open_mpi(env: Mapping[str, str]) -> Place:
@@ -113,13 +113,13 @@ def _open_mpi(env: Mapping[str, str]) -> Place:
         local_size,
         _master(env, "127.0.0.1" if local_size == size else None, job) if size > 1 else None,
     )
-    return _checked(place)
+    return _validated(place)
 
 
 def _slurm(env: Mapping[str, str]) -> Place:
     size = _number(env, "SLURM_STEP_NUM_TASKS")
     nodes = _number(env, "SLURM_STEP_NUM_NODES", 1)
-    # "4(x2)" means four tasks on each of two nodes; uneven nodes ("4,2") give every node its own number.
+    # "4(x2)" means four tasks on each of two nodes; uneven nodes list one number each ("4,2").
     per_node = [
         int(count.split("(")[0])
         for count in env.get("SLURM_STEP_TASKS_PER_NODE", str(size // nodes)).split(",")
@@ -137,15 +137,15 @@ def _slurm(env: Mapping[str, str]) -> Place:
         local_size,
         _master(env, "127.0.0.1" if nodes == 1 else first, job) if size > 1 else None,
     )
-    return _checked(place)
+    return _validated(place)
 
 
 def _master(env: Mapping[str, str], address: str | None, job: str | None) -> tuple[str, int]:
-    """Where rank 0 listens. Without MASTER_PORT, a port derived from the job's id, so that two jobs differ."""
+    """Where rank 0 listens. Without MASTER_PORT, the port is derived from the job's id, so that two jobs differ."""
     address = env.get("MASTER_ADDR") or address
     if address is None:
         raise UserError(
-            "this process is one of several but cannot tell where rank 0 listens: "
+            "this process is one of several, but rank 0's address is unknown: "
             "set MASTER_ADDR to rank 0's host (mpirun -x MASTER_ADDR=HOST) and MASTER_PORT to a free port there"
         )
     if "MASTER_PORT" in env:
@@ -167,11 +167,11 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
         raise UserError(f"environment variable {name} is {value!r}, not a number") from None
 
 
-def _checked(place: Place) -> Place:
+def _validated(place: Place) -> Place:
     if not (0 <= place.rank < place.size and 0 <= place.local_rank < place.local_size <= place.size):
         raise UserError(
-            f"{place.launcher} says rank {place.rank} of {place.size}, local rank {place.local_rank} of "
-            f"{place.local_size}: these cannot be right; look at the variables it set"
+            f"{place.launcher} set rank {place.rank} of {place.size} and local rank {place.local_rank} of "
+            f"{place.local_size}, which is inconsistent; check the environment variables it set"
         )
     return place
 
@@ -186,7 +186,7 @@ def first_host(nodelist: str) -> str:
 
 
 def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many CPU cores this process may use: its affinity, and the cgroup's quota (v2 or v1) if that is smaller."""
+    """Number of CPU cores this process may use: its affinity, or the cgroup quota (v2 or v1) if that is smaller."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         with suppress(OSError, ValueError):
@@ -199,10 +199,10 @@ def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 def threads_per_process(place: Place, env: Mapping[str, str] = os.environ) -> int:
     """This process's fair share of the cores, unless the user set OMP_NUM_THREADS.
 
-    torchrun sets OMP_NUM_THREADS=1 where it was unset; that is not the user's word.
+    torchrun sets OMP_NUM_THREADS=1 if it is unset; that value is ignored.
     """
     chosen = env.get("OMP_NUM_THREADS", "")
-    torchruns_own = chosen == "1" and "TORCHELASTIC_RUN_ID" in env and LOCAL_LAUNCH not in env
-    if chosen.isdigit() and int(chosen) > 0 and not torchruns_own:
+    set_by_torchrun = chosen == "1" and "TORCHELASTIC_RUN_ID" in env and LOCAL_LAUNCH not in env
+    if chosen.isdigit() and int(chosen) > 0 and not set_by_torchrun:
         return int(chosen)
     return max(1, cores() // place.local_size)

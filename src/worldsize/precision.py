@@ -1,4 +1,4 @@
-"""In which number format the network computes."""
+"""The number format of the model's computations."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Precision:
 
     @property
     def weights(self) -> torch.dtype:
-        """Type of the weights and of the normalised input."""
+        """Type of the weights and of the normalized input."""
         return torch.float64 if self.name == "fp64" else torch.float32
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Around forward passes."""
+        """Context manager for forward passes."""
         if self.name in ("bf16", "fp16"):
             return torch.autocast(self.device.type, torch.bfloat16 if self.name == "bf16" else torch.float16)
         return nullcontext()
 
     def scaler(self, local_gradients: bool = False) -> GradScaler:
-        """Loss scaling for fp16 (Micikevicius et al. 2017, arXiv 1710.03740); does nothing for the others.
+        """Loss scaling for fp16 (Micikevicius et al. 2017, arXiv 1710.03740); disabled for the other formats.
 
         Args:
-            local_gradients: ranks hold different gradients; where one overflows, all must skip the step.
+            local_gradients: ranks have different gradients; if one overflows, all must skip the step.
         """
         enabled = self.name == "fp16"
         if enabled and local_gradients:
@@ -44,22 +44,22 @@ class Precision:
 
 
 def resolve(choice: str, device: torch.device) -> Precision:
-    """The precision that runs: ``auto`` is bf16 where the hardware multiplies in it, fp32 elsewhere.
+    """The precision to use: ``auto`` is bf16 if the hardware supports bf16 matrix multiplication, otherwise fp32.
 
     Raises:
-        UserError: the device cannot compute in the chosen format.
+        UserError: the device does not support the chosen format.
     """
     if choice == "auto":
         return Precision("bf16" if computes_bf16(device) else "fp32", device)
     if choice == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise UserError(f"--precision bf16: {torch.cuda.get_device_name(device)} does not have it; use fp16 or fp32")
+        raise UserError(f"--precision bf16: {torch.cuda.get_device_name(device)} does not support it; use fp16 or fp32")
     return Precision(choice, device)
 
 
 def computes_bf16(device: torch.device) -> bool:
-    """Whether matrix units for bf16 are there: Ampere or later, or a CPU with AMX or AVX512-BF16."""
+    """Whether the hardware has bf16 matrix units: Ampere or later, or a CPU with AMX or AVX512-BF16."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
-    ask = getattr(torch.cpu, "get_capabilities", None)
-    features = ask() if ask is not None else {}
+    get_capabilities = getattr(torch.cpu, "get_capabilities", None)
+    features = get_capabilities() if get_capabilities is not None else {}
     return bool(features.get("amx_bf16") or features.get("avx512_bf16"))

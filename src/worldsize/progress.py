@@ -1,4 +1,4 @@
-"""Where a run is, and what it has shown so far: the part of its state that is numbers."""
+"""A run's position and results so far: the part of its state that is plain numbers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from worldsize.track.base import Epoch, Step
 class Progress:
     """Saved with every checkpoint.
 
-    ``step`` counts optimiser steps of the run, ``epoch_step`` those of epoch ``epoch`` (0-based). The ``epoch_*`` sums are
-    over the steps of this epoch, ``train_s`` and ``trained_steps`` over those of the run; ``evaluated_step`` is the step
-    after which ``evaluation`` was made, -1 for none. In an asynchronous run, ``missing`` are steps
-    that others have overtaken: handed out, and not among those that are done.
+    ``step`` counts optimizer steps of the run, ``epoch_step`` those of epoch ``epoch`` (0-based). The ``epoch_*`` sums are
+    over the steps of this epoch, ``train_s`` over those of the run. ``evaluation`` was made after step ``evaluated_step``,
+    -1 for none. In an asynchronous run, ``missing`` lists steps that were assigned but are not done yet, although later
+    steps are.
     """
 
     step: int = 0
@@ -38,11 +38,11 @@ class Progress:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Progress:
-        """The inverse of `as_dict`; other keys are left alone, and what an older version did not save keeps its default."""
+        """The inverse of `as_dict`; ignores unknown keys, and uses defaults for keys that an older version did not save."""
         return cls(**{name: state[name] for name in cls.__dataclass_fields__ if name in state})
 
     def add(self, steps: Sequence[Step]) -> None:
-        """Count steps of this epoch that were done."""
+        """Add completed steps of this epoch to the sums."""
         for step in steps:
             self.epoch_loss += step.loss
             self.epoch_top1 += step.top1
@@ -50,7 +50,7 @@ class Progress:
             self.train_s += step.step_ms / 1000
 
     def report(self, result: Result, global_batch: int, val_s: float) -> Epoch:
-        """What trackers are told after an evaluation that took ``val_s`` seconds."""
+        """The tracker record of an evaluation that took ``val_s`` seconds."""
         steps = max(self.epoch_step, 1)
         return Epoch(
             epoch=self.epoch + 1,
@@ -68,7 +68,7 @@ class Progress:
         )
 
     def evaluated(self, result: Result, at: Progress | None = None) -> bool:
-        """Remember an evaluation, made ``at`` a former state of this run or now. Returns whether it is the best so far."""
+        """Store the evaluation of this run's state ``at`` (default: the current one). Returns whether it is the best."""
         at = at or self
         self.evaluation, self.evaluated_step = result.as_dict(), at.step
         if result.top1 <= self.best_top1:
@@ -77,7 +77,7 @@ class Progress:
         return True
 
     def next_epoch(self) -> None:
-        """This epoch is over."""
+        """Move to the next epoch and reset its sums."""
         self.epoch += 1
         self.epoch_step = 0
         self.epoch_loss = self.epoch_top1 = self.epoch_s = 0.0

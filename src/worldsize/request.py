@@ -1,11 +1,11 @@
-"""What somebody asked for, and what can be refused of it before anything is started. Imports nothing heavy."""
+"""What the user asked for, and what can be refused of it before anything starts. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize import parallel, run, track
+from worldsize import arguments, catalog, parallel, run, track
 from worldsize.errors import UserError
 from worldsize.place import Place
 from worldsize.recipe import Recipe
@@ -13,12 +13,12 @@ from worldsize.run import RunFolder
 
 
 @dataclass(frozen=True)
-class TrainJob:
-    """What to train and where it goes.
+class TrainRequest:
+    """What to train and where the run goes.
 
-    ``stem`` begins the run's name if ``name`` is None; ``resume`` is the run to go on with, None for a new one;
-    ``allow_changes`` goes on although the recipe or the data changed. ``autoresume`` goes on with the run ``name`` if
-    there is one, ``retries`` times in a row without a new checkpoint.
+    ``stem`` begins the run's name if ``name`` is None; ``resume`` is the run to continue, None for a new one;
+    ``allow_changes`` continues although the recipe or the data changed. ``autoresume`` continues the run ``name`` if it
+    exists, ``retries`` times in a row without a new checkpoint. ``procs`` is the number of processes to start here.
     """
 
     recipe: Recipe
@@ -29,22 +29,59 @@ class TrainJob:
     allow_changes: bool
     autoresume: bool = False
     retries: int = 3
+    procs: int = 1
 
     @property
     def cache(self) -> Path:
-        """Where listings are kept, beside the runs."""
+        """Where directory listings are cached, next to the runs."""
         return (self.resume.path.parent if self.resume else self.out) / ".cache"
 
+    @property
+    def folder(self) -> Path:
+        """The run folder, of a run that has a name."""
+        return self.resume.path if self.resume else self.out / str(self.name)
 
-def preflight(job: TrainJob, place: Place) -> None:
-    """Refuse what can be refused before any process is started or any file is touched.
+
+def from_arguments(argv: list[str]) -> TrainRequest:
+    """The command line of ``worldsize train``.
+
+    Raises:
+        UserError: no recipe, an unknown one, or invalid settings.
+        SystemExit: after ``--help``.
+    """
+    resume = arguments.value_of("--resume", argv)
+    folder = run.open_existing(Path(resume)) if resume else None
+    source = None if not argv or argv[0].startswith("-") else argv[0]
+    if folder is not None and source is not None:
+        raise UserError(f"--resume uses the recipe of {folder.path}: leave out {source!r}")
+    if folder is None and source is None and not arguments.asks_help(argv):
+        raise catalog.missing("train")
+    origin = str(folder.recipe) if folder is not None else source
+    base = catalog.load(origin) if origin is not None else Recipe()
+    rest = argv[1:] if source else argv
+    parsed = arguments.parse(arguments.Train, rest, arguments.Train(base), f"train {source or 'RECIPE'}")
+    return TrainRequest(
+        recipe=parsed.settings,
+        stem=Path(source or "run").stem,
+        out=parsed.out,
+        name=parsed.name,
+        resume=folder,
+        allow_changes=parsed.allow_changes,
+        autoresume=parsed.autoresume,
+        retries=parsed.retries,
+        procs=parsed.procs,
+    )
+
+
+def preflight(request: TrainRequest, place: Place) -> None:
+    """Refuse what can be refused before any process starts or any file is touched.
 
     Raises:
         UserError: batches, strategy, names, trackers.
     """
-    parallel.check(job.recipe, place)
-    track.check(job.recipe.track)
-    if job.autoresume and (job.name is None or job.resume is not None):
-        raise UserError("--autoresume needs --name NAME, and no --resume")
-    if job.resume is None:
-        run.check_name(job.out, job.name, may_exist=job.autoresume)
+    parallel.check(request.recipe, place)
+    track.check(request.recipe.track)
+    if request.autoresume and (request.name is None or request.resume is not None):
+        raise UserError("--autoresume requires --name NAME and excludes --resume")
+    if request.resume is None:
+        run.check_name(request.out, request.name, may_exist=request.autoresume)

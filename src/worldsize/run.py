@@ -1,7 +1,7 @@
-"""The run folder: everything a run leaves behind, readable without this program.
+"""The run folder: all files of a run, readable without this program.
 
-``runs/NAME/`` holds ``recipe.yaml`` (resolved, a valid input), ``environment.json``, ``metrics.jsonl`` (one object
-a line), ``log.txt``, ``checkpoints/`` and, at the end, ``result.json``.
+``runs/NAME/`` contains ``recipe.yaml`` (resolved, a valid input), ``environment.json``, ``metrics.jsonl`` (one object
+per line), ``log.txt``, ``checkpoints/`` and, at the end, ``result.json``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class RunFolder:
-    """Paths of one run. Creating the object touches nothing."""
+    """Paths of one run. Creating the object does not access the file system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,27 +39,27 @@ class RunFolder:
         return self.path.name
 
     def log_file(self, rank: int) -> Path:
-        """Where this rank logs; only rank 0's file is always there."""
+        """This rank's log file; only rank 0's file always exists."""
         return self.path / ("log.txt" if rank == 0 else f"log.rank{rank}.txt")
 
     def contents(self) -> list[tuple[str, str]]:
-        """(name, what it is) of what is in the folder, for people."""
-        told = [
-            (self.checkpoints, "checkpoints/", "the newest and the best, each verified by its manifest"),
-            (self.metrics, "metrics.jsonl", "every step and every evaluation"),
-            (self.recipe, "recipe.yaml", "all settings; `worldsize train` takes it as it is"),
-            (self.environment, "environment.json", "machine, versions, data"),
-            (self.result, "result.json", "what came out"),
+        """(name, description) of each existing file, for display."""
+        entries = [
+            (self.checkpoints, "checkpoints/", "the newest and the best checkpoints, each verified against its manifest"),
+            (self.metrics, "metrics.jsonl", "metrics of every step and every evaluation"),
+            (self.recipe, "recipe.yaml", "all settings; a valid input for `worldsize train`"),
+            (self.environment, "environment.json", "machine, versions, dataset"),
+            (self.result, "result.json", "final metrics"),
             (self.log_file(0), "log.txt", "warnings and decisions"),
         ]
-        return [(name, what) for path, name, what in told if path.exists()]
+        return [(name, description) for path, name, description in entries if path.exists()]
 
 
 def create(out: Path, name: str | None, stem: str) -> RunFolder:
     """A new folder ``out/name``; without a name, the next free ``stem-N``.
 
     Raises:
-        UserError: the name is taken or not a file name, or ``out`` cannot be written.
+        UserError: the name exists or is not a valid folder name, or ``out`` cannot be written.
     """
     check_name(out, name)
     try:
@@ -72,21 +72,21 @@ def create(out: Path, name: str | None, stem: str) -> RunFolder:
             try:
                 (out / f"{stem}-{number}").mkdir()
                 return RunFolder(out / f"{stem}-{number}")
-            except FileExistsError:  # another run took it in this moment
+            except FileExistsError:  # another run has just created it
                 number += 1
     except FileExistsError:
-        raise UserError(f"{out if not out.is_dir() else out / (name or stem)} exists already: choose another name") from None
+        raise UserError(f"{out if not out.is_dir() else out / (name or stem)} already exists: choose another name") from None
     except OSError as error:
         raise UserError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
 
 
 def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:
-    """Refuse, before any work, a name that is taken or no file name, or an ``out`` that cannot be written."""
+    """Raise UserError, before any work, if the name exists or is invalid, or if ``out`` cannot be written."""
     if name is not None and not _NAME.fullmatch(name):
         raise UserError(f"--name {name!r} is not a folder name: use letters, digits, '.', '_' and '-'")
     if name is not None and not may_exist and (out / name).exists():
         raise UserError(
-            f"a run called {name!r} exists already in {out}: choose another --name, or go on with --resume {out / name}"
+            f"run {name!r} already exists in {out}: choose another --name, or resume it with --resume {out / name}"
         )
     parent = next((p for p in (out, *out.absolute().parents) if p.exists()), Path("/"))
     if not parent.is_dir():
@@ -96,45 +96,45 @@ def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:
 
 
 def open_existing(path: Path) -> RunFolder:
-    """The run in ``path``.
+    """The existing run in ``path``.
 
     Raises:
-        UserError: there is none.
+        UserError: ``path`` is not a run folder.
     """
     folder = RunFolder(path)
     if not path.is_dir():
-        raise UserError(f"there is no run {path}")
+        raise UserError(f"run {path} does not exist")
     if not folder.recipe.is_file():
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml")
     return folder
 
 
 def count_start(folder: RunFolder, step: int, retries: int) -> None:
-    """Remember that the run is started from this step; refuse where that happened ``retries`` times before.
+    """Record that the run starts from this step.
 
     Raises:
-        NoProgress: the same step once more.
+        NoProgress: it has already started from this step more than ``retries`` times.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads(folder.starts.read_text())
-        if told["step"] == step:
-            write_json(folder.starts, {"step": step, "starts": told["starts"] + 1})
-            if told["starts"] > retries:
+        saved = json.loads(folder.starts.read_text())
+        if saved["step"] == step:
+            write_json(folder.starts, {"step": step, "starts": saved["starts"] + 1})
+            if saved["starts"] > retries:
                 raise NoProgress(
-                    f"{folder.path} was started {told['starts']} times from step {step:,} and never reached its next "
-                    f"checkpoint; {folder.log_file(0)} may say why. Mend that, and allow more starts with --retries"
+                    f"{folder.path} was started {saved['starts']} times from step {step:,} without reaching its next "
+                    f"checkpoint; check {folder.log_file(0)}, fix the cause, and allow more starts with --retries"
                 )
             return
     write_json(folder.starts, {"step": step, "starts": 1})
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON as `write_text` does."""
+    """Write JSON atomically, see `write_text`."""
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write so that a reader sees the old file or the new one, whatever happens in between."""
+    """Write the file atomically: a reader sees either the old or the new content."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         temporary.write_text(text)
@@ -146,10 +146,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """A disk that is full is told by what needs it; a log line is not worth a traceback on the terminal, or an error."""
+    """Ignores a full disk: code that needs the disk reports it, and a lost log line is not worth a traceback."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # opening the file, which its first line may do
+        with suppress(OSError):  # the first record opens the file
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -158,9 +158,9 @@ class _LogFile(logging.FileHandler):
 
 
 class RunLog:
-    """This process's log in the run folder, where this machine has it, while a ``with`` block runs.
+    """Context manager that logs this process to the run folder, if this machine has the folder.
 
-    What ends the block early is its last entry: the message of a `WorldsizeError`, the traceback of a defect.
+    An exception that ends the block is the last entry: the message of a `WorldsizeError`, otherwise the traceback.
 
     Raises:
         OSError: rank 0's file cannot be opened.
@@ -180,10 +180,10 @@ class RunLog:
         if isinstance(error, WorldsizeError):
             log.info("%s", error)
         elif isinstance(error, Exception):
-            log.info("a defect", exc_info=error)
+            log.info("internal error", exc_info=error)
         if self._handler is not None:
             logging.getLogger("worldsize").removeHandler(self._handler)
-            with suppress(OSError):  # what could not be written is flushed again
+            with suppress(OSError):  # close() flushes again what could not be written
                 self._handler.close()
 
 

@@ -1,4 +1,4 @@
-"""When to save, and handing snapshots to the writer."""
+"""Decides when to save, and passes snapshots to the writer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from worldsize.environment import versions
 from worldsize.errors import CheckpointError, NotSaved
 from worldsize.progress import Progress
 from worldsize.recipe import Checkpoint
-from worldsize.state import State
+from worldsize.state import TrainState
 from worldsize.world import World
 
 
 class Saver:
-    """Takes snapshots of a run on all ranks; rank 0 writes them, off the training path.
+    """Takes snapshots of a run on all ranks; rank 0 writes them in the background.
 
     Args:
-        facts: what does not change during the run and belongs in every checkpoint (identity, fingerprint, sizes).
+        facts: constants of the run that every checkpoint records (identity, fingerprint, sizes).
     """
 
     def __init__(
-        self, settings: Checkpoint, folder: Path, world: World, state: State, recipe_yaml: str, facts: Mapping[str, Any]
+        self, settings: Checkpoint, folder: Path, world: World, state: TrainState, recipe_yaml: str, facts: Mapping[str, Any]
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -37,27 +37,23 @@ class Saver:
         self._saved = time.monotonic()
 
     def due(self) -> bool:
-        """Whether the recipe's time between checkpoints has passed."""
+        """Whether the recipe's interval between checkpoints has elapsed."""
         every = self._settings.every_seconds
         return every is not None and time.monotonic() - self._saved >= every
 
     def save(self, progress: Progress, wait: bool = False) -> None:
-        """Save the state after the last step. Every rank must call it at the same step.
+        """Save the state after the last step. All ranks must call it at the same step.
 
         Args:
-            wait: return, on all ranks, only when it is on disk.
+            wait: return, on all ranks, only after it is on disk.
 
         Raises:
-            NotSaved: with ``wait``, it could not be written.
+            NotSaved: with ``wait``, if it could not be written.
         """
         self.write(self.snapshot(progress), wait)
 
-    def snapshot(self, progress: Progress, **more: Any) -> checkpoint.Snapshot | None:
-        """Copies of the state after the last step, on rank 0; None elsewhere. Every rank must call it at the same step.
-
-        Args:
-            more: further numbers that belong to the state.
-        """
+    def snapshot(self, progress: Progress) -> checkpoint.Snapshot | None:
+        """A copy of the state after the last step on rank 0, None elsewhere. All ranks must call it at the same step."""
         state = self._state
         with state.consensus(self._world, progress.step):
             weights = checkpoint.copy(state.model.state_dict()) if self._world.is_main else {}
@@ -65,13 +61,13 @@ class Saver:
         self._saved = time.monotonic()
         if not self._world.is_main:
             return None
-        numbers = {**self._facts, **progress.as_dict(), **more, "world_size": self._world.size, "versions": versions()}
+        numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size, "versions": versions()}
         numbers |= {"scaler": state.scaler.state_dict(), "optimizer": type(state.optimizer).__name__}
         optimizer = checkpoint.copy(optim.state_tensors(state.optimizer, state.model))
         return checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe)
 
     def write(self, snapshot: checkpoint.Snapshot | None, wait: bool = False) -> None:
-        """Put rank 0's snapshot on disk; as `save`."""
+        """Write rank 0's snapshot to disk; arguments and errors as in `save`."""
         if snapshot is not None:
             self._writer.save(snapshot)
         if not wait:
@@ -81,7 +77,7 @@ class Saver:
             raise NotSaved(f"the last state could not be saved ({failed}). Last good checkpoint: {self.newest() or 'none'}")
 
     def newest(self) -> Path | None:
-        """The newest whole checkpoint on disk as rank 0 sees it, None if there is none. All ranks must call it."""
+        """The newest valid checkpoint on rank 0's disk, None if there is none. All ranks must call it."""
         path = None
         if self._world.is_main:
             self._writer.wait()
@@ -90,5 +86,5 @@ class Saver:
         return self._world.gather(path)[0]
 
     def close(self) -> None:
-        """Wait for what is still being written."""
+        """Wait for pending writes."""
         self._writer.wait()

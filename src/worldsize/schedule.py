@@ -8,7 +8,7 @@ from worldsize.recipe import Optimizer, Schedule
 
 
 def peak_lr(optimizer: Optimizer, global_batch: int) -> float:
-    """The learning rate at its peak for this global batch.
+    """The peak learning rate for this global batch.
 
     ``linear`` multiplies by ``global_batch / lr_reference_batch`` (Goyal et al. 2017, arXiv 1706.02677,
     section 2.1), ``sqrt`` by its square root (Krizhevsky 2014, arXiv 1404.5997, section 5).
@@ -20,11 +20,11 @@ def peak_lr(optimizer: Optimizer, global_batch: int) -> float:
 def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> float:
     """The fraction (0 to 1) of the peak rate for step ``step`` (0 is the first) of ``epochs * steps_per_epoch``.
 
-    Warmup rises linearly from ``warmup_start`` and reaches 1 at the first step after it (Goyal et al. 2017,
-    section 2.2). ``cosine`` and ``linear`` fall from there to ``end``, which the step after the last would have.
-    ``step`` multiplies by ``gamma`` at each milestone. ``onecycle`` has its own rise over the warmup epochs:
-    a cosine from 1/25 up to 1, then a cosine down to ``end`` at the last step (Smith and Topin 2018, arXiv
-    1708.07120, in the cosine form of torch's OneCycleLR).
+    Warmup rises linearly from ``warmup_start`` and reaches 1 at the first step after warmup (Goyal et al. 2017,
+    section 2.2). ``cosine`` and ``linear`` then fall to ``end``, which the step after the last one would use.
+    ``step`` multiplies by ``gamma`` at each milestone. ``onecycle`` has its own warmup: a cosine from 1/25 up to 1
+    over the warmup epochs, then a cosine down to ``end`` at the last step (Smith and Topin 2018, arXiv 1708.07120,
+    in the cosine form of torch's OneCycleLR).
     """
     total = steps_per_epoch * epochs
     warmup = schedule.warmup_epochs * steps_per_epoch

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks for a stop at the next step, a second one leaves at once."""
+"""SIGTERM and Ctrl-C: the first signal stops the run after the current step, the second exits immediately."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class StopFlag:
     """Set by the first signal that arrives while there is something to save (between `arm` and `disarm`).
 
     Args:
-        launched: whether a launcher passes signals on. A signal to the whole process tree then arrives twice, so what
-            follows the first within two seconds is taken for its echo.
-        speak: whether this process tells the user.
+        launched: whether a launcher forwards signals. A signal to the process tree then arrives twice, so signals within
+            two seconds of the first are treated as duplicates.
+        speak: whether this process prints a message for the user.
     """
 
     def __init__(self, launched: bool = False, speak: bool = True) -> None:
         self._launched = launched
         self._speak = speak
         self._armed = False
-        self._since: float | None = None
+        self._first_at: float | None = None
 
     def __bool__(self) -> bool:
-        return self._since is not None
+        return self._first_at is not None
 
     def install(self) -> None:
-        """Take over the signals of this process, but for those that it was started to ignore (``nohup``)."""
-        # Python calls handlers between two of its instructions, and a backward pass is one that may take minutes. What
-        # a signal writes to a pipe is seen at once.
+        """Handle this process's stop signals, except those it was started to ignore (``nohup``)."""
+        # Python runs signal handlers only between bytecode instructions, and a backward pass is a single instruction
+        # that can take minutes. The wakeup pipe is written immediately.
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer)
@@ -50,45 +50,47 @@ class StopFlag:
 
     def _watch(self, reader: int, ours: Collection[int]) -> None:
         while numbers := os.read(reader, 64):
-            # Others' signals come here too, such as those by which torch's DataLoader learns that a worker has ended.
+            # Signals of other handlers arrive here too, such as SIGCHLD, which torch's DataLoader uses.
             for number in filter(ours.__contains__, numbers):
                 self._handle(number)
 
     def arm(self) -> None:
-        """From here on the first signal does not end the process."""
+        """From now on, the first signal requests a stop instead of ending the process."""
         self._armed = True
 
     def disarm(self) -> None:
-        """All is saved: a signal that still arrives must not change the exit code."""
+        """Ignore further signals: everything is saved, and a late signal must not change the exit code."""
         for number in handled():
             signal.signal(number, signal.SIG_IGN)
 
     def _handle(self, number: int) -> None:
         now = time.monotonic()
-        if not self._armed or (self._since is not None and not (self._launched and now - self._since < _ECHO_S)):
-            # No clean-up: nothing is half done that matters, and the checkpoints on disk are whole.
+        if not self._armed or (self._first_at is not None and not (self._launched and now - self._first_at < _ECHO_S)):
+            # No cleanup needed: the checkpoints on disk are complete.
             os._exit(128 + number)
-        if self._since is None:
-            self._since = now
+        if self._first_at is None:
+            self._first_at = now
             if self._speak:
-                with suppress(OSError):  # the terminal may be what has just gone
-                    os.write(2, b"\nstopping after this step; once more leaves at once\n")
+                with suppress(OSError):  # the terminal may be gone
+                    os.write(2, b"\nstopping after this step; send the signal again to exit immediately\n")
 
 
 @contextmanager
 def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterator[None]:
-    """Inside, a signal ends the process at once: for work whose files are whole at any moment, so nothing is to tidy up.
+    """Within this context, a signal ends the process immediately.
+
+    For work that leaves complete files at any moment, so no cleanup is needed.
 
     Args:
-        advice: what the user is told.
-        first: is called before, by the signal's handler.
+        advice: printed for the user.
+        first: called by the signal handler before it exits.
     """
 
     def stop(number: int, frame: object) -> None:
-        # An exception from here could leave a lock locked that other threads wait for.
+        # Raising an exception here could leave a lock held that other threads wait for.
         if first is not None:
             first()
-        show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a bar hides it
+        show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
         with suppress(OSError):
             os.write(2, f"{show_cursor}\nworldsize: stopped; {advice}\n".encode())
         os._exit(Stopped.exit_code)
@@ -102,11 +104,11 @@ def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterat
 
 
 def handled() -> list[signal.Signals]:
-    """The signals that stop a run, without those that are ignored already."""
+    """The signals that stop a run, except those that are already ignored."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def end_with_parent() -> None:
-    """Ask the kernel for a SIGTERM when the launcher dies, so that kill -9 on it leaves no orphans. Linux only."""
+    """Ask the kernel for SIGTERM when the launcher dies, so that kill -9 on it leaves no orphans (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))

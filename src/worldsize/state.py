@@ -1,4 +1,4 @@
-"""The tensors of a run that live on: what a snapshot takes and what a resume puts back."""
+"""The tensors of a run that checkpoints save and restore."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from worldsize.world import World
 
 
 @dataclass(frozen=True)
-class State:
-    """One rank's model, optimiser, loss scale, running statistics and strategy."""
+class TrainState:
+    """One rank's model, optimizer, loss scale, running statistics and strategy."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -31,12 +31,12 @@ class State:
 
     @contextmanager
     def consensus(self, world: World, step: int) -> Iterator[None]:
-        """Inside, the model is what all ranks stand for after ``step``: the one to evaluate and to save."""
+        """Within this context the model combines all ranks after ``step``: it is the one to evaluate and save."""
         with self.strategy.consensus(), self.statistics.averaged(world, step):
             yield
 
     def gather(self, world: World) -> Tensors:
-        """Every rank's own tensors as ``RANK/KIND/NAME``, copied, on rank 0; nothing elsewhere. All ranks must call it."""
+        """Copies of each rank's own tensors as ``RANK/KIND/NAME`` on rank 0, empty elsewhere. All ranks must call it."""
         own = {f"norm/{k}": v for k, v in self.statistics.tensors().items()}
         own |= {f"strategy/{k}": v for k, v in self.strategy.state().items()}
         mine = checkpoint.copy(own)
@@ -47,7 +47,7 @@ class State:
         return {f"{rank}/{k}": v for rank, tensors in enumerate(everyone) for k, v in tensors.items()}
 
     def restore(self, snapshot: Snapshot, world: World) -> None:
-        """Put a snapshot back.
+        """Restore a snapshot.
 
         Raises:
             CheckpointError: it belongs to another model.
@@ -55,15 +55,15 @@ class State:
         try:
             self.model.load_state_dict(snapshot.model)
         except RuntimeError as error:
-            fault = str(error).splitlines()[1:2] or [str(error)]
-            raise CheckpointError(f"the checkpoint belongs to another model: {fault[0].strip()}") from None
+            reason = str(error).splitlines()[1:2] or [str(error)]
+            raise CheckpointError(f"the checkpoint belongs to another model: {reason[0].strip()}") from None
         if snapshot.state["optimizer"] == type(self.optimizer).__name__:
             optim.load_state_tensors(self.optimizer, self.model, snapshot.optimizer)
         if self.scaler.is_enabled() and snapshot.state["scaler"]:
             self.scaler.load_state_dict(snapshot.state["scaler"])
         self.strategy.at_step(snapshot.state["step"])
         if snapshot.state["world_size"] != world.size:
-            # The averages that the model now holds are what each rank of another world starts from.
+            # At another world size, each rank starts from the averages, which the model now has.
             return
         prefix = f"{world.rank}/"
         own = {k.removeprefix(prefix): v for k, v in snapshot.ranks.items() if k.startswith(prefix)}

@@ -1,8 +1,8 @@
-"""The loop. Read this file first.
+"""The training loop. Read this file first.
 
-A step takes one global batch. Each rank computes its ``accumulation`` micro-batches of it, the strategy makes the ranks
-agree, the optimiser moves the weights. Everything a step does is a function of the recipe, the data and the step's number;
-the world size only decides which rank computes which micro-batch.
+A step processes one global batch. Each rank computes its ``accumulation`` micro-batches of it, the strategy synchronizes
+the ranks, the optimizer updates the weights. A step depends only on the recipe, the data and the step's number; the world
+size only decides which rank computes which micro-batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from worldsize.optim import set_lr
 
 @dataclass
 class Trainer(Loop):
-    """All ranks step together."""
+    """Synchronous training: all ranks step together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,7 +34,7 @@ class Trainer(Loop):
         self._collected = time.monotonic()
 
     def fit(self) -> Result:
-        self.state.strategy.settle(lambda: self.compute.rehearse(self.training.crop.size))
+        self.state.strategy.settle(lambda: self.compute.rehearse(self.train_loader.crop.size))
         while True:
             if self.progress.step < self.total_steps and self.progress.epoch_step < self.steps_per_epoch:
                 self._train_epoch()
@@ -46,29 +46,29 @@ class Trainer(Loop):
             self.progress.next_epoch()
 
     def _train_epoch(self) -> None:
-        at = self.progress
-        batches = self.training.training(self.plan, self.world.rank, at.epoch, at.epoch_step)
+        progress = self.progress
+        batches = self.train_loader.training(self.plan, self.world.rank, progress.epoch, progress.epoch_step)
         self._meter.restart()
-        while at.epoch_step < self.steps_per_epoch and at.step < self.total_steps:
+        while progress.epoch_step < self.steps_per_epoch and progress.step < self.total_steps:
             self._after_step(self._step(batches))
-        self.training.broken.share(self.world)
-        self.check_broken(len(self.training.broken.known), self.training)
+        self.train_loader.broken.share(self.world)
+        self.check_broken(len(self.train_loader.broken.known), self.train_loader)
         self._collect()
 
     def _step(self, batches: Iterator[Batch]) -> Decision:
-        """One optimiser step: forward and backward over this rank's micro-batches, agreement, update."""
-        at = self.progress
-        lr = self.lr(at.step)
+        """One optimizer step: forward and backward over this rank's micro-batches, synchronization, update."""
+        progress = self.progress
+        lr = self.lr(progress.step)
         set_lr(self.state.optimizer, lr)
-        sums, data_s = self.compute.gradient(batches, at.step, self._propose)
+        sums, data_s = self.compute.gradient(batches, progress.step, self._propose)
         norm = self.compute.unscale_and_clip()
         self.state.strategy.update(self._optimizer_step)
         self.state.scaler.update()
         self.state.optimizer.zero_grad()
-        at.step += 1
-        at.epoch_step += 1
+        progress.step += 1
+        progress.epoch_step += 1
         values = torch.cat([sums, norm.double().view(1)])
-        self._meter.add(at.step, at.epoch + at.epoch_step / self.steps_per_epoch, lr, values, data_s)
+        self._meter.add(progress.step, progress.epoch + progress.epoch_step / self.steps_per_epoch, lr, values, data_s)
         return self._control.decide()
 
     def _optimizer_step(self) -> None:
@@ -76,47 +76,47 @@ class Trainer(Loop):
 
     def _propose(self) -> None:
         due = time.monotonic() - self._collected >= self.recipe.track.every_seconds
-        self._control.propose(bool(self.stop), due, self.saver.due(), len(self.training.broken.new))
+        self._control.propose(bool(self.stop), due, self.saver.due(), len(self.train_loader.broken.new))
 
     def _after_step(self, decision: Decision) -> None:
-        at = self.progress
-        broken = len(self.training.broken.known) + decision.new_broken
-        self.check_broken(broken, self.training)
+        progress = self.progress
+        broken = len(self.train_loader.broken.known) + decision.new_broken
+        self.check_broken(broken, self.train_loader)
         every = self.recipe.checkpoint.every_steps
-        save = decision.save or (every is not None and at.step % every == 0)
+        save = decision.save or (every is not None and progress.step % every == 0)
         if decision.collect or decision.stop or save:
             self._collect(broken)
         if decision.stop:
-            self.saver.save(at, wait=True)
-            raise Stopped(f"stopped after step {at.step:,} of {self.total_steps:,}")
+            self.saver.save(progress, wait=True)
+            raise Stopped(f"stopped after step {progress.step:,} of {self.total_steps:,}")
         if save:
-            self.saver.save(at)
+            self.saver.save(progress)
 
     def _collect(self, broken: int | None = None) -> None:
-        """Hand the steps since the last time to the trackers, over all ranks; stop if they are not finite."""
+        """Pass the steps since the last call, over all ranks, to the trackers; raise Diverged if they are not finite."""
         self._collected = time.monotonic()
-        steps = self._meter.collect(len(self.training.broken.known) if broken is None else broken)
+        steps = self._meter.collect(len(self.train_loader.broken.known) if broken is None else broken)
         self.progress.add(steps)
         self.trackers.steps(steps)
         self.check_finite(steps)
 
     def _evaluate_if_due(self) -> Result | None:
-        at = self.progress
-        done = at.step >= self.total_steps
-        if not done and (at.epoch + 1) % self.recipe.evaluate_every:
+        progress = self.progress
+        done = progress.step >= self.total_steps
+        if not done and (progress.epoch + 1) % self.recipe.evaluate_every:
             return None
-        if at.evaluated_step == at.step and at.evaluation is not None:
-            return Result(**at.evaluation)  # type: ignore[arg-type]
+        if progress.evaluated_step == progress.step and progress.evaluation is not None:
+            return Result(**progress.evaluation)  # type: ignore[arg-type]
         return self._evaluate()
 
     def _evaluate(self) -> Result:
-        at = self.progress
-        begun = time.monotonic()
-        share = -(-len(self.validation.samples) // self.world.size)
-        with self.state.consensus(self.world, at.step):
+        progress = self.progress
+        begin = time.monotonic()
+        share = -(-len(self.val_loader.samples) // self.world.size)
+        with self.state.consensus(self.world, progress.step):
             result = evaluate(
                 self.state.model,
-                self.validation,
+                self.val_loader,
                 self.compute.normalise,
                 self.compute.precision,
                 self.world,
@@ -125,16 +125,16 @@ class Trainer(Loop):
                 lambda samples: self.trackers.evaluating(samples, share),
             )
         if result is None:
-            self.saver.save(at, wait=True)
-            raise Stopped(f"stopped while evaluating after step {at.step:,} of {self.total_steps:,}")
-        self.check_broken(result.broken, self.validation)
+            self.saver.save(progress, wait=True)
+            raise Stopped(f"stopped while evaluating after step {progress.step:,} of {self.total_steps:,}")
+        self.check_broken(result.broken, self.val_loader)
         if not math.isfinite(result.loss):
-            self.diverged(f"the validation loss is {result.loss}", at.step, self.peak_lr)
-        self._report(result, time.monotonic() - begun)
+            self.diverged(f"the validation loss is {result.loss}", progress.step, self.peak_lr)
+        self._report(result, time.monotonic() - begin)
         return result
 
     def _report(self, result: Result, val_s: float) -> None:
-        at = self.progress
-        self.trackers.epoch(at.report(result, self.plan.global_batch, val_s))
-        if at.evaluated(result) and self.recipe.checkpoint.best and at.step < self.total_steps:
-            self.saver.save(at)
+        progress = self.progress
+        self.trackers.epoch(progress.report(result, self.plan.global_batch, val_s))
+        if progress.evaluated(result) and self.recipe.checkpoint.best and progress.step < self.total_steps:
+            self.saver.save(progress)

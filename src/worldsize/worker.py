@@ -1,4 +1,4 @@
-"""A worker of an asynchronous run: a replica of the model that computes the gradient of whole global batches."""
+"""A worker of an asynchronous run: a replica of the model that computes gradients of complete global batches."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from worldsize.parallel.parameter_server import Grant, Report
 
 
 class Worker:
-    """Works with the replica in ``compute``.
+    """Computes gradients with the replica in ``compute``.
 
     Args:
-        steps_per_epoch: tells which samples a step of the run has.
+        steps_per_epoch: maps a step of the run to its epoch and samples.
     """
 
     def __init__(self, compute: Compute, training: Loader, steps_per_epoch: int) -> None:
@@ -28,16 +28,16 @@ class Worker:
         self._steps_per_epoch = steps_per_epoch
         self._stream = training.steps()
         self._fetching: list[int] = []
-        self._handed_in = time.perf_counter()
+        self._submitted_at = time.perf_counter()
 
     def work(self, grant: Grant) -> Report:
-        """The gradient of the first of the granted steps; the others' pictures are fetched meanwhile."""
-        waited_s = time.perf_counter() - self._handed_in
-        begun = time.perf_counter()
+        """Compute the gradient of the first granted step; images of the other steps are prefetched meanwhile."""
+        waited_s = time.perf_counter() - self._submitted_at
+        begin = time.perf_counter()
         compute, state = self._compute, self._compute.state
         step = self._fetch(grant.steps)
-        spread(grant.weights, [p.detach() for p in state.model.parameters()])
-        state.statistics.forget()
+        unflatten(grant.weights, [p.detach() for p in state.model.parameters()])
+        state.statistics.reset()
         sums, data_s = compute.gradient(self._stream, step)
         norm = compute.unscale_and_clip()
         overflow = state.scaler.is_enabled() and not torch.isfinite(norm)
@@ -45,11 +45,11 @@ class Worker:
         gradient = None if overflow else self._gradient()
         state.optimizer.zero_grad()
         values = torch.cat([sums, norm.double().view(1)]).cpu()
-        self._handed_in = time.perf_counter()
-        return Report(step, grant.version, gradient, values, self._handed_in - begun, waited_s, data_s)
+        self._submitted_at = time.perf_counter()
+        return Report(step, grant.version, gradient, values, self._submitted_at - begin, waited_s, data_s)
 
     def _fetch(self, steps: list[int]) -> int:
-        """Let the loader begin on steps that are new here. Returns the first one that it has."""
+        """Start loading the steps that are new to this worker. Returns the first step in the queue."""
         for step in steps:
             if step not in self._fetching:
                 self._loader.add_step(self._stream, self._compute.plan, *divmod(step, self._steps_per_epoch))
@@ -63,21 +63,23 @@ class Worker:
 
 
 def replica(compute: Compute, strategy: Strategy) -> Compute:
-    """The same on a copy of the model, with an optimiser that never steps."""
+    """A copy of ``compute`` with its own copy of the model and an optimizer that never steps."""
     model = copy.deepcopy(compute.state.model)
-    handle = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     statistics = RunningStatistics(model, compute.plan.accumulation)
     own = copy.copy(strategy)
     own.module = model
-    return replace(compute, state=replace(compute.state, model=model, optimizer=handle, statistics=statistics, strategy=own))
+    return replace(
+        compute, state=replace(compute.state, model=model, optimizer=optimizer, statistics=statistics, strategy=own)
+    )
 
 
 def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """All of them one after the other, (n,)."""
+    """All tensors concatenated, (n,)."""
     return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
-def spread(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
     """The inverse of `flatten`: copy the parts of ``flat`` into the tensors."""
     for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))

@@ -1,4 +1,4 @@
-"""All processes of a run, seen from one of them: its device and its threads, and how they meet and agree."""
+"""The processes of a run, as one of them sees it: device, threads, rendezvous, and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from worldsize.errors import Unmet, UserError, WorldsizeError
+from worldsize.errors import Unmet, UserError, WorldsizeError, first_line
 from worldsize.place import Place, threads_per_process
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
 @dataclass(frozen=True)
 class World:
-    """All processes of the run, seen from one of them.
+    """The processes of the run, as this process sees it.
 
-    ``control`` is a process group of its own for small messages between hosts, so that they never wait for, or
-    reorder, gradient traffic; None where there is one process.
+    ``control`` is a separate process group for small messages between hosts, so that they never wait for or
+    reorder gradient traffic; None for a single process.
     """
 
     place: Place
@@ -50,11 +50,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files and talks to the user."""
+        """Whether this is rank 0, which writes files and prints messages."""
         return self.place.rank == 0
 
     def alone(self) -> World:
-        """This process as if there were no other."""
+        """A world that consists of this process only."""
         return World(Place(self.place.launcher, 0, 1, 0, 1), self.device, None, self.threads)
 
     def gather(self, value: Any) -> list[Any]:
@@ -68,23 +68,23 @@ class World:
         return values
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have reached this call."""
         if self.control is not None:
             import torch.distributed as dist
 
             dist.barrier(group=self.control)
 
     def agree(self, failure: WorldsizeError | None) -> None:
-        """Raise, on all ranks alike, the first rank's failure if any has one."""
+        """If any rank has a failure, raise the first one (in rank order) on all ranks."""
         for rank, (kind, message) in enumerate(self.gather((type(failure), str(failure)) if failure else (None, ""))):
             if kind is not None:
                 raise kind(message if self.size == 1 or rank == 0 else f"{message}\n(on rank {rank})")
 
-    def together(self, work: Callable[[], T], local_first: bool = False) -> T:
-        """Do ``work`` on every rank; where one fails for a reason worth telling, all raise that.
+    def collectively(self, work: Callable[[], T], local_first: bool = False) -> T:
+        """Run ``work`` on every rank. If it fails with an expected error on any rank, all ranks raise that error.
 
         Args:
-            local_first: one rank per machine goes ahead, so that the others find what it cached.
+            local_first: one rank per node runs first, so that the others use what it cached.
         """
         result: T | None = None
         failure: WorldsizeError | None = None
@@ -110,10 +110,11 @@ class World:
 
 
 def join(place: Place, recipe: Recipe) -> World:
-    """Take this process's device and threads, and meet the other processes.
+    """Set up this process's device and threads, and join the process group.
 
     Raises:
-        UserError: the device is not there, the others cannot be reached, or the world is not of the size asked for.
+        UserError: the device does not exist, or the group does not have the requested size.
+        Unmet: the other processes cannot be reached.
     """
     import torch
 
@@ -128,14 +129,14 @@ def join(place: Place, recipe: Recipe) -> World:
 
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = timedelta(seconds=recipe.parallel.timeout_s)
-    _meet(place, backend, timeout, device if device.type == "cuda" else None)
+    _init_process_group(place, backend, timeout, device if device.type == "cuda" else None)
     control = dist.new_group(backend="gloo", timeout=timeout)
     world = World(place, device, "nccl" if device.type == "cuda" else "gloo", threads, control)
     _assert_size(world)
     return world
 
 
-def _meet(place: Place, backend: str, timeout: timedelta, device: torch.device | None) -> None:
+def _init_process_group(place: Place, backend: str, timeout: timedelta, device: torch.device | None) -> None:
     import torch.distributed as dist
 
     assert place.master is not None
@@ -148,13 +149,13 @@ def _meet(place: Place, backend: str, timeout: timedelta, device: torch.device |
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             raise UserError(
-                f"port {port} on {address} is in use, by another job perhaps: set MASTER_PORT to a free one"
+                f"port {port} on {address} is in use, perhaps by another job: set MASTER_PORT to a free port"
             ) from None
-        raise Unmet(f"rank {place.rank} cannot reach rank 0 at {address}:{port}: {_first_line(error)}") from None
+        raise Unmet(f"rank {place.rank} cannot reach rank 0 at {address}:{port}: {first_line(error)}") from None
     except (dist.DistStoreError, socket.gaierror) as error:
         raise Unmet(
-            f"rank {place.rank} did not find all {place.size} processes at {address}:{port} "
-            f"within {timeout.total_seconds():g} s: {_first_line(error)}"
+            f"rank {place.rank}: not all {place.size} processes joined at {address}:{port} "
+            f"within {timeout.total_seconds():g} s: {first_line(error)}"
         ) from None
 
 
@@ -163,7 +164,7 @@ def _assert_size(world: World) -> None:
 
     ranks = world.gather(world.rank)
     if dist.get_world_size() != world.size or ranks != list(range(world.size)):
-        raise UserError(f"asked for {world.size} processes, but the group has ranks {ranks}")
+        raise UserError(f"expected {world.size} processes, but the group has ranks {ranks}")
 
 
 def _device(place: Place, choice: str) -> torch.device:
@@ -173,15 +174,15 @@ def _device(place: Place, choice: str) -> torch.device:
     if choice == "cpu" or (choice == "auto" and count == 0):
         return torch.device("cpu")
     if count == 0:
-        raise UserError("--device cuda: torch sees no GPU here; use --device cpu, or look at `worldsize env`")
+        raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu, or see `worldsize env`")
     if count == 1 and place.launcher in ("Slurm", "Open MPI"):
-        # These can show each process its own GPU alone (srun --gpus-per-task=1).
+        # These launchers can expose a single GPU to each process (srun --gpus-per-task=1).
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
         return device
     if place.local_rank >= count:
         raise UserError(
-            f"{place.local_size} processes on this machine, but it has {count} GPU{'s' * (count > 1)}: "
+            f"{place.local_size} processes run on this machine, but it has {count} GPU{'s' * (count > 1)}: "
             f"use --procs {count}, or --device cpu"
         )
     device = torch.device("cuda", place.local_rank)
@@ -190,9 +191,9 @@ def _device(place: Place, choice: str) -> torch.device:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what one step frees for the next, instead of giving it back to the kernel and faulting it in again.
+    """Make glibc keep freed memory for the next step instead of returning it to the kernel and faulting it in again.
 
-    ResNet-50 at 224 pixels, 32 samples, two cores: a third of the page faults, 7 % more images/s.
+    ResNet-50 at 224 pixels, 32 samples, two cores: one third of the page faults, 7 % more images/s.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -200,7 +201,3 @@ def _keep_freed_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

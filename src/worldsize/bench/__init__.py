@@ -1,1 +1,1 @@
-"""Measuring: whole runs of worldsize, compared with each other in one sitting."""
+"""Benchmarks that interleave the compared programs in rounds, so that changes of the machine's speed cancel out."""

@@ -1,6 +1,6 @@
-"""How fast pictures come from a data set here: this loader and others, in rounds in which each takes its turn.
+"""``worldsize bench loader``: measures how fast this loader and others read a dataset, interleaved in rounds.
 
-Tells what the limit is, and how many cores a device needs that uses so many pictures a second.
+Names the bottleneck and the number of cores that a device of a given speed needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from worldsize.bench import peers
 from worldsize.bench.peers import Peer
 from worldsize.data import open_layout, shards
 from worldsize.data.crops import RandomResizedCrop
-from worldsize.data.decode import BrokenPicture
+from worldsize.data.decode import BrokenImage
 from worldsize.data.loader import Loader
 from worldsize.data.samples import EncodedSamples, Read, Stored
 from worldsize.environment import decoder, device_name
@@ -35,14 +35,14 @@ from worldsize.place import cores
 from worldsize.run import RunFolder, create
 
 OURS = "worldsize"
-_CPU_IS_FULL = 0.85  # of the threads' time
-_NEAR = 1.25  # times the loader's speed: then reading holds it up
-_REMOTE = ("nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "fuse", "9p", "beegfs")
+_CPU_BOUND = 0.85  # share of the threads' time on the CPU
+_READ_BOUND = 1.25  # reading alone, relative to the loader's speed
+_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "fuse", "9p", "beegfs")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One pass: pictures a second; of our own also the CPU time of this process, all threads, in seconds a picture."""
+    """One pass over the images: images/s, and for our own loader CPU seconds per image (all threads of this process)."""
 
     loader: str
     round: int
@@ -50,8 +50,8 @@ class Measured:
     cpu_s: float | None = None
 
 
-class Some(EncodedSamples):
-    """At most ``most`` of a split's pictures, evenly over all classes."""
+class Subset(EncodedSamples):
+    """At most ``most`` of a split's images, evenly spaced over all classes."""
 
     def __init__(self, samples: EncodedSamples, most: int) -> None:
         self._samples = samples
@@ -74,26 +74,32 @@ class Some(EncodedSamples):
         return self._samples.stored(int(self._chosen[index]))
 
     @property
-    def together(self) -> bool:
-        return self._samples.together
+    def reads_many(self) -> bool:
+        return self._samples.reads_many
 
     def several(self, indices: NDArray[np.int64]) -> list[Read]:
         return self._samples.several(self._chosen[indices])
 
 
 class Ours:
-    """Our loader as it trains."""
+    """Our loader, configured as in training."""
 
-    def __init__(self, samples: EncodedSamples, asked: BenchLoader) -> None:
-        self._crop = RandomResizedCrop(asked.size, True, (0.08, 1.0), (3 / 4, 4 / 3))
-        self._plan = BatchPlan(asked.batch, asked.batch, 1)
+    def __init__(self, samples: EncodedSamples, options: BenchLoader) -> None:
+        self._crop = RandomResizedCrop(options.size, True, (0.08, 1.0), (3 / 4, 4 / 3))
+        self._plan = BatchPlan(options.batch, options.batch, 1)
         self._loader = Loader(
-            samples, self._crop, seed=0, workers=workers(asked), readers=asked.readers, prefetch=asked.prefetch, pin=False
+            samples,
+            self._crop,
+            seed=0,
+            workers=workers(options),
+            readers=options.readers,
+            prefetch=options.prefetch,
+            pin=False,
         )
         self._epoch = 0
 
     def batches(self) -> Iterator[int]:
-        """One pass: how many pictures each batch has."""
+        """One pass: yields the number of images of each batch."""
         self._epoch += 1
         for batch in self._loader.training(self._plan, 0, self._epoch):
             yield len(batch.labels)
@@ -102,86 +108,88 @@ class Ours:
         self._loader.close()
 
 
-def workers(asked: BenchLoader) -> int:
+def workers(options: BenchLoader) -> int:
     """Decoding threads."""
-    return asked.workers or cores()
+    return options.workers or cores()
 
 
-def run(asked: BenchLoader, tell: Callable[[str], None]) -> RunFolder:
-    """Measure, telling of each pass; leaves ``results.jsonl`` and ``table.md`` in a new folder.
+def run(options: BenchLoader, log: Callable[[str], None]) -> RunFolder:
+    """Measure and log each pass; writes ``results.jsonl`` and ``table.md`` to a new folder.
 
     Raises:
-        UserError: numbers out of range, no data set, fewer pictures than a batch, pictures that are in memory, or a peer of
-            an unknown name.
+        UserError: an option is out of range, there is no dataset, it has fewer images than a batch, its images are in
+            memory, or a peer is unknown.
     """
-    _check(asked)
-    begun = time.perf_counter()
-    samples, *more = [_samples(root, asked) for root in asked.root]
-    chosen = [name for name in asked.against.split(",") if name]
+    _check(options)
+    start = time.perf_counter()
+    samples, *others = [_samples(root, options) for root in options.root]
+    chosen = [name for name in options.against.split(",") if name]
     if unknown := set(chosen) - set(peers.PEERS):
-        raise UserError(f"--against {sorted(unknown)[0]!r} is none of {', '.join(peers.PEERS)}")
+        raise UserError(f"--against {sorted(unknown)[0]!r} is unknown; known loaders: {', '.join(peers.PEERS)}")
     with ExitStack() as stack:
-        first, *others = [stack.enter_context(closing(Ours(one, asked))) for one in (samples, *more)]
+        first, *rest = [stack.enter_context(closing(Ours(one, options))) for one in (samples, *others)]
         next(first.batches())
-        first_s = time.perf_counter() - begun
+        first_s = time.perf_counter() - start
         loaders: dict[str, Peer] = {OURS: first}
-        loaders |= {f"{OURS}, {root}": one for root, one in zip(asked.root[1:], others, strict=True)}
-        loaders |= _others(chosen, samples, asked, tell)
-        folder = create(asked.out, None, "bench-loader")
-        results = _rounds(loaders, asked, folder.path, tell)
-        text = "\n".join([table(results), "", *_findings(samples, results, first_s, asked)])
+        loaders |= {f"{OURS}, {root}": one for root, one in zip(options.root[1:], rest, strict=True)}
+        loaders |= _peers(chosen, samples, options, log)
+        folder = create(options.out, None, "bench-loader")
+        results = _run_rounds(loaders, options, folder.path, log)
+        text = "\n".join([table(results), "", *_summary(samples, results, first_s, options)])
     (folder.path / "table.md").write_text(text + "\n", "utf-8")
     return folder
 
 
-def _check(asked: BenchLoader) -> None:
-    for name in ("size", "batch", "readers", "prefetch", "pictures", "rounds", "workers"):
-        number = getattr(asked, name)
+def _check(options: BenchLoader) -> None:
+    for name in ("size", "batch", "readers", "prefetch", "images", "rounds", "workers"):
+        number = getattr(options, name)
         if number is not None and number < 1:
             raise UserError(f"--{name} {number} must be at least 1")
-    if not asked.feed > 0:
-        raise UserError(f"--feed {asked.feed:g} must be more than 0")
-    if asked.pictures < asked.batch:
-        raise UserError(f"--pictures {asked.pictures} must be at least --batch {asked.batch}")
+    if not options.feed > 0:
+        raise UserError(f"--feed {options.feed:g} must be greater than 0")
+    if options.images < options.batch:
+        raise UserError(f"--images {options.images} must be at least --batch {options.batch}")
 
 
-def _samples(root: Path, asked: BenchLoader) -> Some:
+def _samples(root: Path, options: BenchLoader) -> Subset:
     with tempfile.TemporaryDirectory() as cache:
-        train = open_layout(root, asked.data, Path(cache)).train
+        train = open_layout(root, options.data, Path(cache)).train
     if not isinstance(train, EncodedSamples):
-        raise UserError(f"{root}: its pictures are in memory, so there is nothing to read or decode")
-    if len(train) < asked.batch:
-        raise UserError(f"--batch {asked.batch}: {root} has only {len(train)} training pictures")
-    return Some(train, asked.pictures)
+        raise UserError(
+            f"{root}: its images are in memory, so there is nothing to read or decode; pass a dataset of files or shards"
+        )
+    if len(train) < options.batch:
+        raise UserError(f"--batch {options.batch} is too large: {root} has only {len(train)} training images")
+    return Subset(train, options.images)
 
 
-def _others(names: list[str], samples: EncodedSamples, asked: BenchLoader, tell: Callable[[str], None]) -> dict[str, Peer]:
-    """Each peer with several numbers of worker processes; the best of them counts."""
-    found: dict[str, Peer] = {}
+def _peers(names: list[str], samples: EncodedSamples, options: BenchLoader, log: Callable[[str], None]) -> dict[str, Peer]:
+    """Each peer with half, one and two worker processes per decoding thread."""
+    loaders: dict[str, Peer] = {}
     for name in names:
-        for count in sorted({max(1, workers(asked) // 2), workers(asked), 2 * workers(asked)}):
+        for count in sorted({max(1, workers(options) // 2), workers(options), 2 * workers(options)}):
             try:
-                found[f"{name}, {count} workers"] = peers.PEERS[name](samples, asked.size, asked.batch, count)
-            except peers.NotHere as reason:
-                tell(f"left out: {name}: {reason}")
+                loaders[f"{name}, {count} workers"] = peers.PEERS[name](samples, options.size, options.batch, count)
+            except peers.Unavailable as reason:
+                log(f"skipped {name}: {reason}")
                 break
-    return found
+    return loaders
 
 
-def _rounds(loaders: dict[str, Peer], asked: BenchLoader, folder: Path, tell: Callable[[str], None]) -> list[Measured]:
+def _run_rounds(loaders: dict[str, Peer], options: BenchLoader, folder: Path, log: Callable[[str], None]) -> list[Measured]:
     results = []
-    for turn in range(asked.rounds + 1):  # round 0 warms up: files into memory, workers started
+    for turn in range(options.rounds + 1):  # round 0 is the warmup: fills the page cache, starts workers
         for name in loaders if turn % 2 else reversed(loaders):
-            one = _pass(name, turn, loaders[name])
-            tell(f"round {turn}/{asked.rounds}  {name:<28} {one.images_per_s:9,.0f} images/s")
+            result = _run_pass(name, turn, loaders[name])
+            log(f"round {turn}/{options.rounds}  {name:<28} {result.images_per_s:9,.0f} images/s")
             if turn:
-                results.append(one)
+                results.append(result)
                 with open(folder / "results.jsonl", "a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(one)) + "\n")
+                    file.write(json.dumps(asdict(result)) + "\n")
     return results
 
 
-def _pass(name: str, turn: int, loader: Peer) -> Measured:
+def _run_pass(name: str, turn: int, loader: Peer) -> Measured:
     wall, cpu = time.perf_counter(), time.process_time()
     count = sum(loader.batches())
     cpu_s = (time.process_time() - cpu) / count if name == OURS else None
@@ -189,9 +197,9 @@ def _pass(name: str, turn: int, loader: Peer) -> Measured:
 
 
 def table(results: list[Measured]) -> str:
-    """Medians over the rounds, as Markdown; the ratio is the median of each round's own."""
+    """Medians over the rounds, as Markdown. The speedup is the median of the ratios within each round."""
     ours = {r.round: r.images_per_s for r in results if r.loader == OURS}
-    lines = ["| loader | images/s | worldsize is so many times as fast |", "| --- | ---: | ---: |"]
+    lines = ["| loader | images/s | speedup of worldsize |", "| --- | ---: | ---: |"]
     for name in dict.fromkeys(r.loader for r in sorted(results, key=lambda r: r.loader != OURS)):
         own = [r for r in results if r.loader == name]
         ratio = statistics.median(ours[r.round] / r.images_per_s if r.images_per_s else math.inf for r in own)
@@ -200,53 +208,53 @@ def table(results: list[Measured]) -> str:
     return "\n".join(lines)
 
 
-def _findings(samples: EncodedSamples, results: list[Measured], first_s: float, asked: BenchLoader) -> list[str]:
+def _summary(samples: EncodedSamples, results: list[Measured], first_s: float, options: BenchLoader) -> list[str]:
     own = [r for r in results if r.loader == OURS]
     speed = statistics.median(r.images_per_s for r in own)
     cpu_s = statistics.median(r.cpu_s or 0 for r in own)
-    reading = _reading(samples, asked)
+    reading = _reading(samples, options)
     return [
-        f"{asked.size} pixels, batches of {asked.batch}, {workers(asked)} threads on {device_name('cpu')}, {cores()} cores; "
-        f"decoder: {decoder()}",
-        f"the first batch came {first_s:.2f} s after the data set was asked for",
-        f"the limit is {limit(speed, cpu_s * speed / min(workers(asked), cores()), reading, asked)}",
-        f"{cpu_s * 1e3:.2f} ms of one core a picture: a device that uses {asked.feed:,.0f} images/s needs "
-        f"{asked.feed * cpu_s:.1f} cores for them",
+        f"{options.size} pixels, batches of {options.batch}, {workers(options)} threads on {device_name('cpu')}, "
+        f"{cores()} cores; decoder: {decoder()}",
+        f"first batch: {first_s:.2f} s after opening the dataset",
+        f"bottleneck: {bottleneck(speed, cpu_s * speed / min(workers(options), cores()), reading, options)}",
+        f"{cpu_s * 1e3:.2f} ms of CPU time per image: a device that consumes {options.feed:,.0f} images/s needs "
+        f"{options.feed * cpu_s:.1f} cores",
     ]
 
 
-def limit(speed: float, busy: float, reading: float, asked: BenchLoader) -> str:
-    """What holds the loader up, in words.
+def bottleneck(speed: float, busy: float, reading: float, options: BenchLoader) -> str:
+    """What limits the loader's speed, as text.
 
     Args:
-        speed: the loader's, images/s.
+        speed: of the loader, images/s.
         busy: share of its threads' time on the CPU (0 to 1).
-        reading: images/s where pictures are read and not decoded.
+        reading: images/s of reading without decoding.
     """
-    if speed > asked.feed:
-        return f"the consumer: {speed:,.0f} images/s are more than the {asked.feed:,.0f} that it uses"
-    if busy >= _CPU_IS_FULL:
-        return f"the CPU: the threads are busy {min(busy, 1):.0%} of the time; reading alone gives {reading:,.0f} images/s"
-    if reading < _NEAR * speed:
-        return f"the {_storage(asked.root[0])}: reading alone gives {reading:,.0f} images/s; more --readers may help"
-    here = f"threads are busy {busy:.0%} of the time, and reading alone gives {reading:,.0f} images/s"
-    return f"not in this process: its {here}; either other programs have the cores, or --workers is too low"
+    if speed > options.feed:
+        return f"the device: the loader gives {speed:,.0f} images/s, and the device consumes {options.feed:,.0f} (--feed)"
+    if busy >= _CPU_BOUND:
+        return f"the CPU: threads are busy {min(busy, 1):.0%} of the time; reading alone gives {reading:,.0f} images/s"
+    if reading < _READ_BOUND * speed:
+        return f"the {_storage(options.root[0])}: reading alone gives {reading:,.0f} images/s; a larger --readers may help"
+    evidence = f"threads are busy {busy:.0%} of the time, and reading alone gives {reading:,.0f} images/s"
+    return f"outside this process: its {evidence}; other programs use the cores, or --workers is too low"
 
 
-def _reading(samples: EncodedSamples, asked: BenchLoader) -> float:
-    """Images per second where nothing is decoded; those that cannot be read do not count."""
+def _reading(samples: EncodedSamples, options: BenchLoader) -> float:
+    """Images/s of reading without decoding; unreadable images are not counted."""
 
-    def read(some: NDArray[np.int64]) -> int:
-        return sum(not isinstance(one, BrokenPicture) for one in samples.several(some))
+    def read(indices: NDArray[np.int64]) -> int:
+        return sum(not isinstance(one, BrokenImage) for one in samples.several(indices))
 
-    begun = time.perf_counter()
-    with ThreadPoolExecutor(asked.readers) as pool:
+    start = time.perf_counter()
+    with ThreadPoolExecutor(options.readers) as pool:
         count = sum(pool.map(read, np.array_split(np.arange(len(samples)), max(1, len(samples) // 16))))
-    return count / (time.perf_counter() - begun)
+    return count / (time.perf_counter() - start)
 
 
 def _storage(root: Path) -> str:
-    """Disk or network, by the URL or the kind of file system that ``root`` is on."""
+    """ "disk" or "network", according to the URL or the file system type of ``root``."""
     if (url := shards.url_of(root)) is not None:
         if not url.startswith("file://"):
             return "network"
@@ -257,4 +265,4 @@ def _storage(root: Path) -> str:
         return "storage"
     path = str(root.resolve())
     kinds = {point: kind for point, kind in mounts if os.path.commonpath([point, path]) == point}
-    return "network" if kinds[max(kinds, key=len)].startswith(_REMOTE) else "disk"
+    return "network" if kinds[max(kinds, key=len)].startswith(_NETWORK_FILE_SYSTEMS) else "disk"

@@ -1,6 +1,6 @@
-"""Other loaders that `worldsize bench loader` compares with, each used as its own documentation shows.
+"""Other loaders that `worldsize bench loader` compares with, each used as its documentation recommends.
 
-All give batches of uint8 random resized crops of the same size, shuffled and mirrored, on the CPU.
+All produce batches of uint8 random resized crops of the same size, shuffled and randomly flipped, on the CPU.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from torch.utils.data import Dataset as TorchDataset
 from torchvision.transforms import v2
 
 from worldsize.data.samples import EncodedSamples
+from worldsize.errors import first_line
 
-_FILES_ONLY = "it reads pictures in files, not packed ones"
+_FILES_ONLY = "it requires image files, not packed images"
 
 
-class NotHere(Exception):
-    """This loader cannot be compared here; the message says why."""
+class Unavailable(Exception):
+    """This loader cannot run here; the message is the reason."""
 
 
 class Peer(Protocol):
-    """A loader."""
+    """A loader to compare with."""
 
     def batches(self) -> Iterator[int]:
-        """One pass: how many pictures each batch has."""
+        """One pass: yields the number of images of each batch."""
 
 
 class _Files(TorchDataset[tuple[torch.Tensor, int]]):
-    """What torchvision's ImageFolder is, for some of its pictures."""
+    """Equivalent to torchvision's ImageFolder, for a subset of its images."""
 
     def __init__(
         self, samples: EncodedSamples, read: Callable[[str], Any], transform: Callable[[Any], torch.Tensor]
@@ -41,7 +42,7 @@ class _Files(TorchDataset[tuple[torch.Tensor, int]]):
         self._labels = samples.labels.tolist()
         self._read, self._transform = read, transform
         if not Path(self._files[0]).is_file():
-            raise NotHere(_FILES_ONLY)
+            raise Unavailable(_FILES_ONLY)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -50,11 +51,11 @@ class _Files(TorchDataset[tuple[torch.Tensor, int]]):
         return self._transform(self._read(self._files[index])), self._labels[index]
 
 
-class _Loaded:
-    """PyTorch's DataLoader with worker processes that stay."""
+class _DataLoader:
+    """PyTorch's DataLoader with persistent worker processes."""
 
     def __init__(self, data: Any, batch: int, workers: int, drop_last: bool = True, **options: Any) -> None:
-        # More processes than cores are among what is compared.
+        # The comparison deliberately includes more processes than cores.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
         self._loader: Any = DataLoader(
             data, batch, num_workers=workers, persistent_workers=True, drop_last=drop_last, prefetch_factor=4, **options
@@ -66,11 +67,11 @@ class _Loaded:
 
 
 def torchvision(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
-    """ImageFolder's reading by Pillow and torchvision's transforms, in DataLoader."""
+    """ImageFolder's Pillow reader and torchvision's transforms, in DataLoader."""
     from torchvision.datasets.folder import pil_loader
 
     transform = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-    return _Loaded(_Files(samples, pil_loader, transform), batch, workers, shuffle=True)
+    return _DataLoader(_Files(samples, pil_loader, transform), batch, workers, shuffle=True)
 
 
 def torchcodec(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
@@ -78,17 +79,17 @@ def torchcodec(samples: EncodedSamples, size: int, batch: int, workers: int) -> 
     try:
         from torchcodec.decoders import decode_image
     except (ImportError, RuntimeError) as error:
-        raise NotHere(f"torchcodec 0.16 or later cannot be imported ({_first_line(error)})") from None
+        raise Unavailable(f"torchcodec 0.16 or later cannot be imported ({first_line(error)})") from None
 
     def read(path: str) -> torch.Tensor:
         return decode_image(Path(path).read_bytes())[:3].expand(3, -1, -1)
 
     transform = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
-    return _Loaded(_Files(samples, read, transform), batch, workers, shuffle=True, multiprocessing_context="fork")
+    return _DataLoader(_Files(samples, read, transform), batch, workers, shuffle=True, multiprocessing_context="fork")
 
 
 class _Dali:
-    """DALI's own threads, on the CPU."""
+    """A DALI pipeline with its own threads, on the CPU."""
 
     def __init__(self, files: list[str], labels: list[int], size: int, batch: int, workers: int) -> None:
         from nvidia.dali import fn, pipeline_def, types
@@ -114,13 +115,13 @@ def dali(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
     """NVIDIA DALI on the CPU."""
     files = [samples.name(i) for i in range(len(samples))]
     if not Path(files[0]).is_file():
-        raise NotHere(_FILES_ONLY)
+        raise Unavailable(_FILES_ONLY)
     try:
         return _Dali(files, samples.labels.tolist(), size, batch, workers)
     except (ImportError, RuntimeError) as error:
-        # Its own account begins with where, and comes to why after this word.
-        why = str(error).rpartition("encountered:")[2].strip().split("\n", 1)[0]
-        raise NotHere(f"nvidia.dali cannot be used ({why})") from None
+        # DALI's message starts with the place of the error; the reason follows this word.
+        reason = str(error).rpartition("encountered:")[2].strip().split("\n", 1)[0]
+        raise Unavailable(f"nvidia.dali cannot be used ({reason})") from None
 
 
 def webdataset(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
@@ -128,20 +129,16 @@ def webdataset(samples: EncodedSamples, size: int, batch: int, workers: int) -> 
     try:
         import webdataset as wds
     except ImportError as error:
-        raise NotHere(f"webdataset cannot be imported ({_first_line(error)})") from None
+        raise Unavailable(f"webdataset cannot be imported ({first_line(error)})") from None
     shards = sorted({samples.name(i).partition(".tar")[0] + ".tar" for i in range(len(samples))})
     if not Path(shards[0]).is_file():
-        raise NotHere("it reads packed pictures (worldsize data pack)")
+        raise Unavailable("it requires packed images; run `worldsize data pack`")
     if workers > len(shards):
-        raise NotHere(f"{workers} workers have only {len(shards)} shards to share")
+        raise Unavailable(f"{workers} workers need at least as many shards, and there are {len(shards)}")
     transform = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
     data = wds.WebDataset(shards, shardshuffle=100).shuffle(1000).decode("pilrgb").to_tuple("jpg;png;ppm", "cls")
-    # Each worker would drop a last batch of its own, decoded but not counted.
-    return _Loaded(data.map_tuple(transform, lambda label: label), batch, workers, drop_last=False)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]
+    # With drop_last, every worker would decode its last partial batch without counting it.
+    return _DataLoader(data.map_tuple(transform, lambda label: label), batch, workers, drop_last=False)
 
 
 PEERS: dict[str, Callable[[EncodedSamples, int, int, int], Peer]] = {

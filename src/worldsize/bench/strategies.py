@@ -1,6 +1,6 @@
-"""Every strategy that works here, on the same model and batch: real runs, one after the other, in several rounds.
+"""Compares the strategies that work on this machine, on the same model and batch: real runs, interleaved in rounds.
 
-A machine's speed drifts; rounds in which all take their turn make the ratios of one round fair.
+The speed of a machine drifts, so strategies are compared within a round.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 
 from worldsize.arguments import BenchStrategies
 from worldsize.errors import UserError
-from worldsize.parallel.usable import rows
+from worldsize.parallel import STRATEGIES, load
+from worldsize.parallel.base import Variant
+from worldsize.parallel.usable import ways
 from worldsize.place import cores
 from worldsize.run import RunFolder, create
 
@@ -25,17 +27,8 @@ _WARMUP = 3  # steps that are not counted
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One way to run: its name here, the settings it adds, and whether mpirun starts it."""
-
-    name: str
-    settings: tuple[str, ...]
-    mpirun: bool = False
-
-
-@dataclass(frozen=True)
 class Measured:
-    """One run: means over its counted steps; ``sent_mb`` is what one process hands over each step, 10^6 bytes."""
+    """One run: means over its counted steps; ``sent_mb`` is what one process sends per step, 10^6 bytes."""
 
     variant: str
     round: int
@@ -46,44 +39,39 @@ class Measured:
 
 
 def variants(procs: int) -> list[Variant]:
-    """What can be compared here with that many processes."""
-    usable = {(row.strategy, row.backend) for row in rows() if not row.missing}
-    strategies = {strategy for strategy, _ in usable}
-    found = [Variant("ddp", ())]
-    found += [Variant(f"ddp {kind}", ("--parallel.compression", kind)) for kind in ("fp16", "bf16")]
-    found.append(Variant("ddp powersgd", ("--parallel.compression", "powersgd", "--parallel.powersgd-start", "2")))
-    if procs & (procs - 1) == 0:
-        found.append(Variant("adasum", ("--parallel.strategy", "adasum")))
-    if "horovod" in strategies:
-        horovod = ("--parallel.strategy", "horovod")
-        if ("horovod", "MPI") in usable:
-            found.append(Variant("horovod MPI", horovod, mpirun=True))
-            if procs & (procs - 1) == 0:
-                found.append(Variant("horovod MPI adasum", (*horovod, "--parallel.op", "adasum"), mpirun=True))
-        found.append(Variant("horovod Gloo", horovod))
-    found.append(Variant("localsgd", ("--parallel.strategy", "localsgd")))
-    found.append(Variant("async", ("--parallel.strategy", "async")))
-    return [v for v in found if v.name == REFERENCE or v.settings[1] in strategies or v.settings[0].endswith("compression")]
+    """The variants that can run on this machine with this many processes."""
+    usable = {(way.strategy, way.backend) for way in ways() if not way.missing}
+    paired = procs & (procs - 1) == 0
+    return [
+        variant
+        for name, strategy in ((name, load(name)) for name in STRATEGIES)
+        if strategy.processes != "one"
+        for variant in strategy.variants()
+        if (paired or not variant.pairs)
+        and any(name == usable_name and variant.backend in (None, backend) for usable_name, backend in usable)
+    ]
 
 
 def run(arguments: BenchStrategies, tell: Callable[[str], None]) -> RunFolder:
-    """Measure, telling of each run; leaves ``results.jsonl``, ``table.md`` and the runs themselves in a new folder.
+    """Measure and report each run with ``tell``; writes ``results.jsonl``, ``table.md`` and the runs to a new folder.
 
     Raises:
         UserError: one process, or a run that failed.
     """
     if arguments.procs < 2:
-        raise UserError("strategies are about several processes: --procs 2 or more")
+        raise UserError("comparing strategies requires several processes: pass --procs 2 or more")
     if arguments.steps <= _WARMUP:
-        raise UserError(f"--steps {arguments.steps}: the first {_WARMUP} are not counted, so take more")
+        raise UserError(f"--steps {arguments.steps}: the first {_WARMUP} are not counted, so pass more")
     there = variants(arguments.procs)
     if unknown := set(arguments.only) - {v.name for v in there}:
-        raise UserError(f"--only {sorted(unknown)[0]!r} is none of what works here: {', '.join(v.name for v in there)}")
+        raise UserError(
+            f"--only {sorted(unknown)[0]!r} is unknown or does not work here; available: {', '.join(v.name for v in there)}"
+        )
     chosen = [v for v in there if not arguments.only or v.name in (REFERENCE, *arguments.only)]
     folder = create(arguments.out, None, "bench-strategies")
     results = []
     for turn in range(1, arguments.rounds + 1):
-        # Every other round backwards, so that a slow drift hits all alike.
+        # Every second round in reverse order, so that a slow drift affects all alike.
         for variant in chosen if turn % 2 else reversed(chosen):
             results.append(_measure(variant, turn, arguments, folder.path))
             tell(f"round {turn}/{arguments.rounds}  {variant.name:<20} {results[-1].images_per_s:8.2f} images/s")
@@ -96,7 +84,7 @@ def run(arguments: BenchStrategies, tell: Callable[[str], None]) -> RunFolder:
 def _measure(variant: Variant, turn: int, arguments: BenchStrategies, folder: Path) -> Measured:
     name = f"{variant.name.replace(' ', '-')}-{turn}"
     batch = arguments.batch * arguments.procs
-    # One epoch, so that neither an evaluation nor a checkpoint falls among the steps; pictures that need no cutting.
+    # One epoch, so that no evaluation or checkpoint interrupts the steps; images that need no cropping.
     settings = {
         "data.name": "synthetic",
         "data.samples": batch * arguments.steps,
@@ -139,7 +127,7 @@ def _read(name: str, turn: int, metrics: Path, batch: int) -> Measured:
 
 
 def table(results: list[Measured]) -> str:
-    """Medians over the rounds, as Markdown; the ratio is the median of each round's own ratio to `ddp`."""
+    """A Markdown table of medians over the rounds; the ratio is the median of the ratios to `ddp` within each round."""
     reference = {r.round: r.images_per_s for r in results if r.variant == REFERENCE}
     rows = [("strategy", "images/s", "relative to ddp", "sent per step, MB", "waiting for others, ms")]
     for name in dict.fromkeys(r.variant for r in results):

@@ -1,6 +1,6 @@
-"""Where samples come from, in which order, and how they become uint8 batches on the device.
+"""Datasets: where samples come from, in which order, and how they become uint8 batches on the device.
 
-A data set is one module of this package with ``open_dataset(settings, cache) -> Dataset``, and its name in
+To add a dataset, add a module to this package with ``open_dataset(settings, cache) -> Dataset``, and its name to
 `worldsize.recipe.DatasetName`.
 """
 
@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import cast
 
 from worldsize.data import shards
+from worldsize.data.index import is_folder
 from worldsize.data.samples import Dataset
 from worldsize.recipe import Data, DatasetName
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
-    """The data set the recipe names; ``cache`` is a folder for listings.
+    """Open the dataset that the recipe names. ``cache`` is a folder for cached file listings.
 
     Raises:
-        UserError: it is not there, or not laid out as it should be.
+        UserError: the dataset is missing or does not have the expected layout.
     """
     if settings.root is not None and (url := shards.url_of(settings.root)) is not None:
         return shards.open_dataset(url)
@@ -28,15 +29,15 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
 
 
 def open_layout(root: Path, name: DatasetName | None, cache: Path) -> Dataset:
-    """The data set in ``root``; without a ``name``, the one that it looks like.
+    """Open the dataset in ``root``. Without a ``name``, detect the layout.
 
     Raises:
-        UserError: as of `open_dataset`.
+        UserError: see `open_dataset`.
     """
-    return open_dataset(Data(name=name or _name_of(root.expanduser()), root=root), cache)
+    return open_dataset(Data(name=name or _detect(root.expanduser()), root=root), cache)
 
 
-def _name_of(root: Path) -> DatasetName:
+def _detect(root: Path) -> DatasetName:
     if (root / "cifar-10-batches-py").is_dir():
         return "cifar10"
     kaggle = (root / "Data").is_dir() or (root / "ILSVRC").is_dir()
@@ -45,6 +46,6 @@ def _name_of(root: Path) -> DatasetName:
 
 def _is_flat(val: Path) -> bool:
     try:
-        return not any(entry.is_dir() for entry in os.scandir(val))
-    except OSError:  # whoever opens the data set says it better
+        return not any(is_folder(entry) for entry in os.scandir(val))
+    except OSError:  # opening the dataset reports a better error
         return False

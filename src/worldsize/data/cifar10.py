@@ -1,6 +1,6 @@
-"""CIFAR-10: torchvision's official files, a plain folder of its pictures, or shards.
+"""CIFAR-10: the official files (read by torchvision), a folder of class folders, or shards.
 
-Krizhevsky 2009, "Learning multiple layers of features from tiny images": 50,000 + 10,000 pictures, 32 x 32.
+Krizhevsky 2009, "Learning multiple layers of features from tiny images": 50,000 + 10,000 images, 32 x 32.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from worldsize.recipe import Data
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
-    """CIFAR-10 in ``settings.root``.
+    """Open CIFAR-10 in ``settings.root``.
 
     Raises:
-        UserError: neither the official files nor a folder of classes, or their checksum is wrong.
+        UserError: neither the official files nor class folders, or a checksum is wrong.
     """
     if settings.root is not None and (settings.root.expanduser() / "train").is_dir():
         return folder.open_dataset(settings, cache)
@@ -30,15 +30,15 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
 
 
 def _official(root: Path, train: bool, download: bool) -> ArraySamples:
-    from torchvision.datasets import CIFAR10  # the import costs seconds, and only this data set needs it
+    from torchvision.datasets import CIFAR10  # takes seconds to import, and only this dataset needs it
 
     try:
-        # torchvision unpickles these files, but only after their MD5 is the published one.
+        # torchvision unpickles these files, but only if their MD5 is the published one.
         files = CIFAR10(str(root), train=train, download=download)
     except RuntimeError:
         raise UserError(
-            f"{root} holds neither the official CIFAR-10 files (cifar-10-batches-py, with the right checksums) "
-            f"nor {root}/train/CLASS/PICTURE; --data.download fetches them into it"
+            f"{root} contains neither the official CIFAR-10 files (cifar-10-batches-py, with the published checksums) "
+            f"nor {root}/train/CLASS/IMAGE; pass --data.download to download them"
         ) from None
     except OSError as error:
         raise UserError(f"cannot download CIFAR-10 into {root}: {error}") from None

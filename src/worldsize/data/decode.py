@@ -1,4 +1,4 @@
-"""Bytes to RGB. The content decides the format, never the file's name."""
+"""Decode images to RGB. The content determines the format, never the file name."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import warnings
 
 from PIL import Image
 
-# What people keep in picture folders; a shorter list is a smaller surface for hostile files.
+# The common formats only: fewer decoders are a smaller attack surface for malicious files.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
-# Large but allowed pictures, palettes with transparency and damaged EXIF are no news to the user. Set once, since
-# filters belong to the process and decoding happens in threads.
+# Pillow warns about large but allowed images, palettes with transparency and damaged EXIF, which need no action.
+# Set once at import: filters are global to the process, and images are decoded in threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-class BrokenPicture(Exception):
-    """These bytes cannot become a picture; the message says why."""
+class BrokenImage(Exception):
+    """The image cannot be read or decoded. The message gives the reason."""
 
 
 def decode(data: bytes) -> Image.Image:
-    """The picture as RGB, 8 bits a channel; the first frame of an animation.
+    """Decode an image to RGB with 8 bits per channel. Of an animation, decode the first frame.
 
-    Grey, palette, CMYK, 16-bit and transparent pictures are converted; transparency is dropped, as torchvision does.
-    EXIF is ignored, its orientation too (only TIFFs are turned, by Pillow itself). Pillow's size limit against
-    decompression bombs stays on: above 179 megapixels a picture is broken.
+    Grayscale, palette, CMYK, 16-bit and transparent images are converted; transparency is dropped, as in torchvision.
+    EXIF is ignored, including the orientation (except in TIFFs, which Pillow itself rotates). Pillow's size limit against
+    decompression bombs stays on: an image of more than 179 megapixels is broken.
 
     Raises:
-        BrokenPicture: not a picture, truncated, damaged, or too large.
+        BrokenImage: not an image, truncated, damaged, or too large.
     """
     if not data:
-        raise BrokenPicture("empty file")
+        raise BrokenImage("empty file")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
-            return _to_rgb(picture)
-    except Exception as error:  # a damaged file can raise nearly anything inside a decoder
-        raise BrokenPicture(f"{type(error).__name__}: {_short(error)}") from error
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return _to_rgb(image)
+    except Exception as error:  # damaged files make decoders raise exceptions of many types
+        raise BrokenImage(f"{type(error).__name__}: {_short(error)}") from error
 
 
-def looks_like_picture(head: bytes) -> bool:
-    """Whether a file that begins with these (at least 12) bytes claims to be a picture of a known format."""
+def looks_like_image(head: bytes) -> bool:
+    """Whether a file that begins with these (at least 12) bytes has the signature of a known image format."""
     return (
         head.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*"))
         or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
@@ -47,14 +47,14 @@ def looks_like_picture(head: bytes) -> bool:
     )
 
 
-def _to_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode == "P" and "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PPM"):
-        picture = picture.convert("I").point(lambda v: v / 257).convert("L")  # 0..65535 to 0..255
-    return picture.convert("RGB")
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        image = image.convert("I").point(lambda v: v / 257).convert("L")  # 0..65535 to 0..255
+    return image.convert("RGB")
 
 
 def _short(error: Exception) -> str:
-    # Pillow puts the address of the buffer into its message; it differs from run to run.
+    # Pillow's message ends with the address of the buffer, which differs between runs.
     return str(error).split("<_io", 1)[0].strip() or "cannot be decoded"

@@ -1,7 +1,7 @@
-"""``worldsize data fetch``: a data set, from its source to a folder that a recipe can train on.
+"""``worldsize data fetch``: download a dataset into a folder that a recipe can train on.
 
-Every step leaves what it has done where the next call finds it: the command can be stopped at any time, in any way, and
-the same command goes on. A second one after the end does nothing.
+Every step records its progress: the command can be stopped or killed at any time, and the same command resumes. Running
+it again after completion does nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import tyro
 
 from worldsize.data import open_dataset
 from worldsize.data.fetching import Interrupted, download, kaggle
-from worldsize.data.fetching.archives import Contents, reading, survey, wanted
+from worldsize.data.fetching.archives import Contents, open_archive, scan, selected
 from worldsize.data.fetching.known import KAGGLE, KNOWN, Counts, Known, Name
-from worldsize.data.fetching.progress import Meter, size
-from worldsize.data.fetching.state import State, Verified, begin, locked
-from worldsize.data.fetching.unpack import present, unpack
+from worldsize.data.fetching.progress import ByteProgress, size
+from worldsize.data.fetching.state import FetchState, Verified, load_or_create, locked
+from worldsize.data.fetching.unpack import count_files, unpack
 from worldsize.errors import DataError, UserError
 from worldsize.recipe import Data
 from worldsize.signals import ends_at_once
@@ -33,137 +33,137 @@ from worldsize.signals import ends_at_once
 
 @dataclass
 class Fetch:
-    """Download a data set, verify it, and lay it out so that `--data.root` may name its folder.
+    """Download and verify a dataset, and lay it out in a folder for `--data.root`.
 
-    Whatever interrupts this, the same command goes on where it was. Run again after the end, it does nothing.
+    If interrupted, rerun the same command to resume. Running it again after completion does nothing.
     """
 
     dataset: tyro.conf.Positional[Name]
-    """What to fetch: `imagenet` comes from Kaggle, `cifar10` from its authors, `folder` is any pictures in an archive."""
+    """Dataset: `imagenet` (from Kaggle), `cifar10` (from its authors), or `folder` (any archive of images)."""
     to: Path
-    """The folder that is filled: a new one."""
+    """Destination folder: new, empty, or from an interrupted fetch of the same dataset."""
     source: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """Another source of the archive (.zip, .tar, .tar.gz): a file, a URL (https, s3, gs, ...), or kaggle:COMPETITION."""
+    """Alternative source of the archive (.zip, .tar, .tar.gz): a file, a URL (https, s3, gs, ...), or kaggle:COMPETITION."""
     sha256: str | None = None
-    """Checksum of the archive."""
+    """Expected SHA-256 of the archive."""
     keep_archive: bool = False
-    """Do not remove the downloaded archive at the end."""
+    """Keep the downloaded archive."""
     subset: bool = False
-    """The archive holds a part of the data set: do not insist on its known number of pictures."""
+    """The archive contains a subset of the dataset: skip the check of the number of images."""
 
 
-def run(asked: Fetch) -> int:
-    """Fetch what is asked for and print what is there then. Returns the exit code, 0.
+def run(options: Fetch) -> int:
+    """Fetch the dataset and print a summary. Returns the exit code, 0.
 
     A signal ends the process with the exit code of `Stopped`.
 
     Raises:
-        UserError: no source, no room, no permission, the source refuses, the folder is in other use.
-        DataError: the archive is damaged, or holds not what the data set should be.
-        Interrupted: the source does not answer, or another fetch is at work.
+        UserError: no source, no space, no permission, the source rejects the request, or the folder contains other files.
+        DataError: the archive is damaged, or does not contain the expected dataset.
+        Interrupted: the source does not respond, or another fetch is running.
     """
-    known = KNOWN[asked.dataset]
-    source = _source(asked, known)
-    root = asked.to.expanduser().absolute()
-    with _explained(root), ends_at_once("the same command goes on from here", kaggle.stop), locked(root) as lock:
-        state = begin(root, asked.dataset, download.shown(source))
+    known = KNOWN[options.dataset]
+    source = _source(options, known)
+    root = options.to.expanduser().absolute()
+    with _os_errors_explained(root), ends_at_once("rerun the same command to resume", kaggle.stop), locked(root) as lock:
+        state = load_or_create(root, options.dataset, download.redacted(source))
         if state.verified is None:
             archive = _local(source, state) or _downloaded(source, known, state, lock)
-            archive = _checked(archive, _checksum(asked, known, source), state)
+            archive = _checksum_verified(archive, _checksum(options, known, source), state)
             _unpacked(archive, known, state)
-            state.verified = _verified(asked, known, state)
+            state.verified = _verified(options, known, state)
             state.save()
-        if not asked.keep_archive:
+        if not options.keep_archive:
             state.archive.unlink(missing_ok=True)
         print(summary(state, state.verified), end="")
     return 0
 
 
-def summary(state: State, found: Verified) -> str:
-    """What is in the folder, for people."""
+def summary(state: FetchState, verified: Verified) -> str:
+    """Human-readable contents of the folder."""
     rows = {
-        "classes": f"{found.counts.classes:,}",
-        "training": f"{found.counts.train:,} pictures",
-        "validation": f"{found.counts.val:,} pictures",
-        "on disk": f"{found.files:,} files, {size(found.bytes)}",
+        "classes": f"{verified.counts.classes:,}",
+        "training": f"{verified.counts.train:,} images",
+        "validation": f"{verified.counts.val:,} images",
+        "on disk": f"{verified.files:,} files, {size(verified.bytes)}",
     }
     lines = [f"  {name:<11} {value}\n" for name, value in rows.items()]
     return f"{state.dataset} is in {state.root}: train with --data.root {state.root}\n" + "".join(lines)
 
 
-# The steps -----------------------------------------------------------------------------------------------------------
+# Steps ---------------------------------------------------------------------------------------------------------------
 
 
-def _source(asked: Fetch, known: Known) -> str:
-    source = asked.source or known.source
+def _source(options: Fetch, known: Known) -> str:
+    source = options.source or known.source
     if source is None:
-        raise UserError("where is it? name an archive of the pictures with --from: a file or a URL")
+        raise UserError("--from is required: pass an archive of the images, as a file or a URL")
     try:
         parts = urlsplit(source)
     except ValueError as error:
-        raise UserError(f"--from {source} is not an address: {error}") from None
+        raise UserError(f"--from {source} is not a valid URL: {error}") from None
     if parts.password:
-        raise UserError("--from: an address with a password in it would be seen by everybody: leave the password out")
+        raise UserError("--from: the URL contains a password, which other users could see; remove it")
     if source == KAGGLE:
-        raise UserError("--from kaggle: names no competition: write kaggle:COMPETITION")
+        raise UserError("--from kaggle: the competition is missing; use kaggle:COMPETITION")
     return source if parts.scheme else str(Path(source).expanduser().absolute())
 
 
-def _checksum(asked: Fetch, known: Known, source: str) -> str | None:
-    if asked.sha256 is not None:
-        return f"sha256:{asked.sha256.lower()}"
+def _checksum(options: Fetch, known: Known, source: str) -> str | None:
+    if options.sha256 is not None:
+        return f"sha256:{options.sha256.lower()}"
     return known.checksum if source == known.source else None
 
 
-def _local(source: str, state: State) -> Path | None:
-    """The archive, where it is on this machine already: it is neither copied nor removed."""
+def _local(source: str, state: FetchState) -> Path | None:
+    """The archive, if it is a local file; it is neither copied nor deleted."""
     parts = urlsplit(source)
     if parts.scheme not in ("", "file"):
         return None
     path = Path(parts.path if parts.scheme else source)
     if not path.is_file():
-        raise UserError(f"--from {path}: there is no such file")
-    now = (path.stat().st_size, str(path.stat().st_mtime_ns))
-    if (state.size, state.validator) != now:
-        state.size, state.validator, state.checked, state.unpacked = *now, "", 0
+        raise UserError(f"--from {path}: no such file")
+    current = (path.stat().st_size, str(path.stat().st_mtime_ns))
+    if (state.size, state.validator) != current:
+        state.size, state.validator, state.checked, state.unpacked = *current, "", 0
     return path
 
 
-def _downloaded(source: str, known: Known, state: State, lock: int) -> Path:
+def _downloaded(source: str, known: Known, state: FetchState, lock: int) -> Path:
     if state.archive.exists():
         return state.archive
     if state.size is not None and download.length(state.part) == state.size:
         return state.part
 
-    # What is known of the data set's own archive says nothing of another one.
+    # The known sizes apply only to the dataset's default source.
     archive_bytes, unpacked_bytes = (known.archive_bytes, known.unpacked_bytes) if source == known.source else (0, 0)
 
-    def fits(missing: int) -> None:
-        _require(state.root, missing, unpacked_bytes or state.size or missing)
+    def require_space(missing: int) -> None:
+        _require_space(state.root, missing, unpacked_bytes or state.size or missing)
 
-    with Meter("downloading") as meter:
+    with ByteProgress("downloading") as meter:
         if source.startswith(KAGGLE):
             competition = source.removeprefix(KAGGLE)
-            fits(max(archive_bytes - download.length(kaggle.archive_in(state.folder, competition)), 0))
+            require_space(max(archive_bytes - download.length(kaggle.archive_in(state.folder, competition)), 0))
             _from_kaggle(competition, state, lock, meter)
         else:
             web = urlsplit(source).scheme in ("http", "https")
-            download.download((download.from_web if web else download.from_store)(source), state, fits, meter)
+            download.download((download.from_web if web else download.from_store)(source), state, require_space, meter)
     return state.part
 
 
-def _from_kaggle(competition: str, state: State, lock: int, meter: Meter) -> None:
+def _from_kaggle(competition: str, state: FetchState, lock: int, meter: ByteProgress) -> None:
     archive = kaggle.download(competition, state.folder, lock, meter)
     state.size, state.checked, state.unpacked = download.length(archive), "", 0
     state.save()
     os.replace(archive, state.part)
 
 
-def _checked(archive: Path, expected: str | None, state: State) -> Path:
-    """The archive, with the right checksum and under its final name."""
+def _checksum_verified(archive: Path, expected: str | None, state: FetchState) -> Path:
+    """The archive, with its checksum verified and under its final name."""
     if expected is not None and state.checked != expected:
-        with Meter("comparing checksums", download.length(archive)) as meter:
-            download.check(archive, expected, meter)
+        with ByteProgress("verifying the checksum", download.length(archive)) as meter:
+            download.verify_checksum(archive, expected, meter)
         state.checked = expected
         state.save()
     if archive == state.part:
@@ -172,73 +172,76 @@ def _checked(archive: Path, expected: str | None, state: State) -> Path:
     return archive
 
 
-def _unpacked(archive: Path, known: Known, state: State) -> None:
-    """Everything that is wanted of the archive in its place."""
+def _unpacked(archive: Path, known: Known, state: FetchState) -> None:
+    """Unpack the selected files of the archive into place."""
     state.save()
 
-    def note(done: int) -> None:
+    def save_progress(done: int) -> None:
         state.unpacked = done
         state.save()
 
-    contents = _surveyed(archive, known)
-    whole = (contents.files, contents.bytes)
-    _require(state.root, 0, contents.blocks - present(state.root)[1])
+    contents = _scanned(archive, known)
+    expected = (contents.files, contents.bytes)
+    _require_space(state.root, 0, contents.disk_bytes - count_files(state.root)[1])
     for _ in range(2):
-        with Meter("unpacking", contents.bytes) as meter, reading(archive) as opened:
-            unpack(opened, wanted(opened, known.unused, contents.around), state.root, state.unpacked, note, meter)
-        if present(state.root) == whole:
+        with ByteProgress("unpacking", contents.bytes) as meter, open_archive(archive) as opened:
+            unpack(opened, selected(opened, known.unused, contents.prefix), state.root, state.unpacked, save_progress, meter)
+        if count_files(state.root) == expected:
             return
-        note(0)  # the machine went down before all that was noted had reached the disk
-    files, total = present(state.root)
+        save_progress(0)  # a machine crash lost files that were recorded as written
+    files, total = count_files(state.root)
     raise DataError(
-        f"{state.root} has {files:,} files with {total:,} bytes, but the archive holds {whole[0]:,} with {whole[1]:,}: "
-        "remove what is not from it, and run the same command again"
+        f"{state.root} has {files:,} files with {total:,} bytes, but the archive has {expected[0]:,} with {expected[1]:,}: "
+        "delete files that are not from the archive, and rerun this command"
     )
 
 
-def _surveyed(archive: Path, known: Known) -> Contents:
-    with Meter("looking through the archive", download.length(archive)) as meter, reading(archive, meter.at) as opened:
-        return survey(opened, known.unused, known.roots)
+def _scanned(archive: Path, known: Known) -> Contents:
+    with (
+        ByteProgress("scanning the archive", download.length(archive)) as meter,
+        open_archive(archive, meter.at) as opened,
+    ):
+        return scan(opened, known.unused, known.roots)
 
 
-def _verified(asked: Fetch, known: Known, state: State) -> Verified:
-    """What a recipe will find in the folder; that is what counts."""
-    files, total = present(state.root)
+def _verified(options: Fetch, known: Known, state: FetchState) -> Verified:
+    """Open the folder as a recipe does and verify the number of images."""
+    files, total = count_files(state.root)
     try:
         with tempfile.TemporaryDirectory() as cache:
-            dataset = open_dataset(Data(name=asked.dataset, root=state.root), Path(cache))
+            dataset = open_dataset(Data(name=options.dataset, root=state.root), Path(cache))
     except UserError as error:
-        raise DataError(f"the archive does not hold what {asked.dataset} should be: {error}") from None
-    found = Counts(len(dataset.train.classes), len(dataset.train), len(dataset.val))
-    if known.counts not in (None, found) and not asked.subset:
+        raise DataError(f"the archive does not contain the expected {options.dataset} dataset: {error}") from None
+    counts = Counts(len(dataset.train.classes), len(dataset.train), len(dataset.val))
+    if known.counts not in (None, counts) and not options.subset:
         raise DataError(
-            f"{asked.dataset} should have {known.counts}, but {state.root} has {found}: the source is not whole. "
-            "Fetch from another one into a new folder, or say --subset if a part is meant"
+            f"{options.dataset} should have {known.counts}, but {state.root} has {counts}: the source is incomplete. "
+            "Fetch from another source into a new folder, or pass --subset to accept a subset"
         )
-    return Verified(found, files, total)
+    return Verified(counts, files, total)
 
 
-def _require(root: Path, archive: int, unpacked: int) -> None:
+def _require_space(root: Path, archive: int, unpacked: int) -> None:
     free = shutil.disk_usage(root).free
     if free < archive + unpacked:
         raise UserError(
-            f"{root} has {size(free)} free, but {size(archive + unpacked)} are needed "
-            f"({size(archive)} still to download, {size(unpacked)} to unpack): free some, or take a larger volume"
+            f"not enough space in {root}: {size(free)} free, {size(archive + unpacked)} needed "
+            f"({size(archive)} to download, {size(unpacked)} to unpack); free space or use a larger volume"
         )
 
 
-# Around the steps ----------------------------------------------------------------------------------------------------
+# Errors --------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _explained(root: Path) -> Iterator[None]:
-    """What the operating system says, in the user's terms."""
+def _os_errors_explained(root: Path) -> Iterator[None]:
+    """Convert OSError to an error with a remedy."""
     try:
         yield
     except OSError as error:
-        where = error.filename or root
+        path = error.filename or root
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"the disk of {root} is full: free some, and run the same command again; it goes on") from None
+            raise UserError(f"the disk of {root} is full; free space and rerun this command to resume") from None
         if error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
-            raise Interrupted(f"{where}: {error.strerror}; when the disk is well again, the same command goes on") from None
-        raise UserError(f"{where}: {error.strerror or error}") from None
+            raise Interrupted(f"{path}: {error.strerror}; once the disk recovers, rerun this command to resume") from None
+        raise UserError(f"{path}: {error.strerror or error}") from None

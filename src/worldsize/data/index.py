@@ -1,4 +1,4 @@
-"""Listing a folder of classes once, and remembering it."""
+"""List the images of class folders, and cache the listing."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from pathlib import Path
 
 import numpy as np
 
-from worldsize.data.decode import looks_like_picture
+from worldsize.data.decode import looks_like_image
 from worldsize.data.samples import FileSamples
 from worldsize.errors import UserError
 
 log = logging.getLogger(__name__)
 
-_USUAL = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
+_EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 _VERSION = 1
 
 
 def class_folders(root: Path) -> list[str]:
-    """Names of the class folders in ``root``, in the order of their bytes (the same under every locale).
+    """Names of the class folders in ``root``, sorted by their bytes (the same in every locale).
 
     Raises:
-        UserError: ``root`` is missing, unreadable, or holds no folders.
+        UserError: ``root`` is missing, unreadable, or contains no folders.
     """
     try:
         with os.scandir(root) as entries:
-            folders = [e.name for e in entries if not e.name.startswith(".") and e.is_dir()]
+            folders = [e.name for e in entries if not e.name.startswith(".") and is_folder(e)]
     except FileNotFoundError:
-        raise UserError(f"there is no folder {root}") from None
+        raise UserError(f"{root}: no such folder") from None
     except NotADirectoryError:
         raise UserError(f"{root} is a file, not a folder of class folders") from None
     except OSError as error:
         raise UserError(f"cannot list {root}: {error.strerror}") from None
     if not folders:
-        raise UserError(f"{root} holds no class folders: expected {root}/CLASS/PICTURE")
+        raise UserError(f"{root} contains no class folders: expected {root}/CLASS/IMAGE")
     return sorted(folders, key=os.fsencode)
 
 
 def list_classes(root: Path, classes: Iterable[str], cache: Path) -> FileSamples:
-    """The pictures in ``root/CLASS/`` for each class, in one pass, sorted by name.
+    """List the images in ``root/CLASS/`` for each class, in one pass, sorted by name.
 
-    The listing is kept in ``cache`` and used again while no class folder's modification time has changed
-    (which happens whenever a file in it is added, removed or renamed).
+    The listing is cached in ``cache`` and reused until the modification time of a class folder changes
+    (which happens when a file in it is added, removed or renamed).
 
     Raises:
-        UserError: a class folder is unreadable or has no picture.
+        UserError: a class folder is unreadable or has no image.
     """
     names = tuple(classes)
     stamp = _stamp(root, names)
@@ -57,7 +57,7 @@ def list_classes(root: Path, classes: Iterable[str], cache: Path) -> FileSamples
     if cached is not None:
         files, ends, labels = cached
     else:
-        per_class = [_pictures(root / name) for name in names]
+        per_class = [_images(root / name) for name in names]
         files = b"".join(b"".join(p) for p in per_class)
         ends = np.cumsum(np.fromiter((len(f) for p in per_class for f in p), np.int64))
         labels = np.repeat(np.arange(len(names), dtype=np.int32), [len(p) for p in per_class])
@@ -66,39 +66,49 @@ def list_classes(root: Path, classes: Iterable[str], cache: Path) -> FileSamples
 
 
 def list_flat(root: Path, labels_of: dict[str, int], classes: tuple[str, ...]) -> FileSamples:
-    """The pictures of a flat folder whose labels come from a table, by file name without extension.
+    """List the images of a flat folder. Labels come from a table, by file name without extension.
 
     Raises:
-        UserError: the folder has no pictures, or one of them has no label.
+        UserError: the folder has no images, or one of them has no label.
     """
-    files = _pictures(root)
+    files = _images(root)
     stems = [os.fsdecode(f).rsplit(".", 1)[0] for f in files]
     unlabelled = [s for s in stems if s not in labels_of]
     if unlabelled:
-        raise UserError(f"{len(unlabelled)} pictures in {root} have no label in its table, the first is {unlabelled[0]}")
+        raise UserError(f"{len(unlabelled)} images in {root} have no label in the table; the first is {unlabelled[0]}")
     labels = np.array([labels_of[s] for s in stems], np.int32)
     ends = np.cumsum([len(f) for f in files], dtype=np.int64)
     return FileSamples(root, ("",) * len(classes), b"".join(files), ends, labels, classes)
 
 
-def _pictures(folder: Path) -> list[bytes]:
-    """File names of the pictures in one folder, sorted by bytes.
+def _images(folder: Path) -> list[bytes]:
+    """File names of the images in one folder, sorted by bytes.
 
-    A usual extension is believed until the file is read; any other file is looked into, so that a picture
-    without one counts and a README does not.
+    A file with an image extension counts as an image without being read. Any other file counts if it begins like
+    one, so an image without an extension is listed and a README is not.
     """
     try:
         with os.scandir(folder) as entries:
-            found = [os.fsencode(e.name) for e in entries if not e.name.startswith(".") and (_looks_usual(e) or _sniff(e))]
+            found = [
+                os.fsencode(e.name) for e in entries if not e.name.startswith(".") and (_has_image_extension(e) or _sniff(e))
+            ]
     except OSError as error:
         raise UserError(f"cannot list {folder}: {error.strerror}") from None
     if not found:
-        raise UserError(f"{folder} holds no pictures")
+        raise UserError(f"{folder} contains no images")
     return sorted(found)
 
 
-def _looks_usual(entry: os.DirEntry[str]) -> bool:
-    return os.path.splitext(entry.name)[1].lower() in _USUAL and not entry.is_dir()
+def _has_image_extension(entry: os.DirEntry[str]) -> bool:
+    return os.path.splitext(entry.name)[1].lower() in _EXTENSIONS and not is_folder(entry)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether this is a folder or a symbolic link to one; False for a link that leads back to itself."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _sniff(entry: os.DirEntry[str]) -> bool:
@@ -106,18 +116,19 @@ def _sniff(entry: os.DirEntry[str]) -> bool:
         if not entry.is_file():
             return False
         with open(entry.path, "rb") as file:
-            return looks_like_picture(file.read(16))
+            return looks_like_image(file.read(16))
     except OSError:
         return False
 
 
 def _stamp(root: Path, names: tuple[str, ...]) -> str:
+    """A hash of the folders' modification times."""
     digest = hashlib.sha256(f"{_VERSION}".encode())
     for name in names:
         try:
             modified = os.stat(root / name).st_mtime_ns
         except OSError as error:
-            raise UserError(f"cannot look into {root / name}: {error.strerror}") from None
+            raise UserError(f"cannot read {root / name}: {error.strerror}") from None
         digest.update(os.fsencode(name) + b"\0%d\0" % modified)
     return digest.hexdigest()
 
@@ -129,8 +140,8 @@ def _load(store: Path, stamp: str) -> tuple[bytes, np.ndarray, np.ndarray] | Non
                 return saved["files"].tobytes(), saved["ends"], saved["labels"]
     except FileNotFoundError:
         pass
-    except Exception as error:  # a damaged cache is only a slow start
-        log.warning("listing the folder again: the cached index %s is damaged (%s)", store, error)
+    except Exception as error:  # a damaged cache only makes the start slower
+        log.warning("the cached index %s is damaged (%s); listing the folder again", store, error)
     return None
 
 

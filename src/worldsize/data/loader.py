@@ -1,8 +1,8 @@
-"""Samples to uint8 batches, prepared ahead by two pools of threads: one reads, one decodes.
+"""Load uint8 batches ahead of time with two thread pools: one reads, one decodes.
 
-Which samples, in which order and how they are cut is decided by pure functions (`order`, `rng`, `crops`); the
-threads only decide when. Reading and decoding release the interpreter lock, so threads scale and nothing is copied
-between processes. Readers are many because on network storage they mostly wait.
+Pure functions (`order`, `rng`, `crops`) decide which samples are used, in which order, and how they are cropped; the
+threads only affect timing. Reading and decoding release the GIL, so threads scale and nothing is copied between
+processes. There are many readers because on network storage they mostly wait.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from worldsize.world import World
 
 log = logging.getLogger(__name__)
 
-# Pictures per task: threads wait for Python's lock at each hand-over, and the training loop for the threads, so tasks are as
-# large as may be. But where pictures are read one by one, a loader that ends waits for all of a task.
-_LEAST, _MOST = 8, 32
-_ORDERED = 4096  # samples whose order is computed at once: for few numpy takes ten times as long a sample
+# Images per task. Threads wait for the GIL at each hand-over, and the training loop waits for the threads, so tasks are
+# large. But if images are read one by one, close() waits for complete tasks, so these tasks are small.
+_MIN_TASK, _MAX_TASK = 8, 32
+_ORDER_CHUNK = 4096  # samples whose order is computed at once; for few samples, numpy takes ten times as long per sample
 
-_REACH = 100  # how far to look for a whole picture in place of a broken one
+_MAX_TRIES = 100  # images to try as a replacement for a broken one
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Batch:
     labels: torch.Tensor
 
 
-class BrokenPictures:
-    """Which pictures of a split could not be decoded; each is named once in the log.
+class BrokenImages:
+    """The broken images of a split. Each one is logged once.
 
-    ``known`` are those that all ranks know of, ``new`` those that this rank met since.
+    ``known`` are those that all ranks know, ``new`` those that this rank found since the last `share`.
     """
 
     def __init__(self, samples: Samples) -> None:
@@ -62,20 +62,20 @@ class BrokenPictures:
             if index in self.known or index in self.new:
                 return
             self.new[index] = reason
-        self._tell(index, reason)
+        self._log(index, reason)
 
     def share(self, world: World) -> None:
-        """Let all ranks know what each of them met (each rank must call this at the same point)."""
+        """Exchange the new broken images between all ranks. A collective: every rank must call it."""
         with self._lock:
-            for rank, met in enumerate(world.gather(self.new)):
-                for index in met.keys() - self.known:
-                    if world.is_main and rank != world.rank:  # so that one log names them all
-                        self._tell(index, met[index])
-                self.known |= met.keys()
+            for rank, new in enumerate(world.gather(self.new)):
+                for index in new.keys() - self.known:
+                    if world.is_main and rank != world.rank:  # the main rank's log lists the broken images of all ranks
+                        self._log(index, new[index])
+                self.known |= new.keys()
             self.new.clear()
 
-    def _tell(self, index: int, reason: str) -> None:
-        log.warning("broken picture %s: %s", self._samples.name(index), reason)
+    def _log(self, index: int, reason: str) -> None:
+        log.warning("broken image %s: %s", self._samples.name(index), reason)
 
 
 class Loader:
@@ -83,14 +83,14 @@ class Loader:
 
     Args:
         samples: the split.
-        crop: how its pictures are cut, unless `training` is told otherwise.
+        crop: how images are cropped, unless `training` gets another crop.
         seed: the recipe's seed.
         workers: decoding threads.
         readers: reads in flight.
-        prefetch: batches prepared ahead.
-        pin: whether batches go to a GPU.
-        scaling: as in `Preparation`.
-        order: of the samples of an epoch; a full shuffle unless it is given.
+        prefetch: batches prepared ahead of time.
+        pin: allocate batches in pinned memory, for a GPU.
+        scaling: see `Preparation`.
+        order: order of the samples in an epoch (default: a full shuffle).
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Loader:
         order: Order | None = None,
     ) -> None:
         self.samples = samples
-        self.broken = BrokenPictures(samples)
+        self.broken = BrokenImages(samples)
         self.crop = crop
         self._seed = seed
         self._order = order or FullShuffle(seed, len(samples))
@@ -121,10 +121,10 @@ class Loader:
     def training(
         self, plan: BatchPlan, rank: int, epoch: int, first_step: int = 0, crop: Crop | None = None
     ) -> Iterator[Batch]:
-        """This rank's micro-batches of ``epoch``, from step ``first_step`` of it to its end.
+        """This rank's micro-batches of ``epoch``, from step ``first_step`` to the end of the epoch.
 
-        ``crop`` is for this epoch alone, such as a smaller one in early epochs. A broken picture is replaced by the next one
-        in the set that is whole, cut as the broken one would be.
+        ``crop`` overrides the crop for this epoch, for example with a smaller one in early epochs. A broken image is
+        replaced by the next readable image of the split, cropped with the draws of the broken one.
         """
         steps = range(first_step, plan.steps_per_epoch(len(self.samples)))
         return Stream(self._prefetch, self._parts(plan, rank, epoch, steps, crop))
@@ -134,27 +134,27 @@ class Loader:
         return Stream(self._prefetch, ())
 
     def add_step(self, stream: Stream, plan: BatchPlan, epoch: int, step: int) -> None:
-        """Let the micro-batches of one step of ``epoch`` follow in the stream, as for rank 0."""
+        """Append the micro-batches of one step of ``epoch`` to the stream, as for rank 0."""
         stream.add(self._parts(plan, 0, epoch, range(step, step + 1)))
 
     def _parts(self, plan: BatchPlan, rank: int, epoch: int, steps: range, crop: Crop | None = None) -> Iterator[_Pending]:
-        at_once = max(1, _ORDERED // plan.per_process)
-        for some in (steps[i : i + at_once] for i in range(0, len(steps), at_once)):
-            firsts = np.array([plan.first(step, rank, 0) for step in some])
+        chunk = max(1, _ORDER_CHUNK // plan.per_process)
+        for part in (steps[i : i + chunk] for i in range(0, len(steps), chunk)):
+            firsts = np.array([plan.first(step, rank, 0) for step in part])
             order = self._order(epoch, (firsts[:, None] + np.arange(plan.per_process)).reshape(-1))
             for indices in order.reshape(-1, plan.forward_batch):
                 yield self._submit(crop or self.crop, indices, epoch, replace=True)
 
     def evaluation(self, rank: int, world_size: int, batch: int) -> Iterator[Batch]:
-        """This rank's share of the split in order, every sample once; a broken picture is left out."""
-        mine = shard(len(self.samples), rank, world_size)
-        starts = range(mine.start, mine.stop, batch)
-        requests = (np.arange(start, min(start + batch, mine.stop)) for start in starts)
+        """This rank's part of the split in order, every sample once. Broken images are skipped."""
+        own = shard(len(self.samples), rank, world_size)
+        starts = range(own.start, own.stop, batch)
+        requests = (np.arange(start, min(start + batch, own.stop)) for start in starts)
         return Stream(self._prefetch, (self._submit(self.crop, indices, 0, replace=False) for indices in requests))
 
     def close(self) -> None:
-        """End the threads; work that has not begun is dropped."""
-        # First those that the others wait for.
+        """Stop the threads. Tasks that have not started are cancelled."""
+        # The readers first: the decoding threads wait for them.
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -175,48 +175,51 @@ class Loader:
         return _Pending(pixels, labels, parts)
 
     def _chunk(self, batch: int) -> int:
-        """Pictures per task: two tasks for each thread, all batches that are prepared at a time together."""
+        """Images per task, so that the batches in preparation have two tasks per thread."""
         assert isinstance(self.samples, EncodedSamples)
         fair = batch * (self._prefetch + 1) // (2 * self._threads)
-        return min(max(fair, _LEAST), _MOST) if self.samples.together else _LEAST
+        return min(max(fair, _MIN_TASK), _MAX_TASK) if self.samples.reads_many else _MIN_TASK
 
     def _fill_from_memory(self, places: Places) -> list[bool]:
         assert self.samples.pixels is not None
         cut = places.crop.batch(self.samples.pixels[places.indices], places.draws)
         if cut is None:
-            pictures = zip(places.indices, places.draws, strict=True)
-            cut = np.stack([places.crop.one(self.samples.picture(int(i)), draws) for i, draws in pictures])
+            images = zip(places.indices, places.draws, strict=True)
+            cut = np.stack([places.crop.one(self.samples.image(int(i)), draws) for i, draws in images])
         places.pixels[:] = cut
         places.labels[:] = self.samples.labels[places.indices]
         return [True] * len(places.indices)
 
     def _fill_from_files(self, places: Places, read: Future[list[Read]], replace: bool) -> list[bool]:
-        """Cut what was read; says which places were filled."""
+        """Crop the images that were read. Returns which places were filled."""
         places.labels[:] = self.samples.labels[places.indices]
-        faults = self._preparation.fill(places.crop, read.result(), places.draws, places.pixels)
-        for i, fault in enumerate(faults):
-            if fault is not None:
-                self.broken.add(int(places.indices[i]), fault)
-        return [fault is None or (replace and self._replace(places.part(slice(i, i + 1)))) for i, fault in enumerate(faults)]
+        reasons = self._preparation.fill(places.crop, read.result(), places.draws, places.pixels)
+        for i, reason in enumerate(reasons):
+            if reason is not None:
+                self.broken.add(int(places.indices[i]), reason)
+        return [
+            reason is None or (replace and self._replace(places.part(slice(i, i + 1)))) for i, reason in enumerate(reasons)
+        ]
 
     def _replace(self, place: Places) -> bool:
-        """Put the next picture that is whole into the place of a broken one, cut as that would have been."""
+        """Fill the place of a broken image with the next readable one, cropped with the draws of the broken one."""
         assert isinstance(self.samples, EncodedSamples)
         n = len(self.samples)
-        reach = min(n, _REACH)
-        for offset in range(1, reach):
+        tries = min(n, _MAX_TRIES)
+        for offset in range(1, tries):
             candidate = (place.indices + offset) % n
-            (fault,) = self._preparation.fill(place.crop, self.samples.several(candidate), place.draws, place.pixels)
-            if fault is None:
+            (reason,) = self._preparation.fill(place.crop, self.samples.several(candidate), place.draws, place.pixels)
+            if reason is None:
                 place.labels[:] = self.samples.labels[candidate]
                 return True
-            self.broken.add(int(candidate[0]), fault)
-        raise DataError(f"{reach} pictures in a row cannot be decoded, from {self.samples.name(int(place.indices[0]))} on")
+            self.broken.add(int(candidate[0]), reason)
+        first = self.samples.name(int(place.indices[0]))
+        raise DataError(f"{tries} consecutive images are broken, starting at {first}; run `worldsize data verify`")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where in a batch which samples go, and how they are cut: n of each."""
+    """Places in a batch: the n samples to put there, and how to crop them."""
 
     crop: Crop
     indices: Indices
@@ -225,37 +228,37 @@ class Places:
     labels: NDArray[np.int64]
 
     def part(self, which: slice) -> Places:
-        """Some of them."""
+        """Select some of the places."""
         return Places(self.crop, self.indices[which], self.draws[which], self.pixels[which], self.labels[which])
 
 
 class Stream(Iterator[Batch]):
-    """Batches in order, of which ``prefetch`` are being prepared while one is used. Each item of ``source`` begins one."""
+    """Batches in order. ``prefetch`` batches are prepared while one is used. Each item of ``source`` starts one."""
 
     def __init__(self, prefetch: int, source: Iterable[_Pending]) -> None:
         self._prefetch = prefetch
         self._sources = deque([iter(source)])
-        self._begun: deque[_Pending] = deque()
+        self._started: deque[_Pending] = deque()
 
     def add(self, source: Iterable[_Pending]) -> None:
-        """Let these follow."""
+        """Append more batches."""
         self._sources.append(iter(source))
 
     def __next__(self) -> Batch:
-        while self._sources and len(self._begun) <= self._prefetch:
+        while self._sources and len(self._started) <= self._prefetch:
             pending = next(self._sources[0], None)
             if pending is None:
                 self._sources.popleft()
             else:
-                self._begun.append(pending)
-        if not self._begun:
+                self._started.append(pending)
+        if not self._started:
             raise StopIteration
-        return self._begun.popleft().result()
+        return self._started.popleft().result()
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A batch whose parts are still being filled."""
+    """A batch that threads are still filling."""
 
     pixels: torch.Tensor
     labels: torch.Tensor

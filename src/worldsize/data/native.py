@@ -1,7 +1,7 @@
-"""The native batch decoder: encoded pictures, boxes and flips in, a batch of pixels out, without the GIL.
+"""Bindings of the native batch decoder: encoded images, boxes and flips in, a batch of pixels out, without the GIL.
 
-What it does is in native/src/worldsize.h. Its pixels equal those of `worldsize.data.decode` and Pillow's BILINEAR bit for
-bit (given libjpeg-turbo on both sides); what it does not handle it leaves to them.
+native/src/worldsize.h documents the interface. The pixels are bit-identical to those of `worldsize.data.decode` and
+Pillow's BILINEAR (if Pillow uses libjpeg-turbo, too). Images that the library does not support are left to Pillow.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ Pixels = NDArray[np.uint8]
 Sizes = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
-DECODER = "WORLDSIZE_DECODER"  # "pillow" turns the library off, reading included
-_SIMD = "WORLDSIZE_SIMD"  # "scalar" asks for plain C; native/src/kernels.c reads it
+DECODER = "WORLDSIZE_DECODER"  # "pillow" disables the library, including its reads
+_SIMD = "WORLDSIZE_SIMD"  # "scalar" selects plain C; read by native/src/kernels.c
 
 MAX_SIZE = 16384
 
 _INTERFACE = 2  # WS_INTERFACE of native/src/worldsize.h
 
-# The options of native/src/worldsize.h. Pillow 13 changed the order of the two passes of some resizes.
+# The options in native/src/worldsize.h. Pillow 13 changed the order of the two passes of some resizes.
 _SCALING = 1
 _ORDER = 2 if int(PIL.__version__.split(".")[0]) >= 13 else 0
 
 
-class OtherSources(Exception):
-    """A library with another interface than this module's."""
+class WrongInterface(Exception):
+    """The library has another interface version than this module."""
 
 
 class Native:
-    """The loaded library. All methods may be called by many threads at once, and the GIL is free while they work.
+    """The loaded library. All methods are thread-safe and release the GIL.
 
     Raises:
         OSError: it cannot be loaded.
-        OtherSources: it was built from the sources of another version.
+        WrongInterface: it was built from another version of the sources.
 
     Attributes:
-        version: what it is made of and runs on, for example "libjpeg-turbo 2.1.5, avx2".
+        version: its libjpeg-turbo and instruction set, for example "libjpeg-turbo 2.1.5, avx2".
     """
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
         if not hasattr(self._library, "ws_interface") or self._library.ws_interface() != _INTERFACE:
-            raise OtherSources
+            raise WrongInterface
         self._library.ws_version.restype = ctypes.c_char_p
         self.version: str = self._library.ws_version().decode()
 
     def headers(self, buffers: Sequence[Buffer]) -> tuple[Sizes, Sizes, Mask]:
-        """Sizes of JPEGs from their headers, without decoding.
+        """Read the sizes of JPEGs from their headers, without decoding.
 
         Returns:
-            heights and widths, int32 (n,), pixels; bool (n,), whether `cut` can try this picture. Where it cannot,
-            the sizes are 0: another decoder must look at it.
+            Heights and widths, int32 (n,), pixels; bool (n,), whether `cut` can try this image. If it is False, the
+            sizes are 0, and another decoder must try.
         """
         n = len(buffers)
         heights, widths, status = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.uint8)
@@ -75,23 +75,23 @@ class Native:
     def cut(
         self, buffers: Sequence[Buffer], cuts: NDArray[np.int32], flips: Mask, size: int, out: Pixels, scaling: bool = False
     ) -> Mask:
-        """Decode JPEGs, and cut each to ``size`` x ``size``.
+        """Decode JPEGs, and crop each to ``size`` x ``size``.
 
         Args:
-            buffers: n encoded pictures; none of them is copied.
-            cuts: int32 (n, 8): top, left, height, width of the box in the picture; rows and columns of the grid that it
-                is resized to; y and x of the output in that grid, black where it reaches beyond.
-            flips: bool (n,): mirrored left to right.
+            buffers: n encoded images; not copied.
+            cuts: int32 (n, 8): top, left, height, width of the box in the image; rows and columns of the grid that it
+                is resized to; y and x of the output in that grid. The output is black outside the grid.
+            flips: bool (n,): flip horizontally.
             size: side of the result, 1 to 16384 pixels.
             out: uint8 (n, size, size, 3), C-contiguous; written in place.
-            scaling: decode at 1/2 or 1/4 where the box stays at least as large as the grid. Faster for large
-                pictures; the pixels are then not those of the whole decode.
+            scaling: decode at 1/2 or 1/4 of the size if the box stays at least as large as the grid. Faster for large
+                images, but the pixels differ from those of a full-size decode.
 
         Returns:
-            bool (n,): done. Where it is False the pixels are black, and another decoder must try.
+            bool (n,): done. If it is False, the pixels are black, and another decoder must try.
 
         Raises:
-            ValueError: arrays of other shapes or types.
+            ValueError: an array has the wrong shape or type.
         """
         n, options = len(buffers), _ORDER | scaling * _SCALING
         _check(n, cuts, flips, size, out)
@@ -100,34 +100,36 @@ class Native:
         self._library.ws_decode(n, *pointers.arguments, _at(cuts), _at(flips), size, options, _at(out), _at(status))
         return status == 0
 
-    def raw(self, pictures: Sequence[Pixels], cuts: NDArray[np.int32], flips: Mask, size: int, out: Pixels) -> Mask:
-        """As `cut`, from decoded pictures: uint8 (height, width, 3), C-contiguous, of any sizes.
+    def raw(self, images: Sequence[Pixels], cuts: NDArray[np.int32], flips: Mask, size: int, out: Pixels) -> Mask:
+        """Like `cut`, for decoded images: uint8 (height, width, 3), C-contiguous, of any sizes.
 
         Raises:
-            ValueError: arrays of other shapes or types.
+            ValueError: an array has the wrong shape or type.
         """
-        _check(len(pictures), cuts, flips, size, out)
-        if not all(p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 and p.flags.c_contiguous for p in pictures):
-            raise ValueError("raw pictures must be uint8 (height, width, 3), C-contiguous")
-        heights = np.array([p.shape[0] for p in pictures], np.int32)
-        widths = np.array([p.shape[1] for p in pictures], np.int32)
-        status = np.zeros(len(pictures), np.uint8)
-        data = np.array([p.ctypes.data for p in pictures], np.uintp)
+        _check(len(images), cuts, flips, size, out)
+        if not all(p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 and p.flags.c_contiguous for p in images):
+            raise ValueError("raw images must be uint8 (height, width, 3), C-contiguous")
+        heights = np.array([p.shape[0] for p in images], np.int32)
+        widths = np.array([p.shape[1] for p in images], np.int32)
+        status = np.zeros(len(images), np.uint8)
+        data = np.array([p.ctypes.data for p in images], np.uintp)
         self._library.ws_raw(
-            len(pictures), _at(data), _at(heights), _at(widths), _at(cuts), _at(flips), size, _ORDER, _at(out), _at(status)
+            len(images), _at(data), _at(heights), _at(widths), _at(cuts), _at(flips), size, _ORDER, _at(out), _at(status)
         )
         return status == 0
 
     def read(
         self, files: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
     ) -> list[tuple[memoryview, int] | OSError]:
-        """Pieces of open files: of each so many bytes from an offset on, fewer where the file ends before.
+        """Read pieces of open files in one call.
 
         Args:
-            files: n file descriptors; one may be there several times.
+            files: n file descriptors, not necessarily distinct.
+            offsets: start of each piece, bytes.
+            sizes: length of each piece, bytes.
 
         Returns:
-            For each, the bytes and their CRC-32C, or why they could not be read.
+            For each piece, its bytes and their CRC-32C, or the error. At the end of the file, there are fewer bytes.
         """
         n = len(files)
         got, checksums, room = np.empty(n, np.int64), np.empty(n, np.uint32), np.empty(sum(sizes), np.uint8)
@@ -135,13 +137,13 @@ class Native:
         self._library.ws_read(n, *(_at(array) for array in (*arguments, room, got, checksums)))
         data, begins = memoryview(room.data).toreadonly(), [0, *accumulate(sizes)][:n]
         return [
-            (data[begin : begin + many], checksum) if many >= 0 else OSError(-many, os.strerror(-many))
-            for begin, many, checksum in zip(begins, got.tolist(), checksums.tolist(), strict=True)
+            (data[begin : begin + count], checksum) if count >= 0 else OSError(-count, os.strerror(-count))
+            for begin, count, checksum in zip(begins, got.tolist(), checksums.tolist(), strict=True)
         ]
 
 
 class _Pointers:
-    """Addresses and lengths of buffers, which stay alive as long as this."""
+    """Addresses and lengths of buffers; keeps the buffers alive."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
         self._owners = [np.frombuffer(buffer, np.uint8) if len(buffer) else np.zeros(0, np.uint8) for buffer in buffers]
@@ -163,25 +165,25 @@ def _check(n: int, cuts: NDArray[np.int32], flips: Mask, size: int, out: Pixels)
         ("out", out, (n, size, size, 3), np.uint8),
     ):
         if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
-            raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}, C-contiguous; it is {array.dtype} {array.shape}")
+            raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}, C-contiguous, not {array.dtype} {array.shape}")
     if not out.flags.writeable:
         raise ValueError("out is read-only")
 
 
 def load() -> Native | None:
-    """The library, loaded once per process; None where there is none: `why_not` tells.
+    """Load the library, once per process. Returns None if it is not available; `why_not` gives the reason.
 
     Raises:
-        UserError: one of the environment's variables for it has an unknown value.
+        UserError: one of its environment variables has an unknown value.
     """
     return _loaded()[0]
 
 
 def why_not() -> str | None:
-    """Why `load` gives None, as part of a sentence; None where it gives the library.
+    """Why `load` returns None, as part of a sentence; None if it returns the library.
 
     Raises:
-        UserError: as of `load`.
+        UserError: see `load`.
     """
     return _loaded()[1]
 
@@ -190,22 +192,24 @@ def why_not() -> str | None:
 def _loaded() -> tuple[Native | None, str | None]:
     for variable, known in ((DECODER, "pillow"), (_SIMD, "scalar")):
         if (value := os.environ.get(variable, "")) not in ("", known):
-            raise UserError(f"{variable}={value} in the environment: it can be {known}, or not be set")
+            raise UserError(f"environment variable {variable}={value}: not valid; set it to {known}, or unset it")
     if os.environ.get(DECODER) == "pillow":
-        return None, f"{DECODER}=pillow turns it off"
+        return None, f"{DECODER}=pillow disables it"
     library = _library()
     if library is None:
-        needed = "a C compiler and the headers of libjpeg-turbo 2.1 or later (libjpeg-dev)"
-        return None, f"it was not built: that needs {needed} at installation"
+        # pip would install the wheel that it cached without the decoder.
+        again = "pip install --force-reinstall --no-deps --no-cache-dir"
+        required = "a C compiler and the headers of libjpeg-turbo 2.1 or later (libjpeg-dev)"
+        return None, f"it was not built: install {required}, then reinstall worldsize with {again}"
     try:
         return Native(library), None
-    except OtherSources:
-        return None, f"{library} was built from other sources: install worldsize again"
+    except WrongInterface:
+        return None, f"{library} was built from another version of the sources: reinstall worldsize"
     except OSError as error:
         return None, f"{library} cannot be loaded: {error}"
 
 
 def _library() -> Path | None:
-    """Where setuptools puts it: beside this module, named like an extension of this Python."""
+    """Where setuptools installs it: next to this module, named like an extension module of this Python."""
     paths = (Path(__file__).with_name("_native" + suffix) for suffix in EXTENSION_SUFFIXES)
     return next((path for path in paths if path.exists()), None)

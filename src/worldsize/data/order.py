@@ -1,8 +1,8 @@
 """The order of an epoch: the k-th sample is a pure function of (seed, epoch, k).
 
-Every order is equally likely (`FullShuffle`); `worldsize.data.blocks` has one that is easier on slow storage.
+In `FullShuffle`, every order is equally likely. `worldsize.data.blocks` has an order for slow storage.
 
-A keyed permutation in constant memory: a generalised Feistel network over a*b >= n cells, with
+A keyed permutation in constant memory: a generalized Feistel network over a*b >= n cells, with
 cycle walking for the few cells beyond n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
 """
 
@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from worldsize.data.rng import Use, key_of, philox
 
 _ROUNDS = 24
-_APART = np.uint64(32)  # the rounds of one part from those of the next
+_PART_STRIDE = np.uint64(32)  # counters per part, at least _ROUNDS
 _LOW = np.uint64(0xFFFFFFFF)
 
 Indices = NDArray[np.int64]
-# (epoch, positions in it) to samples.
+# Maps (epoch, positions in the epoch) to samples.
 Order = Callable[[int, Indices], Indices]
 
 
@@ -38,26 +38,26 @@ class FullShuffle:
 
 
 def permute(seed: int, epoch: ArrayLike, k: ArrayLike, n: int, part: ArrayLike = 0) -> Indices:
-    """The sample at position ``k`` of an epoch over ``n`` samples.
+    """Return the sample at position ``k`` of an epoch over ``n`` samples.
 
     Args:
         seed: 64-bit seed.
         epoch: integer or integer array.
         k: positions, 0 <= k < n; broadcasts with ``epoch``.
         n: number of samples, 1 <= n < 2**32.
-        part: which of several orders that one epoch has, 0 <= part < 2**27; broadcasts with ``epoch``.
+        part: selects one of several orders of the same epoch, 0 <= part < 2**27; broadcasts with ``epoch``.
 
     Returns:
-        int64 array of the broadcast shape; for a fixed epoch and part a bijection of 0..n-1.
+        int64 array of the broadcast shape. For a fixed epoch and part, a bijection of 0..n-1.
     """
     if not 0 < n < 2**32:
         raise ValueError(f"n must be between 1 and 2**32 - 1, not {n}")
     epochs, parts = np.broadcast_arrays(np.asarray(epoch, np.uint64), np.asarray(part, np.uint64))
     position = np.asarray(k, np.uint64)
     shape = np.broadcast_shapes(epochs.shape, position.shape)
-    # Round keys depend on epoch and part alone: computed once for them, then seen at every position.
+    # Round keys depend only on epoch and part: compute them once, then broadcast to all positions.
     rounds = np.arange(_ROUNDS, dtype=np.uint64).reshape(-1, *[1] * epochs.ndim)
-    words = philox((rounds + parts * _APART, epochs, n, Use.ORDER), key_of(seed))[0]
+    words = philox((rounds + parts * _PART_STRIDE, epochs, n, Use.ORDER), key_of(seed))[0]
     words = words.reshape(_ROUNDS, *[1] * (len(shape) - epochs.ndim), *epochs.shape)
     keys = np.broadcast_to(words, (_ROUNDS, *shape)).reshape(_ROUNDS, -1)
     out = _network(np.broadcast_to(position, shape).reshape(-1), keys, n)
@@ -69,7 +69,7 @@ def permute(seed: int, epoch: ArrayLike, k: ArrayLike, n: int, part: ArrayLike =
 def _network(position: NDArray[np.uint64], keys: NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
     """Alternating rounds on the digits (left, right) of ``position`` in the mixed base (a, b).
 
-    b is even: with two odd bases every round would be an even permutation, and half of all orders out of reach.
+    b is even: with two odd bases, every round is an even permutation, and half of all orders is unreachable.
     """
     a = math.isqrt(n - 1) + 1
     b = 2 * -(-n // (2 * a))
@@ -84,7 +84,7 @@ def _network(position: NDArray[np.uint64], keys: NDArray[np.uint64], n: int) -> 
 
 
 def _mix(value: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A keyed 32-bit hash: the finaliser of MurmurHash3 on value xor key, twice keyed."""
+    """A keyed 32-bit hash: the finalizer of MurmurHash3 on value xor key, with the key added a second time."""
     x = (value * np.uint64(0x9E3779B1) ^ key) & _LOW
     x = ((x ^ x >> np.uint64(16)) * np.uint64(0x85EBCA6B)) & _LOW
     x = ((x ^ x >> np.uint64(13)) * np.uint64(0xC2B2AE35) + key) & _LOW

@@ -1,4 +1,4 @@
-"""uint8 pixels to what the network takes, on the device."""
+"""uint8 pixels to normalized network input, on the device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from worldsize.recipe import Data
 
 
 class Normalise:
-    """Moves (n, H, W, 3) uint8 to the device, then (x / 255 - mean) / std, as (n, 3, H, W) in NHWC memory.
+    """Move (n, H, W, 3) uint8 to the device, then compute (x / 255 - mean) / std, as (n, 3, H, W) in NHWC memory.
 
-    uint8 is a quarter of the bytes that float32 would be on the way.
+    Moving uint8 takes a quarter of the bytes of float32.
     """
 
     def __init__(self, data: Data, device: torch.device, dtype: torch.dtype) -> None:

@@ -1,7 +1,8 @@
-"""Encoded pictures to pixels of the final size: by the native decoder where it is built, by Pillow otherwise.
+"""Encoded images to pixels of the final size, with the native decoder if it was built, otherwise with Pillow.
 
-Both give the same pixels, bit for bit, where Pillow too is built with libjpeg-turbo, and call the same pictures broken: what
-the native decoder does not know or does not like goes to Pillow. Scaling, which only the native one does, changes pixels.
+Both give bit-identical pixels if Pillow also uses libjpeg-turbo, and both report the same images as broken: the native
+decoder leaves to Pillow every image that it does not support or finds damaged. Scaling, which only the native decoder
+supports, changes the pixels.
 """
 
 from __future__ import annotations
@@ -13,57 +14,61 @@ from numpy.typing import NDArray
 
 from worldsize.data import native
 from worldsize.data.crops import Crop, Draws, Pixels
-from worldsize.data.decode import BrokenPicture
-from worldsize.data.samples import Read, as_picture
+from worldsize.data.decode import BrokenImage
+from worldsize.data.samples import Read, as_image
 
 
 class Preparation:
-    """Cuts encoded pictures.
+    """Decode and crop images.
 
     Args:
-        scaling: let the native decoder decode at 1/2 or 1/4 where that suffices: faster for large pictures, and not the
-            same pixels.
+        scaling: let the native decoder decode at 1/2 or 1/4 of the size if that is large enough. Faster for large
+            images, but the pixels differ.
     """
 
     def __init__(self, scaling: bool = False) -> None:
         self._scaling = scaling
         self._native = native.load()
 
-    def fill(self, crop: Crop, pictures: Sequence[Read], draws: Draws, out: Pixels) -> list[str | None]:
-        """Cut each picture into its place of ``out``, uint8 (n, size, size, 3), contiguous; ``draws`` (n, crop.draws).
+    def fill(self, crop: Crop, images: Sequence[Read], draws: Draws, out: Pixels) -> list[str | None]:
+        """Crop each image into its place in ``out``.
+
+        Args:
+            draws: (n, crop.draws).
+            out: uint8 (n, size, size, 3), contiguous; written in place.
 
         Returns:
-            For each, None, or why it is broken; then its place holds nothing of use.
+            For each image None, or the reason why it is broken; then its pixels in ``out`` are undefined.
         """
-        done = self._natively(crop, pictures, draws, out)
-        return [None if done[i] else _by_pillow(crop, pictures[i], draws[i], out[i]) for i in range(len(pictures))]
+        done = self._with_native(crop, images, draws, out)
+        return [None if done[i] else _with_pillow(crop, images[i], draws[i], out[i]) for i in range(len(images))]
 
-    def _natively(self, crop: Crop, pictures: Sequence[Read], draws: Draws, out: Pixels) -> NDArray[np.bool_]:
-        """Which places were filled."""
-        nothing = np.zeros(len(pictures), bool)
+    def _with_native(self, crop: Crop, images: Sequence[Read], draws: Draws, out: Pixels) -> NDArray[np.bool_]:
+        """Returns bool (n,): which places were filled."""
+        none = np.zeros(len(images), bool)
         if self._native is None:
-            return nothing
+            return none
         flips, size = crop.flips(draws), crop.size
-        raw = [one for one in pictures if isinstance(one, np.ndarray)]
-        if len(raw) == len(pictures):
-            heights, widths = np.array([one.shape[:2] for one in raw], np.int64).reshape(-1, 2).T
+        raw = [image for image in images if isinstance(image, np.ndarray)]
+        if len(raw) == len(images):
+            heights, widths = np.array([image.shape[:2] for image in raw], np.int64).reshape(-1, 2).T
             cuts = crop.cuts(heights, widths, draws)
-            return nothing if cuts is None else self._native.raw(raw, cuts, flips, size, out)
-        encoded = [one if isinstance(one, (bytes, memoryview)) else b"" for one in pictures]
+            return none if cuts is None else self._native.raw(raw, cuts, flips, size, out)
+        encoded = [image if isinstance(image, (bytes, memoryview)) else b"" for image in images]
         heights, widths, known = self._native.headers(encoded)
-        # The sides of the others are not known; any will do.
+        # The sizes of the other images are unknown; the native decoder ignores their cuts.
         heights, widths = (np.where(known, sides, 1).astype(np.int64) for sides in (heights, widths))
         cuts = crop.cuts(heights, widths, draws)
         if cuts is None:
-            return nothing
+            return none
         return self._native.cut(encoded, cuts, flips, size, out, scaling=self._scaling)
 
 
-def _by_pillow(crop: Crop, picture: Read, draws: Draws, out: Pixels) -> str | None:
+def _with_pillow(crop: Crop, image: Read, draws: Draws, out: Pixels) -> str | None:
     try:
-        if isinstance(picture, BrokenPicture):
-            raise picture
-        out[:] = crop.one(as_picture(picture), draws)
+        if isinstance(image, BrokenImage):
+            raise image
+        out[:] = crop.one(as_image(image), draws)
         return None
-    except BrokenPicture as error:
+    except BrokenImage as error:
         return str(error)

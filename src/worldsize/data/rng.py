@@ -1,8 +1,8 @@
-"""Random numbers without a stream: every draw is a function of what it is for.
+"""Counter-based random numbers: every draw is a pure function of its purpose and position.
 
-Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), vectorised over
-counters. The key is the recipe's seed; the counter says which draw is wanted. So no worker, rank,
-prefetch depth or point of resume can change any number.
+Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), vectorized over
+counters. The key is the recipe's seed; the counter identifies the draw. So the number of workers or ranks,
+the prefetch depth and the point of resume do not change any number.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ _WORD = 0xFFFFFFFF
 
 
 class Use(IntEnum):
-    """What a draw is for: keeps the streams of one seed apart."""
+    """The purpose of a draw. Separates the streams of one seed."""
 
     ORDER = 0
     AUGMENT = 1
     TORCH = 2
     SYNTHETIC = 3
-    SPLIT = 4
 
 
 def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[int, int]) -> NDArray[np.uint64]:
@@ -56,12 +55,12 @@ def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tupl
 
 
 def key_of(seed: int) -> tuple[int, int]:
-    """The Philox key of a 64-bit seed."""
+    """Split a 64-bit seed into a Philox key."""
     return seed & _WORD, seed >> 32 & _WORD
 
 
 def uniforms(seed: int, use: Use, epoch: int, samples: ArrayLike, count: int) -> NDArray[np.float64]:
-    """``count`` draws for each sample.
+    """Make ``count`` uniform draws for each sample.
 
     Args:
         samples: integer array of shape (n,), each below 2**32.
@@ -77,9 +76,9 @@ def uniforms(seed: int, use: Use, epoch: int, samples: ArrayLike, count: int) ->
 
 
 def seed_of(seed: int, use: Use, *position: int) -> int:
-    """A 63-bit seed for another generator, as a function of ``position`` (any number of integers).
+    """Derive a 63-bit seed for another generator from ``position`` (any number of integers).
 
-    A hash rather than Philox: one number is wanted at a time, and a vectorised function costs 100 times as much.
+    Uses a hash, not Philox: callers need one number at a time, for which vectorized Philox costs 100 times as much.
     """
     digest = hashlib.blake2b(",".join(map(str, (seed, int(use), *position))).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,11 +1,12 @@
-"""A split of a data set: labelled pictures by index. The interface that every data set offers."""
+"""A split of a dataset: labeled images by index. The interface that every dataset implements."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
+import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,21 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from worldsize.data.decode import BrokenPicture, decode
+from worldsize.data.decode import BrokenImage, decode
 
-# A picture's bytes, or its pixels: uint8 (height, width, 3).
+# The encoded bytes of an image, or its pixels: uint8 (height, width, 3).
 Stored = bytes | memoryview | NDArray[np.uint8]
-# That of a picture that could be read, or why it could not.
-Read = Stored | BrokenPicture
+# An image that was read, or why it could not be read.
+Read = Stored | BrokenImage
+
+
+class NotAFile(BrokenImage):
+    """The image's path is not a regular file, so it has no bytes to read or to pack."""
 
 
 class Samples(ABC):
-    """Pictures 0 .. len-1 with their labels.
+    """Images 0 .. len-1 and their labels.
 
     Attributes:
         labels: int32 (n,), each below ``len(classes)``.
-        classes: the classes' names, in label order.
-        fingerprint: changes when the set does (hex).
+        classes: class names, in label order.
+        fingerprint: hex; changes when the split changes.
     """
 
     labels: NDArray[np.int32]
@@ -39,89 +44,89 @@ class Samples(ABC):
 
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
-        """All pictures as one (n, H, W, 3) array, where they are in memory."""
+        """All images as one (n, H, W, 3) array; None if they are not in memory."""
         return None
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What to call this picture in a message."""
+        """The image's name in messages."""
 
     @abstractmethod
-    def picture(self, index: int) -> Image.Image:
-        """The picture, decoded, RGB.
+    def image(self, index: int) -> Image.Image:
+        """Decode the image to RGB.
 
         Raises:
-            BrokenPicture: it cannot be read or decoded.
+            BrokenImage: it cannot be read or decoded.
         """
 
     def sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int32] | None:
-        """Heights and widths (n, 2) of these pictures, (0, 0) of broken ones; None where they are not known unread."""
+        """Heights and widths (n, 2) of these images, (0, 0) for broken ones; None if this requires reading them."""
         return None
 
     def in_blocks(self, block: int, most: int) -> Samples:
-        """The same pictures for an order that wants each ``block`` of consecutive ones soon after one another.
+        """The same images, for an order that needs the ``block`` consecutive images of a block close together in time.
 
-        Where they lie one after the other, each such block is then read at once, and at most ``most`` are kept at a time.
+        If they are stored consecutively, each block is read in one request, and at most ``most`` blocks are cached.
         """
         return self
 
 
 class EncodedSamples(Samples):
-    """Pictures that are kept as bytes of some picture format. Everything may be called from many threads."""
+    """Images stored as bytes of an image format. All methods are thread-safe."""
 
     @property
-    def together(self) -> bool:
-        """Whether `several` costs hardly more than one; else it reads one after the other."""
+    def reads_many(self) -> bool:
+        """Whether `several` reads all images in about the time of one; otherwise it reads them one by one."""
         return False
 
     @abstractmethod
     def path(self, index: int) -> str:
-        """Where the picture lies within its split: unique, relative, with ``/`` between."""
+        """The image's path in its split: unique, relative, separated by ``/``."""
 
     @abstractmethod
     def length(self, index: int) -> int:
-        """Bytes of the picture, without reading it.
+        """The image's size in bytes, without reading it.
 
         Raises:
-            BrokenPicture: it is not there.
+            BrokenImage: it does not exist, or is not a regular file (`NotAFile`).
         """
 
     @abstractmethod
     def encoded(self, index: int) -> bytes | memoryview:
-        """The picture's bytes.
+        """The image's bytes.
 
         Raises:
-            BrokenPicture: they cannot be read, or are not those that were written.
+            BrokenImage: they cannot be read, or do not match their checksum.
         """
 
     def stored(self, index: int) -> Stored:
-        """What is kept of the picture: its bytes, or where it is kept raw its pixels.
+        """The image as stored: its encoded bytes, or its pixels if it is stored raw.
 
         Raises:
-            BrokenPicture: as of `encoded`.
+            BrokenImage: see `encoded`.
         """
         return self.encoded(index)
 
     def several(self, indices: NDArray[np.int64]) -> list[Read]:
-        """What `stored` gives of each, or raises: a broken one does not keep back the others."""
-        return [_stored_or_why(self, int(index)) for index in indices]
+        """For each image, what `stored` returns or raises: a broken image does not affect the others."""
+        return [_stored_or_error(self, int(index)) for index in indices]
 
-    def picture(self, index: int) -> Image.Image:
-        return as_picture(self.stored(index))
+    def image(self, index: int) -> Image.Image:
+        return as_image(self.stored(index))
 
 
-def _stored_or_why(samples: EncodedSamples, index: int) -> Read:
+def _stored_or_error(samples: EncodedSamples, index: int) -> Read:
     try:
         return samples.stored(index)
-    except BrokenPicture as error:
+    except BrokenImage as error:
         return error
 
 
-def as_picture(stored: Stored) -> Image.Image:
-    """The picture, RGB.
+def as_image(stored: Stored) -> Image.Image:
+    """Decode a stored image to RGB.
 
     Raises:
-        BrokenPicture: it cannot be decoded.
+        BrokenImage: it cannot be decoded.
     """
     return Image.fromarray(stored) if isinstance(stored, np.ndarray) else decode(bytes(stored))
 
@@ -139,7 +144,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> dict[str, str | int]:
-        """What a checkpoint remembers of the data, to notice that it changed."""
+        """What a checkpoint saves about the data, to detect changes."""
         return {
             "train": self.train.fingerprint,
             "train_samples": len(self.train),
@@ -149,7 +154,7 @@ class Dataset:
 
 
 class ArraySamples(Samples):
-    """Pictures that are in memory."""
+    """Images in memory."""
 
     def __init__(self, title: str, pixels: NDArray[np.uint8], labels: NDArray[np.int32], classes: tuple[str, ...]) -> None:
         self._title = title
@@ -167,18 +172,18 @@ class ArraySamples(Samples):
     def name(self, index: int) -> str:
         return f"{self._title} #{index}"
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         return Image.fromarray(self._pixels[index])
 
 
 class FileSamples(EncodedSamples):
-    """Pictures in files; the index costs the file name, 8 bytes of offset and 4 of label a sample.
+    """Images in files. In memory, a sample uses its file name, 8 bytes of offset and 4 bytes of label.
 
     Args:
         root: the folder of the split.
-        folders: each class's folder, relative to ``root`` ("" where the files lie flat).
-        files: all file names (without folder), UTF-8, one after the other.
-        ends: int64 (n,), where each name ends in ``files``.
+        folders: each class's folder, relative to ``root`` ("" if there are no class folders).
+        files: all file names (without folder), UTF-8, concatenated.
+        ends: int64 (n,), the end of each name in ``files``.
         labels: int32 (n,).
         classes: names in label order.
     """
@@ -210,12 +215,24 @@ class FileSamples(EncodedSamples):
         return self._path(index).relative_to(self.root).as_posix()
 
     def length(self, index: int) -> int:
-        with _explained():
-            return self._path(index).stat().st_size
+        path = self._path(index)
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        _require_regular(status)
+        return status.st_size
 
     def encoded(self, index: int) -> bytes:
-        with _explained():
-            return self._path(index).read_bytes()
+        path = self._path(index)
+        try:
+            # Without O_NONBLOCK, opening a FIFO blocks until there is a writer. For regular files, it has no effect.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            with open(descriptor, "rb", buffering=0) as file:
+                _require_regular(os.fstat(descriptor))
+                return file.read()
+        except OSError as error:
+            raise _unreadable(path, error) from error
 
     def _path(self, index: int) -> Path:
         start = int(self.ends[index - 1]) if index else 0
@@ -223,9 +240,27 @@ class FileSamples(EncodedSamples):
         return self.root / self.folders[self.labels[index]] / file
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def _require_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise NotAFile(f"is {_KINDS.get(stat.S_IFMT(status.st_mode), 'something else')}, not a regular file")
+
+
+def _unreadable(path: Path, error: OSError) -> BrokenImage:
+    """Explain why this file cannot be opened or read."""
     try:
-        yield
-    except OSError as error:
-        raise BrokenPicture(f"cannot be read: {error.strerror}") from error
+        _require_regular(path.stat())  # the error of a socket is only "No such device or address"
+    except NotAFile as reason:
+        return reason
+    except OSError:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and path.is_symlink():
+            return NotAFile("is a dangling symbolic link")
+    return BrokenImage(f"cannot be read: {error.strerror}")

@@ -1,18 +1,18 @@
-"""What fsspec's many programs have in common."""
+"""Common handling of fsspec file systems."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")  # botocore's
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")  # exception names of botocore
 
 
 @contextmanager
 def faults_as_oserror() -> Iterator[None]:
-    """They fail with exceptions of their own (botocore's, aiohttp's, ...); raise OSError instead, with their words.
+    """Convert exceptions of fsspec's backends (botocore, aiohttp, ...) to OSError, with their message.
 
-    What Python's own exceptions say is left alone: a program that is not installed, a wrong setting, a defect.
+    Python's built-in exceptions pass through: they mean a missing package, a wrong setting, or a defect.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Pictures made of noise, for measuring: no disk, no decoding, every class looks alike."""
+"""Noise images for benchmarks: no disk, no decoding, and all classes look alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worldsize.recipe import Data
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
-    """``samples`` training pictures of ``classes`` classes, and as many to evaluate, up to 1,024."""
+    """Make ``samples`` training images of ``classes`` classes, and as many for evaluation, up to 1,024."""
     return Dataset(
         _noise("synthetic train", settings.samples, settings.train_crop_size, settings.classes, 0),
         _noise("synthetic val", min(settings.samples, 1024), settings.val_resize_size, settings.classes, 1),
@@ -20,7 +20,7 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
 
 
 def _noise(title: str, samples: int, size: int, classes: int, split: int) -> ArraySamples:
-    # 64 distinct pictures are noise enough, and quickly made.
+    # 64 distinct images are enough, and quick to generate.
     distinct = min(samples, 64)
     words = philox((np.arange(distinct * -(-size * size * 3 // 16)), split, 0, Use.SYNTHETIC), (0, 0))
     noise = words.T.astype(np.uint32, order="C").view(np.uint8).reshape(distinct, -1)[:, : size * size * 3]

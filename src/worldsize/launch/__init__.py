@@ -1,1 +1,1 @@
-"""Ways to start the processes of a run. A target is one module of this package."""
+"""Launchers: start a run's processes on this node. Each module is independent of any cluster manager."""

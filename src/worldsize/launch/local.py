@@ -1,4 +1,4 @@
-"""Several processes on this machine, through torch's elastic agent (what torchrun runs) as a library."""
+"""Local launcher: several processes on this machine, under torch's elastic agent (torchrun) used as a library."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS
 from worldsize.place import LOCAL_LAUNCH
 from worldsize.signals import handled
 
 ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
-_AGENTS_PATIENCE_S = 20
-_GRACE_S = 3600  # a step on a slow machine can be long, and a second signal ends the wait
+_AGENT_KILL_S = 20  # a rank killed later than this after the first report may have been killed by the agent
+_SHUTDOWN_TIMEOUT_S = 3600  # a step can take long on a slow machine; a second signal ends the wait
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Exit code of the run (0 is success) and the first failure's message, empty if it needs none."""
+    """Exit code of the run (0 is success) and the message of the first failure, empty if none is needed."""
 
     code: int
     message: str = ""
 
 
 def launch(argv: Sequence[str], processes: int) -> Outcome:
-    """Run ``python -m worldsize ARGV`` as ``processes`` processes that meet on a free port of this machine.
+    """Run ``python -m worldsize ARGV`` as ``processes`` processes that rendezvous on a free port of this machine.
 
-    Signals are passed on; a second one leaves at once, and the workers with it.
+    Signals are forwarded to the workers; a second signal ends the launcher and its workers immediately.
 
     Returns:
-        The first failure's own exit code and message.
+        The exit code and message of the first failure.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -52,95 +53,96 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
             "max_restarts": 0,
         }
         try:
-            elastic(argv, processes, Path(logs), settings)
-            return Outcome(0)
+            run_elastic(argv, processes, Path(logs), settings)
+            return Outcome(SUCCESS)
         except ChildFailedError as error:
             return cause({rank: f.exitcode for rank, f in error.failures.items()}, reports(Path(logs)), time.time())
         except SignalException as interrupt:
-            told = reports(Path(logs))
-            return told[0][1] if told else Outcome(128 + interrupt.sigval)
+            reported = reports(Path(logs))
+            return reported[0][1] if reported else Outcome(SIGNAL_BASE + interrupt.sigval)
 
 
-def elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mapping[str, Any], tee: bool = False) -> None:
-    """Run this machine's ``processes`` of a job under torch's elastic agent; it raises what went wrong.
+def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mapping[str, Any], tee: bool = False) -> None:
+    """Run this machine's ``processes`` of a job under torch's elastic agent; failures raise torch's exceptions.
 
     Args:
-        logs: where workers leave their reports.
-        settings: further fields of torch's `LaunchConfig`.
-        tee: begin each line that a worker prints with its rank, as in ``[3] ...``.
+        logs: folder for the workers' reports.
+        settings: additional fields of torch's `LaunchConfig`.
+        tee: prefix each line of a worker's output with its rank, as in ``[3] ...``.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    _quieten("torch.distributed.elastic")
-    fixed: dict[str, Any] = {
+    _silence("torch.distributed.elastic")
+    defaults: dict[str, Any] = {
         "nproc_per_node": processes,
         "rdzv_backend": "c10d",
         "monitor_interval": 0.1,
         "logs_specs": DefaultLogsSpecs(log_dir=str(logs), tee=Std.ALL if tee else Std.NONE),
         "log_line_prefix_template": "[${rank}] ",
-        "shutdown_timeout": _GRACE_S,
+        "shutdown_timeout": _SHUTDOWN_TIMEOUT_S,
         "signals_to_handle": ",".join(number.name for number in handled()),
     }
-    # The last two are younger than the oldest torch we allow.
-    known = {k: v for k, v in (fixed | dict(settings)).items() if k in LaunchConfig.__dataclass_fields__}
+    # The oldest supported torch lacks the last two.
+    supported = {k: v for k, v in (defaults | dict(settings)).items() if k in LaunchConfig.__dataclass_fields__}
     os.environ[LOCAL_LAUNCH] = str(processes)
     try:
-        elastic_launch(LaunchConfig(**known), sys.executable)("-m", "worldsize", *argv)
+        elastic_launch(LaunchConfig(**supported), sys.executable)("-m", "worldsize", *argv)
     finally:
         del os.environ[LOCAL_LAUNCH]
 
 
 def report(message: str, code: int) -> None:
-    """In a worker: leave the failure where the agent and `launch` look for it."""
+    """In a worker: write the failure where torch's agent and `launch` read it."""
     path = os.environ.get(ERROR_VARIABLE)
     if path:
         content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
         Path(path).write_text(json.dumps(content | {"worldsize": {"code": code, "time": time.time()}}))
 
 
-def _quieten(package: str) -> None:
-    """torch gives each module's logger a level of its own; what they say of failures, we say in our words."""
+def _silence(package: str) -> None:
+    """Silence torch's failure logs, which repeat our messages; torch sets a level on every module's logger separately."""
     for name in logging.root.manager.loggerDict:
         if name.startswith(package):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def reports(logs: Path) -> list[tuple[float, Outcome]]:
-    """What the workers reported, with the time, first failure first."""
+    """The workers' reports with their times (seconds since the epoch), first failure first."""
     found: list[tuple[float, Outcome]] = []
     for path in logs.rglob("error.json"):
         try:
-            told: dict[str, Any] = json.loads(path.read_text())
-            found.append((told["worldsize"]["time"], Outcome(told["worldsize"]["code"], told["message"]["message"])))
-        except (ValueError, KeyError, TypeError):  # written by a process that died while writing
+            content: dict[str, Any] = json.loads(path.read_text())
+            ours = content["worldsize"]
+            found.append((ours["time"], Outcome(ours["code"], content["message"]["message"])))
+        except (ValueError, KeyError, TypeError):  # the process died while writing it
             continue
     return sorted(found, key=lambda report: report[0])
 
 
 def cause(exit_codes: dict[int, int], reports: list[tuple[float, Outcome]], now: float) -> Outcome:
-    """Why the run failed: a deliberate report, a rank that was killed, or a defect, in this order.
+    """Why the run failed, in this order: an expected error that a rank reported, a rank that was killed, an internal error.
 
-    A rank that is killed cannot report, and the others report that they lost it. The agent ends the ranks that are left
-    with SIGTERM, and after half a minute with SIGKILL: those deaths are no cause.
+    A killed rank cannot report, and the other ranks report the lost connection as an internal error. The agent stops the
+    remaining ranks with SIGTERM, and after 30 s with SIGKILL: those deaths are not the cause.
     """
     deaths = [(rank, code) for rank, code in exit_codes.items() if code < 0 and code != -signal.SIGTERM]
     if reports:
         at, first = reports[0]
-        if first.code != 70 or not deaths or now - at > _AGENTS_PATIENCE_S:
+        if first.code != INTERNAL_ERROR or not deaths or now - at > _AGENT_KILL_S:
             return first
-    own_exits = [(rank, code) for rank, code in exit_codes.items() if code > 0]
-    rank, code = (deaths or own_exits or list(exit_codes.items()))[0]
+    exits = [(rank, code) for rank, code in exit_codes.items() if code > 0]
+    rank, code = (deaths or exits or list(exit_codes.items()))[0]
     return Outcome(_code(code), _death(code, rank))
 
 
 def _code(exit_code: int) -> int:
-    return 128 - exit_code if exit_code < 0 else exit_code
+    return SIGNAL_BASE - exit_code if exit_code < 0 else exit_code
 
 
 def _death(exit_code: int, rank: int) -> str:
     if exit_code >= 0:
-        return f"rank {rank} ended with exit code {exit_code}"
+        return f"rank {rank} exited with code {exit_code}"
     name = signal.Signals(-exit_code).name
-    hint = "; the kernel does that when memory runs out" if name == "SIGKILL" else ""
-    return f"rank {rank} was ended by {name}{hint}"
+    hint = "; a likely cause is the kernel's out-of-memory killer" if name == "SIGKILL" else ""
+    return f"rank {rank} was killed by {name}{hint}"

@@ -1,4 +1,4 @@
-"""The same job on this machine: a shell script that holds its recipe, for ``worldsize render --on local`` (pure)."""
+"""Renders a job as a self-contained shell script for one machine: ``worldsize render --on local`` (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _END = "END_OF_RECIPE"
 def render(recipe: str, name: str, procs: int, out: Path, retries: int) -> str:
     """A POSIX shell script that trains ``recipe`` (YAML) with ``procs`` processes.
 
-    Started again it goes on with the run OUT/NAME, as a job on a cluster does.
+    Started again, it resumes the run OUT/NAME.
     """
     options = ["--name", name, "--procs", str(procs), "--out", str(out), "--autoresume", "--retries", str(retries)]
     return f"""\

@@ -1,4 +1,4 @@
-"""The interface between the loop and a strategy."""
+"""The interface between the training loop and a strategy, and what is known about a strategy before torch is imported."""
 
 from __future__ import annotations
 
@@ -6,21 +6,67 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import nn
+from worldsize import batch
+from worldsize.clock import elapsed_ms, stamp
 
-from worldsize.clock import Stamp, elapsed_ms, stamp
-from worldsize.recipe import Parallel
-from worldsize.world import World
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from worldsize.batch import BatchPlan
+    from worldsize.clock import Stamp
+    from worldsize.place import Place
+    from worldsize.recipe import Parallel, Recipe
+    from worldsize.world import World
+
+# The world sizes at which a strategy works.
+Processes = Literal["one", "several", "2, 4, 8, ...", "any"]
+LAUNCHERS = ("--procs", "torchrun", "mpirun", "srun")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine offers: the number of GPUs, and why there is no GPU, gloo or NCCL (empty: it is available)."""
+
+    gpus: int
+    no_gpu: str
+    no_gloo: str
+    no_nccl: str
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a strategy; ``missing`` says why it does not work on this machine, empty if it does."""
+
+    strategy: str
+    device: str
+    backend: str
+    launchers: tuple[str, ...]
+    missing: str
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of ``bench strategies``: its name and the settings it adds.
+
+    ``backend`` is the `Way.backend` it needs (None: any), ``mpirun`` whether mpirun starts it, ``pairs`` whether it works
+    only at powers of two.
+    """
+
+    name: str
+    settings: tuple[str, ...]
+    backend: str | None = None
+    mpirun: bool = False
+    pairs: bool = False
 
 
 @dataclass(frozen=True)
 class Parts:
     """What a strategy works on.
 
-    ``model`` is the network itself, ``module`` what to call for its forward pass (the same, or its compiled form).
+    ``model`` is the network itself, ``module`` what to call for its forward pass (the network or its compiled form).
     """
 
     model: nn.Module
@@ -33,31 +79,104 @@ class Parts:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained."""
+        """The trainable parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
 
 class Strategy(ABC):
-    """How the replicas of one model come to agree, step by step.
+    """How the replicas of one model agree, step by step.
 
-    For each step the loop computes its micro-batches through ``module`` inside ``gradients(last)``, then calls
-    ``update``. Synchronous averaging acts in the first, combining of weights or updates in the second.
+    The class attributes and class methods are its facts: modules of strategies do not import torch at the top, so the
+    command line can read them at once. An instance is the strategy at work. For each step the loop computes its
+    micro-batches through ``module`` inside ``gradients(last)``, then calls ``update``. Gradient averaging acts in the
+    first, combining weights or updates in the second.
 
     Attributes:
         name: as in the recipe.
+        about: one line for people.
+        processes: the world sizes it works at.
+        rate: what the learning rate is scaled to: the ``global batch``, or the samples of one ``process``.
+        settings: the settings of `recipe.Parallel` that it reads and not every strategy does.
+        identity_settings: those of ``settings`` that change a run's numbers.
+        asynchronous: whether ranks do not step together, see `worldsize.asynchronous`.
+        needs_mpi: whether a cluster must start it with mpirun.
         local_gradients: whether ranks still hold different gradients when ``update`` is called.
-        asynchronous: whether ranks do not step together at all, see `worldsize.asynchronous`.
         module: what to call for the forward pass.
         optimizer: what steps, and what a checkpoint saves.
-        backend: what carries the agreement between processes, for people; None for one process.
-        exchange: what the step cost in communication; the loop takes it after each.
+        backend: what carries messages between processes, for people; None for one process.
+        exchange: the communication cost of the step; the loop takes it after each step.
     """
 
     name: ClassVar[str]
-    local_gradients: bool = False
+    about: ClassVar[str]
+    processes: ClassVar[Processes] = "several"
+    rate: ClassVar[Literal["global batch", "process"]] = "global batch"
+    settings: ClassVar[tuple[str, ...]] = ()
+    identity_settings: ClassVar[tuple[str, ...]] = ()
     asynchronous: ClassVar[bool] = False
+    needs_mpi: ClassVar[bool] = False
+    local_gradients: bool = False
     module: nn.Module
     optimizer: torch.optim.Optimizer
+
+    # Facts ------------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def exact(cls, settings: Parallel) -> bool:
+        """Whether a run has the numbers of `single`, up to rounding, at every world size."""
+        return False
+
+    @classmethod
+    def depends_on_world_size(cls, settings: Parallel) -> bool:
+        """Whether a run's numbers differ at another world size by more than rounding."""
+        return not cls.exact(settings)
+
+    @classmethod
+    def validate(cls, recipe: Recipe) -> None:
+        """Refuse a recipe that this strategy cannot run on any machine.
+
+        Raises:
+            UserError: names the setting and the remedy.
+        """
+        return
+
+    @classmethod
+    def check(cls, recipe: Recipe, place: Place) -> None:
+        """Refuse what cannot work on this machine or at this world size, before any process starts.
+
+        Raises:
+            UserError: says what is missing and how to get it.
+        """
+        return
+
+    @classmethod
+    def batch_plan(cls, recipe: Recipe, world_size: int) -> BatchPlan:
+        """How a step is shared among ``world_size`` processes.
+
+        Raises:
+            UserError: it cannot be shared evenly.
+        """
+        return batch.plan(recipe, world_size)
+
+    @classmethod
+    def lr_batch(cls, settings: Parallel, plan: BatchPlan, place: Place) -> int:
+        """The number of samples that the learning rate is scaled to: those behind one step of an optimizer."""
+        return plan.global_batch
+
+    @classmethod
+    def ways(cls, machine: Machine) -> list[Way]:
+        """The ways to run it, for ``worldsize strategies``."""
+        return [
+            Way(cls.name, "cpu", "gloo", LAUNCHERS, machine.no_gloo),
+            Way(cls.name, "cuda", "nccl", LAUNCHERS, machine.no_gpu or machine.no_nccl),
+        ]
+
+    @classmethod
+    def variants(cls) -> list[Variant]:
+        """What ``bench strategies`` compares."""
+        return [Variant(cls.name, ("--parallel.strategy", cls.name))]
+
+    # At work ----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def __init__(self, parts: Parts) -> None:
@@ -67,7 +186,7 @@ class Strategy(ABC):
         self.exchange = Exchange(parts.world.device)
 
     def describe(self) -> str:
-        """The name with what sets it apart, for people."""
+        """The name and the settings that matter, for people."""
         return self.name
 
     def gradients(self, last: bool) -> AbstractContextManager[None]:
@@ -75,23 +194,23 @@ class Strategy(ABC):
         return nullcontext()
 
     def update(self, step: Callable[[], None]) -> None:
-        """Apply the optimiser (``step``) once gradients are ready."""
+        """Apply the optimizer (``step``) once gradients are ready."""
         step()
 
     def settle(self, rehearse: Callable[[], None]) -> None:
-        """Before the first step: a chance to run ``rehearse``, a forward and backward pass that leaves no trace."""
+        """Before the first step: a chance to run ``rehearse``, a forward and backward pass without side effects."""
         return
 
     def at_step(self, step: int) -> None:
-        """The run goes on after so many steps of it, possibly as another world or by another strategy than before."""
+        """The run resumes after this many steps, possibly at another world size or with another strategy than before."""
         return
 
     def consensus(self) -> AbstractContextManager[None]:
-        """Inside, the model holds the weights that stand for all ranks: those to evaluate and to save."""
+        """Inside, the model holds the weights that stand for all ranks: the ones to evaluate and save."""
         return nullcontext()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """This rank's own state, beyond the model and rank 0's optimiser, that the next step depends on."""
+        """This rank's own state, beyond the model and rank 0's optimizer, that the next step depends on."""
         return {}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -99,11 +218,18 @@ class Strategy(ABC):
         return
 
 
+def uses_gpu(recipe: Recipe) -> bool:
+    """Whether a run of this recipe computes on GPUs here."""
+    import torch
+
+    return recipe.device != "cpu" and torch.cuda.is_available()
+
+
 @dataclass
 class Exchange:
-    """What one step costs this rank in communication.
+    """The communication cost of one step on this rank.
 
-    ``sent_bytes`` is the payload it hands to collective operations; how often a network carries it is up to them.
+    ``sent_bytes`` is the payload passed to collective operations, however often a network carries it.
     """
 
     device: torch.device
@@ -116,11 +242,11 @@ class Exchange:
         self.sent_bytes += tensor.numel() * tensor.element_size()
 
     def begin(self) -> None:
-        """From here on this rank waits for others alone; a later call before `end` moves the beginning."""
+        """From here on this rank only waits for others; a later call before `end` moves the beginning."""
         self._begun = stamp(self.device)
 
     def end(self) -> None:
-        """They are here."""
+        """The wait is over."""
         self.waits.append((self._begun, stamp(self.device)))
 
     @contextmanager
@@ -131,7 +257,7 @@ class Exchange:
         self.end()
 
     def take(self) -> Exchange:
-        """What came since the last call, which then begins anew."""
+        """The cost since the last call; counting starts again from zero."""
         taken = Exchange(self.device, self.sent_bytes, self.waits)
         self.sent_bytes, self.waits = 0, []
         return taken

@@ -1,45 +1,63 @@
 """One process drives several GPUs: torch's nn.DataParallel.
 
-The slow way: each forward pass copies the model to every GPU, gathers on the first one, and one interpreter feeds them all.
-It is here to be compared with; `ddp` does the same with a process per GPU.
+It is slow: each forward pass copies the model to every GPU and gathers the outputs on the first one, and one interpreter
+feeds all of them. It is here for comparison; `ddp` does the same with one process per GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
-from worldsize.model import norms
+from worldsize import batch
+from worldsize.errors import UserError
 from worldsize.parallel import base
+
+if TYPE_CHECKING:
+    from worldsize.batch import BatchPlan
+    from worldsize.place import Place
+    from worldsize.recipe import Parallel, Recipe
 
 
 class Strategy(base.Strategy):
+    """nn.DataParallel over all GPUs of this process."""
+
     name = "dataparallel"
+    about = "nn.DataParallel: several GPUs, slow"
+    processes = "one"
+
+    @classmethod
+    def exact(cls, settings: Parallel) -> bool:
+        return True
+
+    @classmethod
+    def check(cls, recipe: Recipe, place: Place) -> None:
+        if not base.uses_gpu(recipe):
+            raise UserError(
+                "strategy dataparallel spreads a batch over GPUs, and this run uses none: "
+                "--parallel.strategy ddp with --procs 2 does the same with processes, on CPUs too"
+            )
+
+    @classmethod
+    def batch_plan(cls, recipe: Recipe, world_size: int) -> BatchPlan:
+        import torch
+
+        return batch.plan(recipe, 1, max(1, torch.cuda.device_count()))
+
+    @classmethod
+    def ways(cls, machine: base.Machine) -> list[base.Way]:
+        one = "" if machine.gpus > 1 else "this machine has one GPU, so there is nothing to spread over"
+        return [
+            base.Way(cls.name, "cpu", "-", (), "it spreads a batch over GPUs; ddp does the same with processes on CPUs"),
+            base.Way(cls.name, "cuda", "-", (), machine.no_gpu or one),
+        ]
 
     def __init__(self, parts: base.Parts) -> None:
+        from worldsize.parallel.replicas import Replicas
+
         super().__init__(parts)
-        self.module = _DataParallel(parts.module)
+        self.module = Replicas(parts.module)
 
     def describe(self) -> str:
+        import torch
+
         return f"{self.name} on {torch.cuda.device_count()} GPUs"
-
-
-class _DataParallel(nn.DataParallel[nn.Module]):
-    """Keeps the running statistics of all replicas, where torch keeps the first one's."""
-
-    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        outputs = super().parallel_apply(replicas, inputs, kwargs)
-        average_statistics(self.module, replicas)
-        return outputs
-
-
-def average_statistics(model: nn.Module, replicas: Sequence[nn.Module]) -> None:
-    """Give ``model`` the mean of the replicas' running statistics: that of the moving averages of all their batches."""
-    with torch.no_grad():
-        for own, *theirs in zip(norms(model), *(norms(replica) for replica in replicas), strict=True):
-            for name in ("running_mean", "running_var"):
-                kept = getattr(own, name)
-                kept.copy_(torch.stack([getattr(t, name).to(kept.device) for t in theirs]).mean(0))

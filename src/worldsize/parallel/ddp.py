@@ -1,27 +1,69 @@
-"""Synchronous averaging of gradients, in buckets, while the backward pass still runs.
+"""Synchronous averaging of gradients, in buckets, during the backward pass.
 
 Li et al. 2020, "PyTorch Distributed: Experiences on accelerating data parallel training" (arXiv 2006.15704).
-How a bucket travels is `parallel.hooks`' business.
+`parallel.hooks` decides how a bucket is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from worldsize.errors import UserError
+from worldsize.parallel import base
 
-from worldsize.parallel import base, hooks
+if TYPE_CHECKING:
+    import torch
+
+    from worldsize.place import Place
+    from worldsize.recipe import Parallel, Recipe
 
 
 class Strategy(base.Strategy):
-    """torch's DistributedDataParallel; the mean of all ranks' gradients, sent once a step."""
+    """torch's DistributedDataParallel; the mean of all ranks' gradients, sent once per step."""
 
     name = "ddp"
+    about = "averages gradients during backward"
+    identity_settings = ("compression", "powersgd_rank", "powersgd_start", "sync_batchnorm")
+    settings = ("bucket_mb", "gradient_as_bucket_view", "static_graph", "predivide", *identity_settings)
+
+    @classmethod
+    def exact(cls, settings: Parallel) -> bool:
+        return settings.compression == "none" and not settings.sync_batchnorm
+
+    @classmethod
+    def validate(cls, recipe: Recipe) -> None:
+        if recipe.parallel.compression == "powersgd" and recipe.precision == "fp16":
+            raise UserError(
+                "parallel.compression powersgd adds its error to the next step, which the changing loss scale of fp16 "
+                "makes wrong: use --precision bf16 or fp32"
+            )
+
+    @classmethod
+    def check(cls, recipe: Recipe, place: Place) -> None:
+        if recipe.parallel.sync_batchnorm and not base.uses_gpu(recipe):
+            raise UserError(
+                "--parallel.sync-batchnorm requires GPUs (torch's SyncBatchNorm does not run on CPUs): leave it out; "
+                "BatchNorm groups are --micro-batch samples on every device"
+            )
+
+    @classmethod
+    def variants(cls) -> list[base.Variant]:
+        compression = "--parallel.compression"
+        return [
+            base.Variant(cls.name, ()),
+            base.Variant(f"{cls.name} fp16", (compression, "fp16")),
+            base.Variant(f"{cls.name} bf16", (compression, "bf16")),
+            base.Variant(f"{cls.name} powersgd", (compression, "powersgd", "--parallel.powersgd-start", "2")),
+        ]
 
     def __init__(self, parts: base.Parts) -> None:
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        from worldsize.parallel import hooks
+
         super().__init__(parts)
         settings, world = parts.settings, parts.world
         if settings.sync_batchnorm:
@@ -50,12 +92,12 @@ class Strategy(base.Strategy):
                 yield
             return
         yield
-        # The backward pass returns when the last bucket is averaged: what lies between is not hidden by compute.
+        # The backward pass returns when the last bucket is averaged: this is the wait that compute does not hide.
         self.exchange.end()
 
     def settle(self, rehearse: Callable[[], None]) -> None:
-        # DDP orders its buckets anew after its first backward pass, and the order decides how a ring adds up.
-        # Rehearsing once makes the first step of a fresh or resumed run use the same buckets as all others.
+        # DDP reorders its buckets after its first backward pass, and the order decides how a ring adds up. After one
+        # rehearsal the first step of a fresh or resumed run uses the same buckets as all others.
         with self._hook.rehearsing():
             rehearse()
         self.exchange.take()

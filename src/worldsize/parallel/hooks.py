@@ -1,6 +1,6 @@
-"""How one of DDP's gradient buckets is averaged: whole, as 16-bit numbers, or as a low-rank approximation."""
+"""How DDP averages a gradient bucket: uncompressed, as 16-bit numbers, or as a low-rank approximation."""
 
-# No `from __future__ import annotations` here: DDP checks the hooks' annotations, and they must not be strings.
+# No `from __future__ import annotations`: DDP checks the annotations of hooks, which must not be strings.
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -21,8 +21,8 @@ _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 class Average:
     """The mean of a bucket, sent in its own type or as fp16 or bf16.
 
-    It is divided by ``predivide`` before the sum and by the rest of the world size after it: all before (None) keeps the
-    sum of many ranks within fp16's range, less before keeps small gradients from falling under it.
+    It is divided by ``predivide`` before the sum and by world_size / predivide after it. Dividing completely before the
+    sum (None) keeps the sum of many ranks within the range of fp16; dividing less before it avoids underflow.
     """
 
     def __init__(self, model: nn.Module, settings: Parallel, world_size: int, exchange: Exchange) -> None:
@@ -49,7 +49,7 @@ class Average:
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Around a pass whose gradients are thrown away."""
+        """Around a pass whose gradients are discarded."""
         yield
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -61,15 +61,15 @@ class Average:
 
 
 class PowerSGD(Average):
-    """PowerSGD: each weight gradient M (n x m) travels as P (n x r) and Q (m x r), whose product P Q^T is near it.
+    """PowerSGD: each weight gradient M (n x m) is sent as P (n x r) and Q (m x r) with P Q^T close to M.
 
-    P is M Q with last step's Q, averaged and made orthonormal; Q is then M^T P, averaged. What the approximation loses is
-    added to the next step's gradient (Vogels et al. 2019, arXiv 1905.13727, algorithms 1 and 2). Vectors, and matrices that
-    would not shrink by half, travel whole, beside the Ps.
+    P is M Q with the previous step's Q, averaged and orthonormalized; Q is then M^T P, averaged. The approximation error
+    is added to the next step's gradient (Vogels et al. 2019, arXiv 1905.13727, algorithms 1 and 2). Vectors, and
+    matrices that would not shrink by half, are sent uncompressed with the Ps.
 
-    All buckets wait for the last one and then travel in two messages. torch has a hook of this name that begins with each
-    bucket; on gloo its nested waits lock each other up as soon as there are two buckets (seen with torch 2.12), and it
-    cannot view channels_last gradients as matrices.
+    All buckets wait for the last one and are then sent in two messages. torch's own PowerSGD hook starts with each bucket;
+    on gloo its nested waits deadlock with two or more buckets (seen with torch 2.12), and it cannot view channels_last
+    gradients as matrices.
     """
 
     min_compression = 2.0
@@ -108,7 +108,7 @@ class PowerSGD(Average):
         whole = [g for name, g in gradients.items() if name not in matrices]
         ms = {name: g.reshape(g.shape[0], -1) + self._memory.get(f"error.{name}", 0) for name, g in matrices.items()}
         qs = [self._memory.get(f"q.{name}", self._first_q(name, m)) for name, m in ms.items()]
-        # Orthonormal, Q also has directions that the last gradient did not: at full rank nothing is ever lost.
+        # An orthonormal Q also covers directions that the last gradient lacked: at full rank nothing is lost.
         ps = [m @ torch.linalg.qr(q).Q for m, q in zip(ms.values(), qs, strict=True)]
         self._average(ps + whole)
         ps = [torch.linalg.qr(p).Q for p in ps]
@@ -126,7 +126,7 @@ class PowerSGD(Average):
         return (n + m) * min(self._rank, n, m) * self.min_compression < n * m
 
     def _first_q(self, name: str, m: torch.Tensor) -> torch.Tensor:
-        """(m, r), drawn alike on all ranks."""
+        """(m, r), the same draw on all ranks."""
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         shape = (m.shape[1], min(self._rank, *m.shape))
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(m)
@@ -160,5 +160,5 @@ class PowerSGD(Average):
 
 
 def _in_its_layout(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A bucket hands out gradients as if they lay in the usual order; they lie as their parameters do (channels_last)."""
+    """A bucket returns gradients as if contiguous; in memory they have the layout of their parameters (channels_last)."""
     return gradient.as_strided(parameter.size(), parameter.stride(), gradient.storage_offset())

@@ -1,8 +1,8 @@
-"""The real Horovod, where it is installed: averaging or Adasum over MPI, Gloo or NCCL.
+"""The real Horovod, if installed: averaging or Adasum over MPI, Gloo or NCCL.
 
 Sergeev and Del Balso 2018, "Horovod: fast and easy distributed deep learning in TensorFlow" (arXiv 1802.05799). Gradients
-travel through Horovod; worldsize's own small messages go over torch's gloo as with every strategy. With ``op: adasum``
-Horovod combines the optimisers' steps of each parameter as `parallel.adasum` does.
+are sent by Horovod; worldsize's own small messages use torch's gloo, as with every strategy. With ``op: adasum`` Horovod
+combines the optimizers' steps of each parameter as `parallel.adasum` does.
 """
 
 from __future__ import annotations
@@ -10,22 +10,70 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import horovod.torch as hvd
-import torch
-
-from worldsize import optim
 from worldsize.errors import UserError
 from worldsize.parallel import base, horovod_build
-from worldsize.world import World
+
+if TYPE_CHECKING:
+    import torch
+
+    from worldsize.batch import BatchPlan
+    from worldsize.place import Place
+    from worldsize.recipe import Parallel, Recipe
+    from worldsize.world import World
 
 
 class Strategy(base.Strategy):
-    """Horovod's DistributedOptimizer around the recipe's optimiser."""
+    """Horovod's DistributedOptimizer around the recipe's optimizer."""
 
     name = "horovod"
+    about = "the real Horovod: average or Adasum"
+    processes = "any"
+    identity_settings = ("compression", "op")
+    settings = ("predivide", *identity_settings)
+    needs_mpi = True
+
+    @classmethod
+    def exact(cls, settings: Parallel) -> bool:
+        return settings.compression == "none" and settings.op == "average"
+
+    @classmethod
+    def validate(cls, recipe: Recipe) -> None:
+        if recipe.parallel.compression not in ("none", "fp16"):
+            raise UserError(
+                f"Horovod cannot send gradients as {recipe.parallel.compression}: use --parallel.compression fp16, "
+                "or --parallel.strategy ddp"
+            )
+
+    @classmethod
+    def check(cls, recipe: Recipe, place: Place) -> None:
+        horovod_build.check(recipe, place)
+
+    @classmethod
+    def lr_batch(cls, settings: Parallel, plan: BatchPlan, place: Place) -> int:
+        # As for `parallel.adasum`.
+        return plan.per_process if settings.op == "adasum" else plan.global_batch
+
+    @classmethod
+    def ways(cls, machine: base.Machine) -> list[base.Way]:
+        return horovod_build.ways(cls.name, machine)
+
+    @classmethod
+    def variants(cls) -> list[base.Variant]:
+        use = ("--parallel.strategy", cls.name)
+        return [
+            base.Variant(f"{cls.name} MPI", use, backend="MPI", mpirun=True),
+            base.Variant(
+                f"{cls.name} MPI adasum", (*use, "--parallel.op", "adasum"), backend="MPI", mpirun=True, pairs=True
+            ),
+            base.Variant(f"{cls.name} Gloo", use, backend=horovod_build.GLOO),
+        ]
 
     def __init__(self, parts: base.Parts) -> None:
+        import horovod.torch as hvd
+        import torch
+
         super().__init__(parts)
         settings, world = parts.settings, parts.world
         self._parts = parts
@@ -71,26 +119,34 @@ class Strategy(base.Strategy):
             step()
 
     def settle(self, rehearse: Callable[[], None]) -> None:
+        import horovod.torch as hvd
+
         hvd.broadcast_parameters(dict(self._parts.model.named_parameters()), root_rank=0)
-        # An optimiser that has not stepped yet is alike everywhere; Horovod would have it step on a gradient of zeros.
-        # With Adasum each rank's is its own.
+        # An optimizer that has not stepped yet is the same everywhere; Horovod would step it on a gradient of zeros.
+        # With Adasum each rank has its own.
         if self.optimizer.state and not self._adasum:
             hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
 
     def state(self) -> dict[str, torch.Tensor]:
+        from worldsize import optim
+
         return optim.state_tensors(self.optimizer, self._parts.model) if self._adasum else {}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        from worldsize import optim
+
         optim.load_state_tensors(self.optimizer, self._parts.model, state)
 
 
 def _start(world: World) -> object:
-    """Bring Horovod up with the ranks that worldsize has. Returns what must live as long as the process."""
+    """Start Horovod with the ranks of worldsize. Returns what must live as long as the process."""
+    import horovod.torch as hvd
+
     place, server = world.place, None
     if horovod_build.transport(place) == "Gloo" and place.launcher != "horovodrun":
         from horovod.runner.http.http_server import RendezvousServer
 
-        # What horovodrun does for its processes: rank 0 serves the addresses, all on this machine.
+        # As horovodrun does for its processes: rank 0 serves the addresses, all on this machine.
         if world.is_main:
             server = RendezvousServer()
         port = world.gather(server.start() if server else None)[0]
@@ -106,7 +162,8 @@ def _start(world: World) -> object:
     hvd.init()
     if (hvd.rank(), hvd.size()) != (place.rank, place.size):
         raise UserError(
-            f"{place.launcher} made this rank {place.rank} of {place.size}, but Horovod says {hvd.rank()} of {hvd.size()}: "
-            "were mpirun and Horovod built for the same MPI? `make horovod` builds it for the one that is installed"
+            f"{place.launcher} started this process as rank {place.rank} of {place.size}, but Horovod reports "
+            f"{hvd.rank()} of {hvd.size()}: were mpirun and Horovod built for the same MPI? `make horovod` builds Horovod "
+            "for the installed one"
         )
     return server

@@ -1,4 +1,4 @@
-"""Who computes which step of an asynchronous run, and how old its gradient may be. Pure bookkeeping."""
+"""Which worker computes which step of an asynchronous run, and how old its gradient may be (pure)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Ledger:
-    """Steps 0 .. ``total`` - 1 are each applied exactly once, in whatever order they come back.
+    """Steps 0 .. ``total`` - 1 are each applied exactly once, in the order of their arrival.
 
     Attributes:
         total: steps of the run.
         max_staleness: a gradient may be at most this many updates old.
         version: updates applied so far.
-        fresh: the first step that was never handed out.
-        returned: steps to do again, each with the worker that should rather not get it (-1: anybody may).
-        claims: the steps that each worker has in hand, the one it computes first.
+        fresh: the first step that was never assigned.
+        returned: steps to compute again, each with the worker that should preferably not get it (-1: any may).
+        claims: the steps assigned to each worker, starting with the one it computes.
         staleness: how many gradients were applied at each age.
-        dropped: how many of each worker's gradients were too old.
+        dropped: how many gradients of each worker were too old.
     """
 
     total: int
@@ -32,22 +32,22 @@ class Ledger:
 
     @classmethod
     def resume(cls, total: int, max_staleness: int, version: int, fresh: int, missing: Iterable[int]) -> Ledger:
-        """Go on after ``version`` updates, with the ``missing`` steps below ``fresh`` that were not among them."""
+        """Continue after ``version`` updates; the ``missing`` steps below ``fresh`` were not among them."""
         return cls(total, max_staleness, version, fresh, [(step, -1) for step in missing])
 
     @property
     def finished(self) -> bool:
         """Whether every step is applied."""
-        return self.version >= self.total  # more, where a run was made shorter
+        return self.version >= self.total  # greater if the run was shortened
 
     @property
     def missing(self) -> list[int]:
-        """The steps below ``fresh`` that are not applied, rising."""
-        in_hand = [step for steps in self.claims.values() for step in steps]
-        return sorted([step for step, _ in self.returned] + in_hand)
+        """The steps below ``fresh`` that are not applied, in increasing order."""
+        assigned = [step for steps in self.claims.values() for step in steps]
+        return sorted([step for step, _ in self.returned] + assigned)
 
     def claim(self, worker: int, ahead: int = 2) -> list[int]:
-        """Top up what ``worker`` has in hand to ``ahead`` steps. Returns it; empty when nothing is left to hand out now."""
+        """Assign steps to ``worker`` until it has ``ahead``. Returns its steps; empty if none is left to assign now."""
         mine = self.claims.setdefault(worker, [])
         while len(mine) < ahead and (step := self._next(worker)) is not None:
             mine.append(step)
@@ -64,10 +64,10 @@ class Ledger:
         return self.fresh - 1
 
     def deliver(self, worker: int, step: int, version: int) -> int | None:
-        """``worker`` brings the gradient of ``step``, computed with the weights of ``version``.
+        """Accept the gradient of ``step`` from ``worker``, computed with the weights of ``version``.
 
         Returns:
-            How many updates old it is; None if that is too old, and the step will be done again.
+            How many updates old it is; None if that is too old, and the step will be computed again.
         """
         self.claims[worker].remove(step)
         age = self.version - version
@@ -81,10 +81,10 @@ class Ledger:
         return age
 
     def leave(self, worker: int) -> None:
-        """``worker`` will bring nothing more: others do what it had in hand."""
+        """``worker`` left: others compute its steps."""
         self.returned = [(step, -1) for step in self.claims.pop(worker, [])] + self.returned
 
     def give_back(self, worker: int, step: int) -> None:
-        """``worker`` could not compute ``step`` (an overflow of its loss scale, say): somebody does it again."""
+        """``worker`` could not compute ``step`` (its loss scale overflowed, say): it is computed again."""
         self.claims[worker].remove(step)
         self.returned.append((step, -1))

@@ -1,8 +1,7 @@
 """Reports and grants between a worker and the parameter server, over torch.distributed's point-to-point operations.
 
-Each worker shares a gloo group of its own with rank 0, so that one that dies breaks its own link and no other. torch's RPC
-would serve too, and is still there in torch 2.12, but it calls whatever function a peer names, pickled; here only numbers
-travel.
+Each worker shares its own gloo group with rank 0, so a worker that dies breaks only its own link. torch's RPC (still in
+torch 2.12) would also work, but it calls any pickled function that a peer sends; here only numbers are sent.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _NONE = -1  # instead of a step
 
 
 class Lost(Exception):
-    """The other end is gone, or nothing came from it for too long."""
+    """The peer disconnected, or sent nothing before the timeout."""
 
 
 class Link:
-    """One end. ``gradient`` and ``weights`` are the numbers of elements that travel each way, of type ``dtype``.
+    """One end. ``gradient`` and ``weights`` are the numbers of elements sent in each direction, of type ``dtype``.
 
     Raises:
         Lost: from all methods.
@@ -37,7 +36,7 @@ class Link:
         self._dtype = dtype
 
     def send_report(self, report: Report | None) -> None:
-        """Worker: hand in what was computed; None when there is nothing yet."""
+        """Worker: send a gradient; None before the first one."""
         if report is None:
             self._send(torch.tensor([_NONE] + [0.0] * 9, dtype=torch.float64))
             return
@@ -57,7 +56,7 @@ class Link:
         return Report(int(step), int(version), gradient, numbers[7:], seconds, waited_s, data_s, bool(leaving))
 
     def send_grant(self, grant: Grant) -> None:
-        """Server: hand out steps and weights."""
+        """Server: send steps and weights."""
         steps = [*grant.steps, _NONE, _NONE][:2]
         self._send(torch.tensor([*steps, grant.version]))
         self._send(grant.weights.cpu())
@@ -83,7 +82,7 @@ class Link:
 
 
 def connect(world: World, gradient: int, weights: int, dtype: torch.dtype, timeout_s: float) -> dict[int, Link]:
-    """Rank 0: a link to each other rank; elsewhere: the one to rank 0. Every rank must call it."""
+    """On rank 0, a link to each other rank; elsewhere, the one to rank 0. Every rank must call it."""
     links = {}
     for worker in range(1, world.size):
         group = dist.new_group([0, worker], backend="gloo", timeout=timedelta(seconds=timeout_s))

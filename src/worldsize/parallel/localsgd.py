@@ -1,27 +1,30 @@
-"""Local SGD: each rank steps alone for H steps, then all take the mean of their weights.
+"""Local SGD: each rank takes H steps alone, then all ranks average their weights.
 
-Stich 2019, "Local SGD converges fast and communicates little" (arXiv 1805.09767). Beginning synchronously, and going
-local only after the learning rate has fallen for the first time, is post-local SGD (Lin et al. 2020, "Don't use large
-mini-batches, use local SGD", arXiv 1808.07217). For SGD, H = 1 is synchronous averaging: the mean of the steps is the
-step of the mean gradient.
+Stich 2019, "Local SGD converges fast and communicates little" (arXiv 1805.09767). Starting synchronously and switching to
+local steps after the first drop of the learning rate is post-local SGD (Lin et al. 2020, "Don't use large mini-batches,
+use local SGD", arXiv 1808.07217). For SGD, H = 1 equals synchronous averaging: the mean of the steps is the step of the
+mean gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
-
-from worldsize import optim
-from worldsize.model import average
 from worldsize.parallel import base
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Strategy(base.Strategy):
-    """``local_steps`` (H) steps alone, then the mean; the first ``local_after`` epochs average gradients instead."""
+    """``local_steps`` (H) local steps, then the mean; the first ``local_after`` epochs average gradients instead."""
 
     name = "localsgd"
+    about = "steps alone, then averages weights"
+    identity_settings = ("local_steps", "local_after", "average_momentum")
+    settings = identity_settings
     local_gradients = True
 
     def __init__(self, parts: base.Parts) -> None:
@@ -43,7 +46,7 @@ class Strategy(base.Strategy):
     def update(self, step: Callable[[], None]) -> None:
         step()
         self._step += 1
-        if self._agreed and self._step > self._begins:  # until then they are the same anyway
+        if self._agreed and self._step > self._begins:  # until then they are equal
             self._average([p.detach() for p in self._parts.parameters])
             if self._parts.settings.average_momentum:
                 self._average([t for t in self._optimizer_state().values() if t.is_floating_point() and t.ndim])
@@ -58,6 +61,8 @@ class Strategy(base.Strategy):
         return local <= 0 or local % self._every == 0
 
     def _average(self, tensors: list[torch.Tensor]) -> None:
+        from worldsize.model import average
+
         for tensor in tensors:
             self.exchange.sends(tensor)
         with self.exchange.waiting():
@@ -68,6 +73,8 @@ class Strategy(base.Strategy):
         if self._agreed:
             yield
             return
+        from worldsize.model import average
+
         weights = [p.detach() for p in self._parts.parameters]
         own = [w.clone() for w in weights]
         average(weights, self._parts.world)
@@ -78,6 +85,8 @@ class Strategy(base.Strategy):
                 weight.copy_(kept)
 
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
+        from worldsize import optim
+
         return optim.state_tensors(self.optimizer, self._parts.model)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -87,6 +96,10 @@ class Strategy(base.Strategy):
         return own
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        import torch
+
+        from worldsize import optim
+
         parameters = dict(self._parts.model.named_parameters())
         kinds = (key.partition("/") for key in state)
         optimizer = {name: state[f"optimizer/{name}"] for kind, _, name in kinds if kind == "optimizer"}

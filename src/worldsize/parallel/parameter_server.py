@@ -1,11 +1,11 @@
-"""Asynchronous SGD with a parameter server: no worker waits for another.
+"""The parameter server of asynchronous SGD: the weights, and which worker computes which step.
 
-Dean et al. 2012, "Large scale distributed deep networks", section 4.1. Rank 0 holds the weights and the optimiser. Every
-worker (rank 0 is one too) fetches weights, computes the gradient of one whole global batch with them, hands it in, and
-gets the next batch. The updates that others made in between are the gradient's *staleness*. One that is more than
-``max_staleness`` updates old is dropped and its batch computed anew: the bound always holds, and a slow worker never holds
-up a fast one. (The other way, stale synchronous parallel of Ho et al. 2013, lets fast workers wait at the bound, which
-in the end sets everybody to the slowest one's pace.)
+Dean et al. 2012, "Large scale distributed deep networks", section 4.1. Rank 0 holds the weights and the optimizer. Every
+worker (rank 0 is one too) fetches the weights, computes the gradient of one global batch, sends it, and gets the next
+batch. The *staleness* of a gradient is the number of updates that others made in between. A gradient more than
+``max_staleness`` updates old is dropped and its batch is computed again: the bound always holds, and a slow worker never
+holds up a fast one. (In stale synchronous parallel, Ho et al. 2013, fast workers wait at the bound instead, which in the
+end slows everyone down to the slowest.)
 
 With one worker this is `single`: same batches, same order, same numbers.
 """
@@ -20,35 +20,19 @@ from dataclasses import dataclass
 
 import torch
 
-from worldsize import parallel
-from worldsize.parallel import base
 from worldsize.parallel.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
-_TELL_AFTER = 10  # dropped gradients of one worker before the user is told
-
-
-class Strategy(base.Strategy):
-    """What a worker's replica needs: nothing. The loop is `worldsize.asynchronous`."""
-
-    name = "async"
-    asynchronous = True
-
-    def __init__(self, parts: base.Parts) -> None:
-        super().__init__(parts)
-        self._bound = parallel.max_staleness(parts.settings, parts.world.size)
-
-    def describe(self) -> str:
-        return f"{self.name} (gradients at most {self._bound} updates old)"
+_WARN_AFTER = 10  # dropped gradients of one worker
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker brings: the gradient of ``step`` at the weights of ``version``.
+    """What a worker sends: the gradient of ``step`` at the weights of ``version``.
 
-    ``gradient`` (n,) holds the parameters' gradients and then the step's running statistics, one after the other, None where
-    the loss scale overflowed; ``values`` (3,) float64: loss and hits summed over the batch, gradient norm.
+    ``gradient`` (n,) holds the parameters' gradients followed by the step's running statistics, None if the loss scale
+    overflowed; ``values`` (3,) float64: loss and hits summed over the batch, gradient norm.
     """
 
     step: int
@@ -63,7 +47,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Grant:
-    """What a worker gets: the steps to compute, now and next, and the weights (n,) of ``version``. No steps: all is done."""
+    """What a worker gets: the steps to compute, now and next (none: the run is over); the weights (n,) of ``version``."""
 
     steps: list[int]
     version: int
@@ -71,14 +55,14 @@ class Grant:
 
 
 class Server:
-    """The weights and who works on them. Every method may be called from any thread.
+    """The weights and the workers. Every method is thread-safe.
 
     Args:
         ledger: the steps of the run.
-        workers: how many there are in the beginning; 0 is this process itself.
-        apply: moves the weights by one worker's report of that staleness; called by one thread at a time.
-        weights: gives a copy of them.
-        hold: while it answers True, workers in other processes get nothing to do.
+        workers: how many there are at the start; worker 0 is this process.
+        apply: updates the weights with (worker, report, staleness); called by one thread at a time.
+        weights: returns a copy of the weights.
+        hold: while it returns True, workers in other processes get no work.
     """
 
     def __init__(
@@ -100,28 +84,28 @@ class Server:
 
     @property
     def workers(self) -> frozenset[int]:
-        """Those that are still there."""
+        """The workers that are still connected."""
         return frozenset(self._live)
 
     def push(self, worker: int, report: Report) -> None:
-        """Take a worker's gradient in, unless it is too old."""
+        """Apply a worker's gradient, unless it is too old."""
         with self.lock:
             if report.gradient is None:
                 self.ledger.give_back(worker, report.step)
             elif (age := self.ledger.deliver(worker, report.step, report.version)) is not None:
                 self._apply(worker, report, age)
-            elif self.ledger.dropped[worker] == _TELL_AFTER:
+            elif self.ledger.dropped[worker] == _WARN_AFTER:
                 log.warning(
-                    "worker %d: %d gradients came more than %d updates late and were dropped; "
+                    "worker %d: %d gradients were more than %d updates old and were dropped; "
                     "raise --parallel.max-staleness, or leave it out",
-                    *(worker, _TELL_AFTER, self.ledger.max_staleness),
+                    *(worker, _WARN_AFTER, self.ledger.max_staleness),
                 )
             if report.leaving:
                 self._remove(worker)
             self.lock.notify_all()
 
     def pull(self, worker: int, patience_s: float | None = None) -> Grant | None:
-        """The worker's next steps and the weights; waits while there is nothing to do but may be again.
+        """The worker's next steps and the weights; waits while there is no work but may be some later.
 
         Returns:
             None when ``patience_s`` ran out.
@@ -147,29 +131,31 @@ class Server:
         return self._stopping or self.ledger.finished or self._failure is not None
 
     def fail(self, failure: BaseException) -> None:
-        """Something broke on rank 0: nobody gets any more work, and `check` raises it."""
+        """Rank 0 failed: no worker gets more work, and `check` raises the failure."""
         with self.lock:
             self._failure = self._failure or failure
             self.lock.notify_all()
 
     def check(self) -> None:
-        """Raise what broke in another thread."""
+        """Raise the failure of another thread."""
         if self._failure is not None:
             raise self._failure
 
     def lose(self, worker: int, why: Exception) -> None:
-        """A worker is gone without a word; others take over what it had in hand."""
+        """A worker disconnected; others take over its steps."""
         with self.lock:
             if worker not in self._live:
                 return
             self._remove(worker)
-            # gloo begins with the place in its source: "[/pytorch/.../pair.cc:547] Connection closed by peer ..."
+            # gloo messages begin with the place in its source: "[/pytorch/.../pair.cc:547] Connection closed by peer ..."
             reason = re.sub(r"^\[\S+\] ", "", str(why).strip().partition("\n")[0])
-            log.warning("worker %d is lost (%s); %d go on, and its batches go to them", worker, reason, len(self._live))
+            log.warning(
+                "lost worker %d (%s); %d workers continue and take over its batches", worker, reason, len(self._live)
+            )
             self.lock.notify_all()
 
     def stop(self, patience_s: float) -> None:
-        """Hand out nothing more, and wait until the workers have handed in what they are at."""
+        """Stop handing out steps, and wait until the workers have sent their last gradients."""
         with self.lock:
             self._stopping = True
             self._remove(0)

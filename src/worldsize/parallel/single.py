@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from worldsize.parallel import base
+
+if TYPE_CHECKING:
+    from worldsize.recipe import Parallel
 
 
 class Strategy(base.Strategy):
+    """The plain optimizer step."""
+
     name = "single"
+    about = "one device: the reference"
+    processes = "one"
+
+    @classmethod
+    def exact(cls, settings: Parallel) -> bool:
+        return True
+
+    @classmethod
+    def ways(cls, machine: base.Machine) -> list[base.Way]:
+        return [base.Way(cls.name, "cpu", "-", (), ""), base.Way(cls.name, "cuda", "-", (), machine.no_gpu)]
 
     def __init__(self, parts: base.Parts) -> None:
         super().__init__(parts)

@@ -1,7 +1,7 @@
-"""Where metrics go. A tracker is one module with a class ``Tracker(base.Tracker)`` and its name in
-`worldsize.recipe.TrackerName`; console and JSONL are always there.
+"""Metric trackers. A tracker is a module with a class ``Tracker(base.Tracker)``, listed in
+`worldsize.recipe.TrackerName`; console and JSONL are always active.
 
-A tracker that fails is dropped with a warning; it never stops training.
+A tracker that fails is disabled with a warning; it never stops training.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ log = logging.getLogger(__name__)
 
 
 class Trackers:
-    """Hands everything to each of several trackers."""
+    """Forwards every event to several trackers."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
 
     def begin(self, facts: Facts) -> None:
-        """Before the first step."""
+        """Called before the first step."""
         self._each(lambda t: t.begin(facts))
 
     def steps(self, steps: Sequence[Step]) -> None:
-        """Steps that were done since the last call, in order."""
+        """Called with the steps completed since the last call, in order."""
         self._each(lambda t: t.steps(steps))
 
     def evaluating(self, done: int, total: int) -> None:
-        """While evaluating: samples done by this rank, of its share."""
+        """Called during evaluation, with the number of samples this rank has completed and its total."""
         self._each(lambda t: t.evaluating(done, total))
 
     def epoch(self, epoch: Epoch) -> None:
-        """After each evaluation."""
+        """Called after each evaluation."""
         self._each(lambda t: t.epoch(epoch))
 
     def end(self, summary: Summary | None) -> None:
-        """Last of all; ``summary`` is None when the run did not reach its end."""
+        """Called last; ``summary`` is None if the run did not finish."""
         self._each(lambda t: t.end(summary))
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
             try:
                 call(tracker)
-            except (Exception, SystemExit) as error:  # whatever a tracker's library does, training goes on
+            except (Exception, SystemExit) as error:  # training must survive any failure of a tracker's library
                 self._trackers.remove(tracker)
-                _left_out(type(tracker).__module__, error)
+                _warn_disabled(type(tracker).__module__, error)
 
 
 def check(settings: Track) -> None:
-    """Refuse, before any work, trackers whose packages are missing."""
+    """Raise UserError, before any work, if a tracker's package is missing."""
     for name in settings.trackers:
         _module(name)
 
@@ -66,16 +66,16 @@ def build(settings: Track, folder: RunFolder, resumed_step: int) -> Trackers:
         try:
             trackers.append(_module(name).Tracker(settings, folder, resumed_step))
         except Exception as error:
-            _left_out(name, error)
+            _warn_disabled(name, error)
     return Trackers(trackers)
 
 
-def _left_out(name: str, error: BaseException) -> None:
-    log.warning("the tracker %s failed and is left out from here on: %r", name.rpartition(".")[2], error)
+def _warn_disabled(name: str, error: BaseException) -> None:
+    log.warning("tracker %s failed and is now disabled: %r", name.rpartition(".")[2], error)
 
 
 def silent() -> Trackers:
-    """For all other ranks."""
+    """No trackers, for all ranks other than 0."""
     return Trackers([])
 
 
@@ -84,5 +84,5 @@ def _module(name: str):  # type: ignore[no-untyped-def]
         return importlib.import_module(f"worldsize.track.{name}")
     except ImportError as error:
         raise UserError(
-            f"tracker {name} needs a package that is missing ({error.name}): pip install 'worldsize[{name}]'"
+            f"tracker {name} requires a missing package ({error.name}): pip install 'worldsize[{name}]'"
         ) from None

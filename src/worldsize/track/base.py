@@ -1,4 +1,4 @@
-"""What a tracker is told."""
+"""The tracker interface and the data that trackers receive."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from worldsize.run import RunFolder
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known before the first step. Sizes in samples, batch arithmetic as in `worldsize.batch`.
+    """Known before the first step. Sizes are in samples, batch arithmetic as in `worldsize.batch`.
 
-    ``sharing`` is the number of forward passes of a step that run at the same time: processes times devices of each, or 1
-    where each process has a step of its own.
+    ``sharing`` is the number of forward passes of a step that run in parallel: processes times devices per process, or 1
+    if each process computes its own steps.
     """
 
     name: str
@@ -40,15 +40,15 @@ class Facts:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimiser step, over all ranks.
+    """One optimizer step, over all ranks.
 
-    loss is the mean of the training loss over the global batch, top1 the share of hits in it (0 to 1), grad_norm
-    the L2 norm of the gradient before clipping (where ranks do not average gradients: the mean of their norms). Times are
-    milliseconds, the mean over ranks; ``data_ms`` is waiting for pictures, ``communication_ms`` waiting for other ranks
-    after one's own backward pass, ``compute_ms`` the rest of ``step_ms``. ``sent_bytes`` is what one rank handed to
-    communication, the mean over ranks. ``rank_images_per_s`` counts each rank's samples over its own time without
-    communication: it shows who holds the others up. ``details`` is what only some strategies have to say: of async the
-    worker whose gradient it was, its staleness in updates, and how many workers there still are.
+    ``loss`` is the mean training loss over the global batch, ``top1`` the fraction of correct predictions in it (0 to 1),
+    ``grad_norm`` the L2 norm of the gradient before clipping (if ranks do not average gradients: the mean of their norms).
+    Times are milliseconds, the mean over ranks: ``data_ms`` is spent waiting for images, ``communication_ms`` waiting for
+    other ranks after this rank's backward pass, ``compute_ms`` is the rest of ``step_ms``. ``sent_bytes`` is the number of
+    bytes that one rank sends, the mean over ranks. ``rank_images_per_s`` is each rank's samples divided by its time without
+    communication: it shows which rank slows down the others. ``details`` has values of specific strategies; for async: the
+    worker that computed the gradient, its staleness in updates, and the number of active workers.
     """
 
     step: int
@@ -70,10 +70,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Epoch:
-    """After an evaluation. train_* are means over the steps since the last one, val_* over the validation set.
+    """An evaluation. train_* are means over the steps since the last one, val_* over the validation set.
 
-    ``details`` of async: how many gradients were applied at each staleness (0, 1, ...), how many were dropped, and each
-    worker's images/s.
+    ``details`` for async: the number of gradients applied at each staleness (0, 1, ...), the number of dropped gradients,
+    and each worker's images/s.
     """
 
     epoch: int
@@ -93,7 +93,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Summary:
-    """What came out. ``images_per_s`` is of training steps alone, ``seconds`` of this process's whole run."""
+    """Final metrics. ``images_per_s`` covers training steps only, ``seconds`` the total run time of this process."""
 
     top1: float
     top5: float
@@ -108,7 +108,7 @@ class Summary:
 
 
 class Tracker(ABC):
-    """Gets the metrics of rank 0. ``resumed_step`` is the number of steps done before (0 for a new run)."""
+    """Receives the metrics on rank 0. ``resumed_step`` is the number of steps done before this start (0 for a new run)."""
 
     @abstractmethod
     def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None: ...
@@ -130,7 +130,7 @@ class Tracker(ABC):
 
 
 def step_scalars(step: Step) -> dict[str, float]:
-    """A step as named scalars, for trackers that draw curves."""
+    """A step as named scalars, for trackers that plot curves."""
     names = ("loss", "top1", "lr", "grad_norm")
     speed = ("images_per_s", "step_ms", "data_ms", "compute_ms", "communication_ms")
     return {f"train/{n}": getattr(step, n) for n in names} | {f"speed/{n}": getattr(step, n) for n in speed} | step.details

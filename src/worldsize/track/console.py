@@ -1,4 +1,4 @@
-"""The terminal: a live line for the step, a table row for each evaluation; plain lines where nobody looks on live."""
+"""Terminal output: a live progress line, a table row per evaluation; periodic plain lines if stdout is not a terminal."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from worldsize.recipe import Track
 from worldsize.run import RunFolder
 from worldsize.track import base
 
-_PLAIN_SECONDS = 15.0  # between step lines in a log file
+_PLAIN_SECONDS = 15.0  # between step lines when stdout is not a terminal
 _HEADINGS = ("epoch", "train loss", "train top-1", "val loss", "val top-1", "val top-5", "images/s", "time")
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        # rich would end the process; the reader of our output may leave, training goes on.
-        raise OSError("nobody reads the output any more")
+        # rich would exit the process; training must continue when the reader of stdout closes the pipe.
+        raise OSError("stdout was closed")
 
 
 class Tracker(base.Tracker):
@@ -31,11 +31,11 @@ class Tracker(base.Tracker):
         self._live: Progress | None = None
         self._task = TaskID(0)
         self._facts: base.Facts | None = None
-        self._said = time.monotonic()
+        self._last_line_at = time.monotonic()
 
     def begin(self, facts: base.Facts) -> None:
         self._facts = facts
-        for line in _introduction(facts):
+        for line in _header_lines(facts):
             self._console.print(line, markup=False)
         if self._console.is_terminal:
             self._live = Progress(
@@ -60,8 +60,8 @@ class Tracker(base.Tracker):
         )
         if self._live is not None:
             self._live.update(self._task, completed=last.step, description=f"epoch {last.epoch:.1f}", now=now)
-        elif time.monotonic() - self._said >= _PLAIN_SECONDS:
-            self._said = time.monotonic()
+        elif time.monotonic() - self._last_line_at >= _PLAIN_SECONDS:
+            self._last_line_at = time.monotonic()
             self._console.print(f"epoch {last.epoch:.2f}  {now}", markup=False)
 
     def evaluating(self, done: int, total: int) -> None:
@@ -81,50 +81,50 @@ class Tracker(base.Tracker):
         )
         self._console.print("  ".join(f"{c:>11}" for c in cells), markup=False)
         if epoch.details:
-            self._console.print(_by_worker(epoch.details), markup=False, style="dim")
+            self._console.print(_worker_line(epoch.details), markup=False, style="dim")
 
     def end(self, summary: base.Summary | None) -> None:
         if self._live is not None:
             self._live.stop()
         if summary is not None:
-            for line in _conclusion(summary, self._folder):
+            for line in _summary_lines(summary, self._folder):
                 self._console.print(line, markup=False)
 
 
-def _introduction(facts: base.Facts) -> list[str]:
+def _header_lines(facts: base.Facts) -> list[str]:
     e = facts.environment
     threads = f"{e['threads_per_process']} thread{'s' * (e['threads_per_process'] > 1)} each"
     processes = f"{e['world_size']} process{'es' * (e['world_size'] > 1)}"
-    agreement = f"{e['strategy']} over {e['backend']}" if e["backend"] else e["strategy"]
+    strategy = f"{e['strategy']} over {e['backend']}" if e["backend"] else e["strategy"]
     return [
         f"{facts.name}: {facts.model}, {facts.parameters / 1e6:.1f} M parameters, {facts.classes} classes, "
-        f"{facts.train_samples:,} pictures to train and {facts.val_samples:,} to evaluate",
-        f"{processes} on {e['device']}, {threads}, {agreement}, {e['precision']}",
-        *([f"pictures decoded by {e['decoder']}"] if e["decoder"] else []),
+        f"{facts.train_samples:,} training and {facts.val_samples:,} validation images",
+        f"{processes} on {e['device']}, {threads}, {strategy}, {e['precision']}",
+        *([f"images decoded by {e['decoder']}"] if e["decoder"] else []),
         f"global batch {facts.global_batch} = {facts.sharing} x {facts.accumulation} x {facts.micro_batch} "
         f"(replicas x micro-batches x samples), peak lr {facts.peak_lr:.4g} for {facts.lr_batch}, "
-        f"{facts.total_steps:,} steps, {facts.steps_per_epoch:,} an epoch"
-        + (f"; going on after step {facts.first_step:,}" if facts.first_step else ""),
+        f"{facts.total_steps:,} steps, {facts.steps_per_epoch:,} per epoch"
+        + (f"; resuming after step {facts.first_step:,}" if facts.first_step else ""),
         "",
     ]
 
 
-def _by_worker(details: dict[str, Any]) -> str:
-    """What async has to say after an evaluation."""
+def _worker_line(details: dict[str, Any]) -> str:
+    """Staleness and speed per worker, for async."""
     ages = ", ".join(f"{age}: {count:,}" for age, count in enumerate(details["staleness"]) if count)
     speeds = ", ".join(f"{speed:,.0f}" for speed in details["speeds"])
     return f"             updates by staleness {ages}; {details['dropped']:,} dropped; images/s by worker {speeds}"
 
 
-def _conclusion(summary: base.Summary, folder: RunFolder) -> list[str]:
+def _summary_lines(summary: base.Summary, folder: RunFolder) -> list[str]:
     width = max(len(name) for name, _ in folder.contents())
     return [
         "",
         f"top-1 {summary.top1:.2%}, top-5 {summary.top5:.2%} after {summary.steps:,} steps "
         f"({summary.epochs:g} epochs); best {summary.best_top1:.2%} after epoch {summary.best_epoch}",
-        f"{summary.images_per_s:,.0f} images/s while training, {_duration(summary.seconds)} in all",
-        f"{folder.path} holds",
-        *(f"  {name:<{width}}  {what}" for name, what in folder.contents()),
+        f"{summary.images_per_s:,.0f} images/s during training, {_duration(summary.seconds)} in total",
+        f"{folder.path} contains",
+        *(f"  {name:<{width}}  {description}" for name, description in folder.contents()),
         f"Next: worldsize eval {folder.path}",
     ]
 

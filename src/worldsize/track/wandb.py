@@ -1,7 +1,7 @@
 """Weights & Biases (extra ``wandb``): one run per job, resumed as the same run.
 
-The key comes from WANDB_API_KEY or ``wandb login``, never from the recipe or the command line; WANDB_MODE=offline works
-without a network.
+The API key comes from WANDB_API_KEY or ``wandb login``, never from the recipe or the command line. WANDB_MODE=offline
+works without a network.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Tracker(base.Tracker):
         self._run.finish(exit_code=0 if summary is not None else 1)
 
     def _id(self) -> str:
-        """The run's id, made once and kept in the run folder."""
+        """The run's id, created once and stored in the run folder."""
         path = self._folder.path / "wandb-id.txt"
         if not path.exists():
             path.write_text(uuid.uuid4().hex[:12])

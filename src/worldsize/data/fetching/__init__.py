@@ -1,7 +1,7 @@
-"""Getting a data set onto a disk, in steps that can be interrupted anywhere; `worldsize.data.fetch` puts them together."""
+"""The steps of fetching a dataset, which can be interrupted at any point; `worldsize.data.fetch` combines them."""
 
 from worldsize.errors import Stopped
 
 
 class Interrupted(Stopped):
-    """The source or the folder was not to be had for now; the same command goes on."""
+    """The source or the folder is temporarily unavailable; the same command resumes."""

@@ -1,4 +1,4 @@
-"""What is in an archive: zip, or tar as it is or compressed by gzip, xz or bzip2."""
+"""Read archives: zip, and tar, uncompressed or compressed with gzip, xz or bzip2."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _COMPRESSED: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {
     b"\xfd7zXZ": lambda file: cast(IO[bytes], lzma.open(file)),
     b"BZh": lambda file: cast(IO[bytes], bz2.open(file)),
 }
-_NEVER = ("/__MACOSX/", f"/{FOLDER}/")  # a Mac's notes; ours
-_BLOCK = 4096
+_ALWAYS_SKIPPED = ("/__MACOSX/", f"/{FOLDER}/")  # macOS metadata; our own state
+_DISK_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -41,44 +41,44 @@ class Member:
 
 
 class Archive(Protocol):
-    """An open archive. ``parallel``: several members can be read at once; else each before the next one is asked for."""
+    """An open archive. ``parallel``: members can be read concurrently; otherwise read each one before the next."""
 
     parallel: bool
 
     def members(self) -> Iterator[Member]:
-        """All files, in the archive's order, by the names that it has for them.
+        """All files, in the archive's order, under the names in the archive.
 
         Raises:
-            DataError: something is neither file nor folder, or encrypted.
+            DataError: an entry is neither a file nor a folder, or is encrypted.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What of an archive is wanted: so many files, bytes, and bytes on a disk that gives whole blocks to files.
+    """Size of the selected part of an archive: files, bytes, and bytes on a disk that allocates full blocks.
 
-    ``around`` is the folder around all of it that is left out, with a ``/``; may be empty.
+    ``prefix`` is the enclosing folder, with a trailing ``/``, which is removed from all names; may be empty.
     """
 
     files: int
     bytes: int
-    blocks: int
-    around: str
+    disk_bytes: int
+    prefix: str
 
 
 @contextmanager
-def reading(path: Path, seen: Callable[[int], object] = bool) -> Iterator[Archive]:
-    """The archive in ``path``; ``seen`` gets the number of bytes whenever some were read.
+def open_archive(path: Path, on_read: Callable[[int], object] = bool) -> Iterator[Archive]:
+    """Open the archive at ``path``; ``on_read`` is called with the file position after each read.
 
     Raises:
-        DataError: it is no archive, or turns out to be damaged while it is open.
+        DataError: not an archive, or found to be damaged while it is open.
     """
     try:
-        with _Counted(path, seen) as file:
+        with _TrackedReader(path, on_read) as file:
             start = file.peek(8)
             if start.startswith(b"PK"):
-                # A file that it did not open itself is one that a ZipFile does not close behind its readers' backs.
+                # A ZipFile does not close a file that it did not open itself, so its readers stay usable.
                 yield _Zip(zipfile.ZipFile(file))
             else:
                 opener = next((opener for magic, opener in _COMPRESSED.items() if start.startswith(magic)), None)
@@ -86,43 +86,41 @@ def reading(path: Path, seen: Callable[[int], object] = bool) -> Iterator[Archiv
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise _damaged(path, error) from None
     except (NotImplementedError, UnicodeError) as error:
-        raise DataError(f"{path} cannot be unpacked: {error}; pack it anew as .zip or .tar.gz") from None
+        raise DataError(f"{path} cannot be unpacked: {error}; repack it as .zip or .tar.gz") from None
     except OSError as error:
-        if error.errno is None:  # what gzip and bz2 raise
+        if error.errno is None:  # gzip and bz2 raise OSError without errno for damaged data
             raise _damaged(path, error) from None
         raise
 
 
-def survey(archive: Archive, unused: tuple[str, ...], roots: tuple[str, ...]) -> Contents:
-    """Look at every name before anything is written.
+def scan(archive: Archive, unused: tuple[str, ...], roots: tuple[str, ...]) -> Contents:
+    """Check every name before anything is written.
 
     Raises:
-        DataError: a name points out of the folder or comes twice, or the archive holds no file.
+        DataError: a name points outside the folder or occurs twice, or the archive contains no files.
     """
     names: set[str] = set()
-    tops: set[str] = set()
-    total = blocks = 0
-    for member in wanted(archive, unused):
+    top_folders: set[str] = set()
+    total = disk_bytes = 0
+    for member in selected(archive, unused):
         if member.name in names:
-            raise DataError(
-                f"the archive holds {member.name} twice, and it cannot be known which one is meant: pack it anew"
-            )
+            raise DataError(f"the archive contains {member.name} twice; repack it without the duplicate")
         names.add(member.name)
-        tops.add(member.name.partition("/")[0] if "/" in member.name else "")
+        top_folders.add(member.name.partition("/")[0] if "/" in member.name else "")
         total += member.size
-        blocks += -(-member.size // _BLOCK) * _BLOCK
+        disk_bytes += -(-member.size // _DISK_BLOCK) * _DISK_BLOCK
     if not names:
-        raise DataError("the archive holds no files")
-    around = tops.pop() if len(tops) == 1 else ""
-    return Contents(len(names), total, blocks, "" if around in ("", *roots) else f"{around}/")
+        raise DataError("the archive contains no files")
+    prefix = top_folders.pop() if len(top_folders) == 1 else ""
+    return Contents(len(names), total, disk_bytes, "" if prefix in ("", *roots) else f"{prefix}/")
 
 
-def wanted(archive: Archive, unused: tuple[str, ...], around: str = "") -> Iterator[Member]:
-    """The members without those whose names hold one of ``unused``; names begin after the folder ``around`` them."""
+def selected(archive: Archive, unused: tuple[str, ...], prefix: str = "") -> Iterator[Member]:
+    """The members, except those whose names contain one of ``unused``; ``prefix`` is removed from the names."""
     for member in archive.members():
-        name = _inside(member.name)
-        if not any(part in f"/{name}" for part in (*_NEVER, *unused)):
-            yield Member(name[len(around) :], member.size, member.open)
+        name = _safe_name(member.name)
+        if not any(part in f"/{name}" for part in (*_ALWAYS_SKIPPED, *unused)):
+            yield Member(name[len(prefix) :], member.size, member.open)
 
 
 class _Zip:
@@ -139,7 +137,7 @@ class _Zip:
             if kind not in (0, stat.S_IFREG):
                 raise _not_a_file(info.filename)
             if info.flag_bits & 1:
-                raise DataError(f"{info.filename} is encrypted: pack the archive anew without a password")
+                raise DataError(f"{info.filename} is encrypted; repack the archive without a password")
             yield Member(info.filename, info.file_size, lambda info=info: self._archive.open(info))  # type: ignore[misc]
 
 
@@ -153,60 +151,60 @@ class _Tar:
         self._stream.seek(0)
         archive = tarfile.open(fileobj=self._stream, mode="r:", tarinfo=_Entry)
         while (info := archive.next()) is not None:
-            archive.members = []  # type: ignore[attr-defined]  # it would keep them all: gigabytes for some millions
+            archive.members = []  # type: ignore[attr-defined]  # tarfile would keep every entry: gigabytes for millions of files
             if info.isdir():
                 continue
             if not info.isreg():
                 raise _not_a_file(info.name)
             yield Member(info.name, info.size, lambda info=info: cast(IO[bytes], archive.extractfile(info)))  # type: ignore[misc]
-        while self._stream.read(1 << 20):  # to the end of the compressed stream, where its checksum is
+        while self._stream.read(1 << 20):  # read to the end of the compressed stream to verify its checksum
             pass
 
 
 class _Entry(tarfile.TarInfo):
-    """An entry that is damaged or missing is an error: Python takes it for the end of the archive."""
+    """Raises an error for a damaged or missing entry, which tarfile would take for the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         try:
             return super().frombuf(buf, encoding, errors)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the real end
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the regular end
             raise
         except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"it ends early, or in the middle: {error}") from None
+            raise tarfile.ReadError(f"truncated or damaged: {error}") from None
 
 
-class _Counted(io.BufferedReader):
-    """A file that tells how far it was read."""
+class _TrackedReader(io.BufferedReader):
+    """A file that reports its position after each read."""
 
-    def __init__(self, path: Path, seen: Callable[[int], object]) -> None:
+    def __init__(self, path: Path, on_read: Callable[[int], object]) -> None:
         super().__init__(io.FileIO(path))
-        self._seen = seen
+        self._on_read = on_read
 
     def read(self, amount: int | None = -1, /) -> bytes:
         data = super().read(amount)
-        self._seen(self.tell())
+        self._on_read(self.tell())
         return data
 
 
-def _inside(name: str) -> str:
-    """The name without ``./`` and the like, which must lie below the folder that it is unpacked into."""
+def _safe_name(name: str) -> str:
+    """The normalized name, which must be inside the target folder."""
     parts = name.split("/")
     if name.startswith("/") or ".." in parts or "\0" in name:
-        raise DataError(f"the archive holds {name!r}, which points out of the folder it is unpacked into: do not trust it")
-    plain = "/".join(part for part in parts if part not in ("", "."))
-    if not plain:
-        raise DataError(f"the archive holds a file without a name ({name!r})")
-    return plain
+        raise DataError(f"the archive contains {name!r}, which points outside the target folder; do not trust this archive")
+    normalized = "/".join(part for part in parts if part not in ("", "."))
+    if not normalized:
+        raise DataError(f"the archive contains a file without a name ({name!r})")
+    return normalized
 
 
 def _not_a_file(name: str) -> DataError:
     return DataError(
-        f"the archive holds {name}, a link or a device: only files and folders are unpacked "
-        "(tar packs what links point to with --dereference --hard-dereference)"
+        f"the archive contains {name}, a link or a device; only files and folders can be unpacked "
+        "(to pack the targets of links, use tar --dereference --hard-dereference)"
     )
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
     reason = str(error) or type(error).__name__
-    return DataError(f"{path} is damaged or no zip or tar file ({reason}): remove it and get it anew")
+    return DataError(f"{path} is damaged, or not a zip or tar file ({reason}); delete it and download it again")

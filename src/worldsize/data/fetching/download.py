@@ -1,4 +1,4 @@
-"""Downloading one file, in as many pieces as it takes: from a web server, or from a store that fsspec knows."""
+"""Resumable download of one file, from a web server or from any store that fsspec supports."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from urllib.parse import urlsplit
 
 from worldsize import __version__
 from worldsize.data.fetching import Interrupted
-from worldsize.data.fetching.progress import Meter, say
-from worldsize.data.fetching.state import State
+from worldsize.data.fetching.progress import ByteProgress, say
+from worldsize.data.fetching.state import FetchState
 from worldsize.data.stores import faults_as_oserror
 from worldsize.errors import DataError, UserError
 
-PATIENCE_S = 120.0  # with a source from which nothing comes
+GIVE_UP_AFTER_S = 120.0  # without any data from the source
 FIRST_PAUSE_S = 1.0
 _TIMEOUT_S = 60.0
 _CHUNK = 1 << 20
-_AWAY = (408, 425, 429, 500, 502, 503, 504)
+_RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True)
 class Remote:
-    """An open source, read from byte ``start`` of ``total`` on; ``validator`` changes when its content does.
+    """An open source, positioned at byte ``start`` of ``total``; ``validator`` changes when the content does.
 
-    ``read`` gives at most so many bytes, and none at the end.
+    ``read(n)`` returns at most n bytes, and no bytes at the end.
     """
 
     start: int
@@ -43,40 +43,40 @@ class Remote:
     close: Callable[[], None]
 
 
-# From the byte that is needed next, if what is there already has this validator; the source may start at 0 all the same.
+# Arguments: the next byte needed, and the validator of the bytes already downloaded. The source may still start at 0.
 Opener = Callable[[int, str], Remote]
 
 
-class Lost(Exception):
-    """The connection broke, or the server cannot answer now: trying again may help."""
+class ConnectionLost(Exception):
+    """The connection broke, or the server is temporarily unavailable; a retry may succeed."""
 
 
-def download(open_at: Opener, state: State, fits: Callable[[int], object], meter: Meter) -> None:
-    """Complete ``state.part``; where it has begun already, go on from its end.
+def download(open_at: Opener, state: FetchState, require_space: Callable[[int], object], meter: ByteProgress) -> None:
+    """Complete ``state.part``, resuming from its end.
 
-    ``fits`` gets the number of bytes that are still to come, once that is known, and raises where the disk is too small.
+    ``require_space`` is called with the number of remaining bytes once it is known, and raises if the disk is too small.
 
     Raises:
-        Interrupted: nothing has come for `PATIENCE_S`.
-        UserError: the source refuses.
+        Interrupted: no data for `GIVE_UP_AFTER_S`.
+        UserError: the source rejects the request.
     """
-    lost_since = None
-    pause = FIRST_PAUSE_S
+    failing_since = None
+    pause_s = FIRST_PAUSE_S
     while state.size is None or length(state.part) != state.size:
-        before = length(state.part)
+        length_before = length(state.part)
         try:
-            _go_on(open_at, state, fits, meter)
-        except Lost as error:
-            if lost_since is None or length(state.part) > before:
-                lost_since, pause = time.monotonic(), FIRST_PAUSE_S
-            elif time.monotonic() - lost_since > PATIENCE_S:
-                raise Interrupted(f"{state.source} does not answer ({error}); the same command goes on later") from None
-            say(f"{error}; trying again in {pause:.0f} s")
-            time.sleep(pause)
-            pause = min(2 * pause, 30.0)
+            _resume(open_at, state, require_space, meter)
+        except ConnectionLost as error:
+            if failing_since is None or length(state.part) > length_before:
+                failing_since, pause_s = time.monotonic(), FIRST_PAUSE_S
+            elif time.monotonic() - failing_since > GIVE_UP_AFTER_S:
+                raise Interrupted(f"{state.source} does not respond ({error}); to resume, rerun the command later") from None
+            say(f"{error}; retrying in {pause_s:.0f} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 30.0)
 
 
-def _go_on(open_at: Opener, state: State, fits: Callable[[int], object], meter: Meter) -> None:
+def _resume(open_at: Opener, state: FetchState, require_space: Callable[[int], object], meter: ByteProgress) -> None:
     remote = open_at(length(state.part), state.validator)
     if remote.start and (remote.total, remote.validator) != (state.size, state.validator):
         remote.close()
@@ -90,18 +90,18 @@ def _go_on(open_at: Opener, state: State, fits: Callable[[int], object], meter: 
         meter.total = remote.total
         meter.start_at(remote.start)
         if remote.total is not None:
-            fits(remote.total - remote.start)
+            require_space(remote.total - remote.start)
         while chunk := _read(remote):
             out.write(chunk)
             meter.add(len(chunk))
         if remote.total is None:
             state.size = out.tell()
         elif out.tell() < remote.total:
-            raise Lost("the connection ended early")
+            raise ConnectionLost("the connection ended early")
 
 
 def from_web(url: str) -> Opener:
-    """The file at an http or https address."""
+    """Opener for an http or https URL."""
 
     def open_at(offset: int, validator: str) -> Remote:
         headers = {"Accept-Encoding": "identity", "User-Agent": f"worldsize/{__version__}"}
@@ -110,34 +110,36 @@ def from_web(url: str) -> Opener:
             if validator:
                 headers["If-Range"] = validator
         try:
-            answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S)
+            response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S)
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # what is there is longer than what is to be had
+            if error.code == 416:  # the local part is longer than the file
                 return open_at(0, "")
-            if error.code in _AWAY:
-                raise Lost(f"the server says {error.code} {error.reason}") from None
+            if error.code in _RETRYABLE:
+                raise ConnectionLost(f"the server responded {error.code} {error.reason}") from None
             raise UserError(
-                f"{shown(url)}: the server says {error.code} {error.reason}; "
-                "check the address, and whether it needs a signature"
+                f"{redacted(url)}: the server responded {error.code} {error.reason}; "
+                "check the URL, and whether it must be signed"
             ) from None
         except (ValueError, http.client.InvalidURL) as error:
-            raise UserError(f"{shown(url)} is not a web address: {error}") from None
+            raise UserError(f"{redacted(url)} is not a valid URL: {error}") from None
         except (OSError, http.client.HTTPException) as error:
-            raise _lost(url, error) from None
-        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
-        if answer.status == 206 and span and int(span[1]) == offset:
-            # The server has compared the validator, and need not send it again.
-            return Remote(offset, int(span[2]), validator or _validator(answer.headers), answer.read1, answer.close)
-        if answer.status != 200:
-            raise UserError(f"{shown(url)}: the server answers with status {answer.status} instead of a file")
-        total = answer.headers.get("Content-Length")
-        return Remote(0, int(total) if total else None, _validator(answer.headers), answer.read1, answer.close)
+            raise _connection_error(url, error) from None
+        content_range = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
+        if response.status == 206 and content_range and int(content_range[1]) == offset:
+            # The server has matched the validator and may omit it from the response.
+            return Remote(
+                offset, int(content_range[2]), validator or _validator(response.headers), response.read1, response.close
+            )
+        if response.status != 200:
+            raise UserError(f"{redacted(url)}: the server responded with status {response.status} instead of a file")
+        total = response.headers.get("Content-Length")
+        return Remote(0, int(total) if total else None, _validator(response.headers), response.read1, response.close)
 
     return open_at
 
 
 def from_store(url: str) -> Opener:
-    """The file at any address that fsspec can open; its programs for s3, gs and others are installed one by one."""
+    """Opener for any URL that fsspec supports; s3, gs and others each need their own package."""
     import fsspec  # type: ignore[import-untyped]
 
     def open_at(offset: int, validator: str) -> Remote:
@@ -152,27 +154,27 @@ def from_store(url: str) -> Opener:
                 start = offset if validator == current else 0
                 stream.seek(start)
         except FileNotFoundError:
-            raise UserError(f"{shown(url)}: there is no such file") from None
+            raise UserError(f"{redacted(url)} does not exist") from None
         except IsADirectoryError:
-            raise UserError(f"{shown(url)} is a folder: name an archive in it (.zip, .tar, .tar.gz)") from None
+            raise UserError(f"{redacted(url)} is a folder; pass an archive in it (.zip, .tar, .tar.gz)") from None
         except PermissionError as error:
-            raise UserError(f"{shown(url)}: the store refuses ({error}); does it need credentials?") from None
+            raise UserError(f"{redacted(url)}: access denied ({error}); check your credentials") from None
         except ImportError as error:
-            raise UserError(f"{shown(url)} needs another program: {error}") from None
+            raise UserError(f"{redacted(url)} requires another package: {error}") from None
         except OSError as error:
-            raise Lost(f"{shown(url)}: {error}") from None
+            raise ConnectionLost(f"{redacted(url)}: {error}") from None
         except ValueError as error:
-            raise UserError(f"{shown(url)}: {error}") from None
+            raise UserError(f"{redacted(url)}: {error}") from None
         return Remote(start, info["size"], current, stream.read, stream.close)
 
     return open_at
 
 
-def check(path: Path, expected: str, meter: Meter) -> None:
-    """Compare the file with a checksum, ALGORITHM:DIGEST.
+def verify_checksum(path: Path, expected: str, meter: ByteProgress) -> None:
+    """Verify the checksum of a file, given as ALGORITHM:DIGEST.
 
     Raises:
-        DataError: it is another one.
+        DataError: the checksum differs.
     """
     algorithm, _, digest = expected.partition(":")
     hashed = hashlib.new(algorithm, usedforsecurity=False)
@@ -183,19 +185,19 @@ def check(path: Path, expected: str, meter: Meter) -> None:
     if hashed.hexdigest() != digest.lower():
         raise DataError(
             f"the {algorithm} of {path} is {hashed.hexdigest()}, but {digest} is expected: "
-            f"remove the file to get it anew, or mend the checksum"
+            f"delete the file to download it again, or correct the checksum"
         )
 
 
 def length(path: Path) -> int:
-    """Bytes in the file; 0 where there is none."""
+    """Size of the file in bytes; 0 if it does not exist."""
     with suppress(FileNotFoundError):
         return path.stat().st_size
     return 0
 
 
-def shown(url: str) -> str:
-    """The address without what may be secret in it."""
+def redacted(url: str) -> str:
+    """The URL without user, password and query, which may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else url
 
@@ -203,20 +205,20 @@ def shown(url: str) -> str:
 def _read(remote: Remote) -> bytes:
     try:
         return remote.read(_CHUNK)
-    except Exception as error:  # every store has its own
-        raise Lost(f"the connection broke ({error or type(error).__name__})") from None
+    except Exception as error:  # every store raises its own exceptions
+        raise ConnectionLost(f"the connection broke ({error or type(error).__name__})") from None
 
 
-def _lost(url: str, error: Exception) -> Exception:
+def _connection_error(url: str, error: Exception) -> Exception:
     reason = getattr(error, "reason", error)
     if isinstance(reason, ssl.SSLCertVerificationError):
         return UserError(
-            f"{shown(url)}: its certificate cannot be trusted ({reason.verify_message}); SSL_CERT_FILE may name yours"
+            f"{redacted(url)}: certificate not trusted ({reason.verify_message}); set SSL_CERT_FILE to use your own CA"
         )
-    return Lost(f"{urlsplit(url).hostname} cannot be reached ({reason or type(error).__name__})")
+    return ConnectionLost(f"{urlsplit(url).hostname} cannot be reached ({reason or type(error).__name__})")
 
 
 def _validator(headers: http.client.HTTPMessage) -> str:
-    """What If-Range may be asked with: a strong ETag, or the date."""
+    """The validator for If-Range: a strong ETag, or the modification date."""
     etag = str(headers.get("ETag", ""))
     return etag if etag and not etag.startswith("W/") else str(headers.get("Last-Modified", ""))

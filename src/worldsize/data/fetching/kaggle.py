@@ -1,4 +1,4 @@
-"""Downloading a competition's archive with Kaggle's own program, and saying what its refusals mean."""
+"""Download a competition's archive with the Kaggle CLI, and explain its errors."""
 
 from __future__ import annotations
 
@@ -14,96 +14,98 @@ from pathlib import Path
 
 from worldsize.data.fetching import Interrupted
 from worldsize.data.fetching.download import length
-from worldsize.data.fetching.progress import Meter
+from worldsize.data.fetching.progress import ByteProgress
 from worldsize.errors import UserError, WorldsizeError
 
 SECRET, TOKEN = "kaggle", "kaggle.json"
-_LOOK_EVERY_S = 0.5
-# Its output differs from version to version, and is sometimes the server's own words alone.
-_UNKNOWN = re.compile(r"\b401\b|Unauth|Authentication required|Could not find kaggle\.json|Missing username")
+_POLL_S = 0.5
+# The output differs between versions, and is sometimes only the server's message.
+_UNAUTHENTICATED = re.compile(r"\b401\b|Unauth|Authentication required|Could not find kaggle\.json|Missing username")
 _FORBIDDEN = re.compile(r"\b403\b|Forbidden|accept this competition's rules|Permission '.*' was denied")
 _NOT_FOUND = re.compile(r"\b404\b|Not Found|resource was not found")
-_BROKEN = re.compile(r"ModuleNotFoundError|ImportError|SyntaxError")
+_NOT_RUNNABLE = re.compile(r"ModuleNotFoundError|ImportError|SyntaxError")
 _running: list[subprocess.Popen[bytes]] = []
 
 
 def archive_in(folder: Path, competition: str) -> Path:
-    """The file that the program downloads into ``folder``."""
+    """The file that the Kaggle CLI downloads into ``folder``."""
     return folder / f"{competition}.zip"
 
 
-def download(competition: str, folder: Path, lock: int, meter: Meter) -> Path:
-    """The whole archive, in ``folder``, where what an interrupted call has left there is gone on with.
+def download(competition: str, folder: Path, lock: int, meter: ByteProgress) -> Path:
+    """Download the complete archive into ``folder``, resuming an interrupted download.
 
-    The token never passes through here: the program reads it from its file. It inherits the descriptor ``lock``, so that
-    it keeps the folder to itself even when it outlives this process.
+    The token never passes through this process: the Kaggle CLI reads it from its file. The CLI inherits the descriptor
+    ``lock``, so the folder stays locked even if the CLI outlives this process.
 
     Raises:
-        UserError: there is no such program, token or competition, or the rules are not accepted.
+        UserError: the CLI, the token or the competition does not exist, or the rules are not accepted.
         Interrupted: the connection failed.
     """
     archive = archive_in(folder, competition)
     marker = archive.with_name(f"{archive.name}.kaggle-partial")
     command = [_program(), "competitions", "download", "-c", competition, "-p", str(folder), "--quiet"]
     meter.start_at(length(archive))
-    with tempfile.TemporaryFile("w+", errors="replace") as output:
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=(lock,)) as program:
-            _running.append(program)
-            while program.poll() is None:
+    with tempfile.TemporaryFile("w+", errors="replace") as output_file:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output_file, stderr=output_file, pass_fds=(lock,)
+        ) as process:
+            _running.append(process)
+            while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
-                    program.wait(_LOOK_EVERY_S)
-                meter.total = _whole(marker) or meter.total
+                    process.wait(_POLL_S)
+                meter.total = _total_bytes(marker) or meter.total
                 meter.at(length(archive))
             _running.clear()
-        output.seek(0)
-        said = output.read().strip()
-    if program.returncode or not archive.is_file():
-        raise explain(said, competition, _has_token())
+        output_file.seek(0)
+        text = output_file.read().strip()
+    if process.returncode or not archive.is_file():
+        raise explain(text, competition, _has_token())
     return archive
 
 
 def stop() -> None:
-    """Ask the program to end, if it runs: this process is about to."""
-    for program in _running:
-        program.terminate()
+    """Terminate the Kaggle CLI if it runs; called before this process exits."""
+    for process in _running:
+        process.terminate()
 
 
-def explain(said: str, competition: str, has_token: bool) -> WorldsizeError:
-    """What the program's output means for the user (pure)."""
-    page = f"https://www.kaggle.com/competitions/{competition}"
-    last = "\n".join(f"  {line}" for line in said.splitlines()[-3:]) or "  nothing"
-    if _UNKNOWN.search(said) and not has_token:
+def explain(text: str, competition: str, has_token: bool) -> WorldsizeError:
+    """The error that the output of the Kaggle CLI stands for (pure)."""
+    url = f"https://www.kaggle.com/competitions/{competition}"
+    last_lines = "\n".join(f"  {line}" for line in text.splitlines()[-3:]) or "  (no output)"
+    if _UNAUTHENTICATED.search(text) and not has_token:
         return UserError(
-            f"Kaggle wants to know who you are: make a token at https://www.kaggle.com/settings/api and leave it as "
-            f"~/.kaggle/{TOKEN}; on a cluster: worldsize cluster secret create {SECRET} --from ~/.kaggle/{TOKEN}"
+            f"Kaggle requires a token: create one at https://www.kaggle.com/settings/api and save it as "
+            f"~/.kaggle/{TOKEN}; on a cluster, then run: worldsize cluster secret create {SECRET} --from ~/.kaggle/{TOKEN}"
         )
-    if _UNKNOWN.search(said):
+    if _UNAUTHENTICATED.search(text):
         return UserError(
-            f"Kaggle does not accept the token in {_token_file()}: make a new one at https://www.kaggle.com/settings/api; "
-            f"on a cluster, then: worldsize cluster secret create {SECRET} --from ~/.kaggle/{TOKEN}"
+            f"Kaggle rejected the token in {_token_file()}: create a new one at https://www.kaggle.com/settings/api; "
+            f"on a cluster, then run: worldsize cluster secret create {SECRET} --from ~/.kaggle/{TOKEN}"
         )
-    if _FORBIDDEN.search(said):
+    if _FORBIDDEN.search(text):
         return UserError(
-            f"Kaggle gives the data only to those who have accepted the competition's rules: log in, open {page}/rules, "
-            f"accept them, and run the same command again. Kaggle's program said:\n{last}"
+            f"Kaggle requires that you have accepted the competition's rules: log in, open {url}/rules, "
+            f"accept them, and rerun this command. Output of the Kaggle CLI:\n{last_lines}"
         )
-    if _NOT_FOUND.search(said):
-        return UserError(f"Kaggle knows no competition {competition!r}: see {page}")
-    if _BROKEN.search(said):
-        return UserError(f"Kaggle's program does not run; pip install --upgrade kaggle may mend it:\n{last}")
-    return Interrupted(f"Kaggle's program failed, and the same command goes on where it stopped:\n{last}")
+    if _NOT_FOUND.search(text):
+        return UserError(f"Kaggle competition {competition!r} does not exist: see {url}")
+    if _NOT_RUNNABLE.search(text):
+        return UserError(f"the Kaggle CLI does not run; try pip install --upgrade kaggle:\n{last_lines}")
+    return Interrupted(f"the Kaggle CLI failed; rerun this command to resume:\n{last_lines}")
 
 
 def _program() -> str:
-    own = str(Path(sys.executable).parent)
-    found = shutil.which("kaggle") or shutil.which("kaggle", path=own)
-    if found is None:
-        raise UserError("Kaggle's program is not installed: pip install kaggle; or name another source with --from")
-    return found
+    scripts = str(Path(sys.executable).parent)
+    path = shutil.which("kaggle") or shutil.which("kaggle", path=scripts)
+    if path is None:
+        raise UserError("the Kaggle CLI is not installed: run pip install kaggle, or pass another source with --from")
+    return path
 
 
-def _whole(marker: Path) -> int | None:
-    """The archive's size, which the program notes while it downloads (since version 2)."""
+def _total_bytes(marker: Path) -> int | None:
+    """Size of the archive, which the Kaggle CLI records during the download (since version 2)."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads(marker.read_text("utf-8"))["size"])
     return None

@@ -1,4 +1,4 @@
-"""What is known of each data set before it is fetched (pure)."""
+"""Known properties of each dataset before it is fetched (pure)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ KAGGLE = "kaggle:"
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a data set as a recipe sees it."""
+    """Numbers of classes and images of a dataset as a recipe reads it."""
 
     classes: int
     train: int
     val: int
 
     def __str__(self) -> str:
-        return f"{self.classes:,} classes, {self.train:,} pictures to train and {self.val:,} to evaluate"
+        return f"{self.classes:,} classes, {self.train:,} training and {self.val:,} validation images"
 
 
 @dataclass(frozen=True)
 class Known:
-    """A data set: where it is to be had, and what it must turn out to be.
+    """A dataset: its source and its expected contents.
 
-    ``source`` is a URL, or `KAGGLE` and the name of a competition; None: only the user knows. ``checksum`` of the
-    archive there is ALGORITHM:DIGEST. ``archive_bytes`` and ``unpacked_bytes`` are estimates for a source that does
-    not tell. ``roots`` are the folders that the data set's reader looks for: a folder around them is left out.
-    ``unused`` are parts of names that no reader needs.
+    ``source`` is a URL, or `KAGGLE` followed by the name of a competition; None: the user must pass it. ``checksum`` is
+    that of the archive, as ALGORITHM:DIGEST. ``archive_bytes`` and ``unpacked_bytes`` are estimates, for a source that
+    does not report its size. ``roots`` are the folders that the dataset's reader expects at the top; a folder that
+    encloses them is removed. Files whose names contain a part in ``unused`` are not unpacked.
     """
 
     roots: tuple[str, ...]
@@ -42,8 +42,8 @@ class Known:
 
 
 KNOWN: dict[Name, Known] = {
-    # The sizes are those of the official tar files of ILSVRC 2012 (137.7 + 6.3 + 12.7 GiB), which Kaggle's one archive
-    # holds, all but uncompressed. A third of its two million files are boxes and pictures without labels.
+    # Sizes of the official tar files of ILSVRC 2012 (137.7 + 6.3 + 12.7 GiB), which Kaggle's single archive contains
+    # almost uncompressed. A third of its two million files are bounding boxes and images without labels.
     "imagenet": Known(
         roots=("ILSVRC", "Data", "train", "val"),
         source=f"{KAGGLE}imagenet-object-localization-challenge",
@@ -52,7 +52,7 @@ KNOWN: dict[Name, Known] = {
         counts=Counts(1000, 1_281_167, 50_000),
         unused=("/Annotations/CLS-LOC/", "/Data/CLS-LOC/test/"),
     ),
-    # www.cs.toronto.edu/~kriz/cifar.html names address and MD5.
+    # URL and MD5: www.cs.toronto.edu/~kriz/cifar.html
     "cifar10": Known(
         roots=("cifar-10-batches-py", "train"),
         source="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",

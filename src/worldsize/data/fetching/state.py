@@ -1,4 +1,4 @@
-"""What an interrupted fetch leaves behind for the next one, in a folder of its own inside the data set's."""
+"""State of a fetch, kept in its own subfolder of the dataset folder so that an interrupted fetch can resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER = ".worldsize-fetch"
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found when everything was there."""
+    """What was found in the complete dataset."""
 
     counts: Counts
     files: int
@@ -29,12 +29,12 @@ class Verified:
 
 
 @dataclass
-class State:
-    """How far the data set in ``root`` has come.
+class FetchState:
+    """Progress of the fetch into ``root``.
 
-    ``source`` names where it comes from, without anything secret. ``size`` and ``validator`` (an ETag, a date) are of
-    the archive at the source; ``checked`` is the checksum that it was found to have. So many files of it, in its own
-    order, are ``unpacked`` and in place.
+    ``source`` is the source without secrets. ``size`` and ``validator`` (an ETag or a date) describe the archive at the
+    source; ``checked`` is the checksum verified so far. The first ``unpacked`` files of the archive, in its own order,
+    are in place.
     """
 
     root: Path
@@ -48,21 +48,21 @@ class State:
 
     @property
     def folder(self) -> Path:
-        """Ours, inside ``root``."""
+        """The state folder inside ``root``."""
         return self.root / FOLDER
 
     @property
     def part(self) -> Path:
-        """The archive while it is being downloaded."""
+        """The partially downloaded archive."""
         return self.folder / "archive.part"
 
     @property
     def archive(self) -> Path:
-        """The whole archive."""
+        """The complete archive."""
         return self.folder / "archive"
 
     def save(self) -> None:
-        """Replace what the disk knows."""
+        """Write the state to disk atomically."""
         fields = dataclasses.asdict(self)
         del fields["root"]
         temporary = self.folder / "state.tmp"
@@ -70,24 +70,24 @@ class State:
         os.replace(temporary, self.folder / "state.json")
 
 
-def begin(root: Path, dataset: str, source: str) -> State:
-    """The state of ``root``, which is empty or was begun for the same data set from the same source.
+def load_or_create(root: Path, dataset: str, source: str) -> FetchState:
+    """The state of ``root``, which must be empty or belong to the same dataset and source.
 
     Raises:
         UserError: it is neither.
     """
     fields = _read(root / FOLDER / "state.json")
     if fields is None:
-        strangers = sorted(entry.name for entry in os.scandir(root) if entry.name != FOLDER)
-        if strangers:
-            raise UserError(f"{root} is not empty ({strangers[0]} is in it): name a new folder with --to")
-        return State(root, dataset, source)
+        other_files = sorted(entry.name for entry in os.scandir(root) if entry.name != FOLDER)
+        if other_files:
+            raise UserError(f"{root} is not empty (it contains {other_files[0]}); pass a new folder with --to")
+        return FetchState(root, dataset, source)
     verified = fields.pop("verified")
-    state = State(root, **fields)
+    state = FetchState(root, **fields)
     if (state.dataset, state.source) != (dataset, source):
         raise UserError(
-            f"{root} holds {state.dataset} from {state.source}, whole or in part: "
-            f"name another folder with --to, or remove this one to fetch {dataset} from {source} into it"
+            f"{root} contains {state.dataset} from {state.source}, complete or partial; "
+            f"pass another folder with --to, or delete this one to fetch {dataset} from {source} into it"
         )
     if verified is not None:
         state.verified = Verified(Counts(**verified["counts"]), verified["files"], verified["bytes"])
@@ -96,24 +96,24 @@ def begin(root: Path, dataset: str, source: str) -> State:
 
 @contextmanager
 def locked(root: Path) -> Iterator[int]:
-    """Keep a second fetch out of ``root``. Gives the lock's descriptor: who inherits it keeps the lock.
+    """Lock ``root`` against a second fetch. Yields the descriptor of the lock: a process that inherits it keeps the lock.
 
     Raises:
-        Interrupted: another fetch is in it.
+        Interrupted: another fetch holds the lock.
     """
     (root / FOLDER).mkdir(parents=True, exist_ok=True)
     with open(root / FOLDER / "lock", "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Interrupted(f"another fetch is at work in {root}: wait until it has ended") from None
+            raise Interrupted(f"another fetch is running in {root}; wait until it has finished") from None
         except OSError:
-            pass  # a file system without locks
+            pass  # the file system does not support locks
         yield file.fileno()
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         return dict(json.loads(path.read_text("utf-8")))
-    except (FileNotFoundError, ValueError):  # not written whole: the machine has gone down meanwhile
+    except (FileNotFoundError, ValueError):  # truncated by a crash of the machine
         return None

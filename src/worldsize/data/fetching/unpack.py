@@ -1,4 +1,4 @@
-"""Putting the files of an archive in place, so that every file that is there is whole."""
+"""Unpack an archive so that every file in place is complete."""
 
 from __future__ import annotations
 
@@ -11,26 +11,31 @@ from itertools import islice
 from pathlib import Path
 
 from worldsize.data.fetching.archives import Archive, Member
-from worldsize.data.fetching.progress import Meter
+from worldsize.data.fetching.progress import ByteProgress
 from worldsize.data.fetching.state import FOLDER
 from worldsize.errors import DataError
 
-# On a network disk a small file costs a few round trips, and many can be under way.
+# On a network disk each small file costs a few round trips, so many are written concurrently.
 _THREADS = 16
-# After each so many files what is done is noted; an interrupted call repeats no more than these.
+# Files per progress record; an interrupted call repeats at most this many.
 BATCH = 256
 _CHUNK = 1 << 20
 
 
 def unpack(
-    archive: Archive, members: Iterator[Member], root: Path, start: int, note: Callable[[int], object], meter: Meter
+    archive: Archive,
+    members: Iterator[Member],
+    root: Path,
+    start: int,
+    save_progress: Callable[[int], object],
+    meter: ByteProgress,
 ) -> None:
-    """Write ``members`` into ``root``, without the first ``start``, which an earlier call has written.
+    """Write ``members`` into ``root``, skipping the first ``start``, which an earlier call has written.
 
-    ``note`` gets the number of members in place, now and then.
+    ``save_progress`` is called with the number of members in place after every `BATCH`.
 
     Raises:
-        DataError: a member is not as long as the archive says.
+        DataError: the size of a member differs from the size that the archive declares.
     """
     scratch = root / FOLDER / "unpacking"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -41,16 +46,16 @@ def unpack(
         _write(member, root, scratch / str(threading.get_ident()), meter)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        # Both take members only as far as they must: those of a tar file have to be read in passing.
-        each = pool.map if archive.parallel else map
-        while count := sum(1 for _ in each(write, islice(members, BATCH))):
+        # A tar member must be read before the iterator advances, which the lazy built-in map guarantees.
+        map_members = pool.map if archive.parallel else map
+        while count := sum(1 for _ in map_members(write, islice(members, BATCH))):
             start += count
-            note(start)
+            save_progress(start)
     shutil.rmtree(scratch)
 
 
-def present(root: Path) -> tuple[int, int]:
-    """The number of files in ``root`` and their bytes, without those of the fetch itself."""
+def count_files(root: Path) -> tuple[int, int]:
+    """Number of files in ``root`` and their bytes, excluding the state of the fetch."""
     files = total = 0
     folders = [str(root)]
     while folders:
@@ -65,7 +70,7 @@ def present(root: Path) -> tuple[int, int]:
     return files, total
 
 
-def _write(member: Member, root: Path, temporary: Path, meter: Meter) -> None:
+def _write(member: Member, root: Path, temporary: Path, meter: ByteProgress) -> None:
     written = 0
     with member.open() as source, open(temporary, "wb") as out:
         while chunk := source.read(_CHUNK):
@@ -73,9 +78,7 @@ def _write(member: Member, root: Path, temporary: Path, meter: Meter) -> None:
             written += len(chunk)
             meter.add(len(chunk))
     if written != member.size:
-        raise DataError(
-            f"{member.name} has {written:,} bytes in the archive instead of {member.size:,}: the archive is damaged"
-        )
+        raise DataError(f"the archive is damaged: {member.name} has {written:,} bytes instead of {member.size:,}")
     target = root / member.name
     try:
         os.replace(temporary, target)

@@ -1,7 +1,6 @@
-"""Packed data sets: shards of some 100 MB that `tar` and WebDataset read, beside an index.
+"""Packed datasets: tar shards, readable by `tar` and WebDataset, with an index next to them.
 
-`format` and `tar` say what is on disk; `samples` reads it; `pack` makes it (`plan`, `pictures` and `write` are its
-parts).
+`format` and `tar` define the files; `samples` reads them from a `store`; `pack` creates them with `images` and `write`.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from worldsize.data.shards.samples import ShardSamples
 from worldsize.data.shards.store import Local, Remote, Store
 from worldsize.errors import UserError
 
-__all__ = ["is_packed", "open_dataset", "page", "url_of"]
+__all__ = ["is_packed", "metadata", "open_dataset", "url_of"]
 
 
 def is_packed(root: Path) -> bool:
-    """Whether this folder holds shards of ours, whole or not, and no data set of another kind."""
-    signs = ("train.index", shard_name("train", 0))
-    return any((root / name).is_file() for name in signs) and not (root / "train").is_dir()
+    """Whether this folder holds worldsize shards, complete or not, and no other kind of dataset."""
+    markers = ("train.index", shard_name("train", 0))
+    return any((root / name).is_file() for name in markers) and not (root / "train").is_dir()
 
 
 def url_of(root: Path) -> str | None:
-    """The URL that became this path, as ``s3://BUCKET/FOLDER`` becomes ``s3:/BUCKET/FOLDER``; None where it was a path."""
+    """Undo `Path`'s change of a URL (``s3://BUCKET/FOLDER`` to ``s3:/BUCKET/FOLDER``); None if ``root`` is a local path."""
     match = re.fullmatch(r"([a-z][a-z0-9+]+):/+(.+)", str(root))
     if match is None:
         return None
@@ -33,30 +32,32 @@ def url_of(root: Path) -> str | None:
 
 
 def open_dataset(root: Path | str | Store) -> Dataset:
-    """The data set packed in this folder, at this URL, or in this store.
+    """Open the packed dataset in this folder, at this URL, or in this store.
 
     Raises:
-        UserError: no shards are there, or shards of a later version.
-        DataError: something is missing or damaged.
+        UserError: there are no shards, or they have a newer format version.
+        DataError: a file is missing or damaged.
     """
     store = _store(root)
-    packed = page(store)
+    packed = metadata(store)
     return Dataset(ShardSamples(store, "train", packed), ShardSamples(store, "val", packed))
 
 
-def page(store: Store) -> Packed:
-    """The page that describes a folder of shards.
+def metadata(store: Store) -> Packed:
+    """Read index.json.
 
     Raises:
-        UserError, DataError: as of `open_dataset`.
+        UserError, DataError: see `open_dataset`.
     """
-    where = f"{store.where}/{INDEX}"
+    path = f"{store.where}/{INDEX}"
     try:
-        return Packed.from_json(bytes(store.whole(INDEX)), where)
+        return Packed.from_json(bytes(store.read_all(INDEX)), path)
     except FileNotFoundError:
-        raise UserError(f"{where} is missing: run `worldsize data pack` to its end, or copy it from where it did") from None
+        raise UserError(
+            f"{path} is missing: run `worldsize data pack` until it completes, or copy the missing file"
+        ) from None
     except OSError as error:
-        raise UserError(f"{where} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def _store(root: Path | str | Store) -> Store:

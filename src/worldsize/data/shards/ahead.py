@@ -1,5 +1,5 @@
-"""Reading whole pieces of files for the sake of the first byte that is wanted of them, and keeping them until they are used
-up: for storage that answers slowly and sends fast."""
+"""Block read-ahead for high-latency storage: the first access to a block reads the complete block, and keeps it until all of
+its images have been read."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from worldsize.data.shards.store import Bytes, Store
 
 @dataclass(frozen=True)
 class Pieces:
-    """How a file is cut.
+    """How a file is divided into pieces.
 
     Attributes:
-        begins: int64 (n + 1,), rising: where each piece begins, and where the last one ends.
-        uses: int64 (n,), how often each is read from, as a rule.
+        begins: int64 (n + 1,), ascending: offset of each piece, then the end of the last one.
+        uses: int64 (n,), expected number of reads from each piece.
     """
 
     begins: NDArray[np.int64]
@@ -29,18 +29,18 @@ class Pieces:
 
 
 @dataclass
-class _Kept:
-    left: int
+class _Cached:
+    reads_left: int
     data: Future[Bytes] = field(default_factory=Future)
 
 
 class Ahead(Store):
-    """Another store, of whose files each piece is read at once.
+    """Wraps a store and reads each piece of its files with one request.
 
     Args:
-        store: the other one.
-        pieces: of a file.
-        most: how many pieces are kept at a time, at most; fewer as long as each is used as often as foreseen.
+        store: the wrapped store.
+        pieces: gives the pieces of a file by its name.
+        most: maximum number of cached pieces. A piece leaves the cache earlier once it has had its expected number of reads.
     """
 
     def __init__(self, store: Store, pieces: Callable[[str], Pieces], most: int) -> None:
@@ -49,11 +49,11 @@ class Ahead(Store):
         self._pieces = pieces
         self._most = most
         self._lock = threading.Lock()
-        self._cuts: dict[str, Pieces] = {}
-        self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
+        self._pieces_of: dict[str, Pieces] = {}
+        self._cache: OrderedDict[tuple[str, int], _Cached] = OrderedDict()
 
-    def whole(self, name: str) -> Bytes:
-        return self._store.whole(name)
+    def read_all(self, name: str) -> Bytes:
+        return self._store.read_all(name)
 
     def look(self, name: str, length: int) -> tuple[int, bytes]:
         return self._store.look(name, length)
@@ -64,39 +64,39 @@ class Ahead(Store):
     def read(self, name: str, offset: int, length: int) -> Bytes:
         if length == 0:
             return b""
-        cuts = self._cuts.get(name)
-        if cuts is None:
-            cuts = self._cuts[name] = self._pieces(name)
-        number = int(np.searchsorted(cuts.begins, offset, side="right")) - 1
-        if not 0 <= number < len(cuts.uses) or offset + length > cuts.begins[number + 1]:
+        pieces = self._pieces_of.get(name)
+        if pieces is None:
+            pieces = self._pieces_of[name] = self._pieces(name)
+        number = int(np.searchsorted(pieces.begins, offset, side="right")) - 1
+        if not 0 <= number < len(pieces.uses) or offset + length > pieces.begins[number + 1]:
             return self._store.read(name, offset, length)
-        begin, end = (int(at) for at in cuts.begins[number : number + 2])
-        data = self._piece((name, number), begin, end, int(cuts.uses[number]))
+        begin, end = (int(at) for at in pieces.begins[number : number + 2])
+        data = self._piece((name, number), begin, end, int(pieces.uses[number]))
         return memoryview(data)[offset - begin : offset - begin + length]
 
     def _piece(self, key: tuple[str, int], begin: int, end: int, uses: int) -> Bytes:
         with self._lock:
-            kept = self._kept.get(key)
-            first = kept is None
-            if kept is None:
-                kept = self._kept[key] = _Kept(uses)
-                if len(self._kept) > self._most:
-                    self._kept.popitem(last=False)
-            kept.left -= 1
-            if kept.left == 0:
-                self._kept.pop(key, None)
+            piece = self._cache.get(key)
+            first = piece is None
+            if piece is None:
+                piece = self._cache[key] = _Cached(uses)
+                if len(self._cache) > self._most:
+                    self._cache.popitem(last=False)
+            piece.reads_left -= 1
+            if piece.reads_left == 0:
+                self._cache.pop(key, None)
             else:
-                self._kept.move_to_end(key)
+                self._cache.move_to_end(key)
         if first:
-            self._fetch(key, kept, begin, end)
-        return kept.data.result()
+            self._fetch(key, piece, begin, end)
+        return piece.data.result()
 
-    def _fetch(self, key: tuple[str, int], kept: _Kept, begin: int, end: int) -> None:
-        """Read the piece; what cannot be read is tried again by the next who wants it."""
+    def _fetch(self, key: tuple[str, int], piece: _Cached, begin: int, end: int) -> None:
+        """Read the piece. A failed read is not cached: the next access retries it."""
         try:
-            kept.data.set_result(self._store.read(key[0], begin, end - begin))
+            piece.data.set_result(self._store.read(key[0], begin, end - begin))
         except BaseException as error:
             with self._lock:
-                if self._kept.get(key) is kept:
-                    del self._kept[key]
-            kept.data.set_exception(error)
+                if self._cache.get(key) is piece:
+                    del self._cache[key]
+            piece.data.set_exception(error)

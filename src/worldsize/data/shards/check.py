@@ -1,4 +1,4 @@
-"""What reading does not need, and others do: the tar members around the pictures."""
+"""Checks of the tar headers and labels around the images. Training does not read them; `tar` and WebDataset do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from worldsize.data.shards.samples import ShardSamples
 
 
 def fault(samples: ShardSamples, index: int) -> str | None:
-    """What is wrong with the headers of a sample's picture and with its label's member; None: nothing."""
+    """What is wrong with the tar header of a sample's image or with its label member; None if both are intact."""
     record = samples.records[index]
     offset, length, head = int(record["offset"]), int(record["length"]), int(record["head"])
     end = offset + length

@@ -1,16 +1,16 @@
-"""What a folder of shards holds, as bytes: the index of each split, and the page that describes them all.
+"""The on-disk format of a folder of shards.
 
 =====================  ========================================================================================
 file                   content
 =====================  ========================================================================================
-``index.json``         format and version; classes; of each split its samples, its fingerprint, and of each shard
-                       its samples, its bytes and its identity; how the pictures were made
-``SPLIT.index``        one `RECORD` a sample, in the order of the originals
-``SPLIT-00000.tar``    pictures and labels, for `tar` and WebDataset; begins with the shard's identity
+``index.json``         metadata: format and version; classes; the number of samples and the fingerprint of each split;
+                       samples, bytes and identity of each shard; how the images were converted
+``SPLIT.index``        one `RECORD` per sample, in the order of the original dataset
+``SPLIT-00000.tar``    images and labels, readable by `tar` and WebDataset; starts with the shard's identity
 =====================  ========================================================================================
 
-The identity of a shard is the SHA-256 of its part of the index. Since that part holds a checksum of every picture, a
-shard, its part of the index, and the page vouch for one another.
+The identity of a shard is the SHA-256 of its part of ``SPLIT.index``. That part holds a checksum of every image, so a
+shard, its part of the index and ``index.json`` can be verified against each other.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ INDEX = "index.json"
 SPLITS = ("train", "val")
 _FORMAT, _VERSION = "worldsize shards", 1
 
-# Little-endian, 40 bytes a sample.
+# Little-endian, 40 bytes per sample.
 RECORD = np.dtype(
     [
-        ("offset", "<u8"),  # of the picture's first byte in its shard
-        ("length", "<u4"),  # bytes of the picture
-        ("shard", "<u4"),  # number
+        ("offset", "<u8"),  # of the image's first byte in its shard
+        ("length", "<u4"),  # bytes of the image
+        ("shard", "<u4"),  # number of the shard
         ("label", "<i4"),
-        ("width", "<u4"),  # of the decoded picture, pixels; 0: broken
+        ("width", "<u4"),  # of the decoded image, pixels; 0: broken
         ("height", "<u4"),
-        ("crc", "<u4"),  # CRC32C of the picture's bytes
-        ("head", "<u4"),  # bytes of tar headers right before the picture
-        ("kind", "u1"),  # `Kind`
-        ("components", "u1"),  # channels as stored: 1 grey, 3 colours, 4 CMYK; 0: broken
+        ("crc", "<u4"),  # CRC32C of the image's bytes
+        ("head", "<u4"),  # bytes of tar headers immediately before the image
+        ("kind", "u1"),  # `Encoding`
+        ("components", "u1"),  # channels as stored: 1 grayscale, 3 color, 4 CMYK; 0: broken
         ("reserved", "<u2"),
     ]
 )
 Records = NDArray[np.void]
 
 
-class Kind(IntEnum):
-    """What the bytes of a sample are."""
+class Encoding(IntEnum):
+    """How the bytes of a sample are encoded."""
 
-    BROKEN = 0  # cannot be decoded; stored as it was
+    BROKEN = 0  # cannot be decoded; stored unchanged
     JPEG = 1
     PNG = 2
-    OTHER = 3  # what else `worldsize.data.decode` reads
+    OTHER = 3  # another format that `worldsize.data.decode` reads
     RAW = 4  # binary PPM whose last height x width x 3 bytes are the pixels
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One tar file: how many samples and bytes it has, and its identity (hex)."""
+    """One tar file: its number of samples, its size in bytes, and its identity (hex)."""
 
     samples: int
     bytes: int
@@ -83,13 +83,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Packed:
-    """The page that describes a folder of shards.
+    """The content of index.json.
 
     Attributes:
         classes: names in label order.
         splits: by name, all of `SPLITS`.
-        made: how the pictures were made, for people; empty: they are the originals' bytes. `steps` reads it.
-        plan: digest of everything that decides the shards' bytes but for the originals' content.
+        made: how the images were converted, for display; empty if they are unchanged. `steps` parses it.
+        plan: digest of everything that determines the shards' bytes, except the content of the original images.
     """
 
     classes: tuple[str, ...]
@@ -98,7 +98,7 @@ class Packed:
     plan: str
 
     def to_json(self) -> str:
-        """The page's text; the same for the same content."""
+        """The file's text; equal objects give equal text."""
         splits = {
             name: {
                 "samples": split.samples,
@@ -112,47 +112,47 @@ class Packed:
 
     @staticmethod
     def from_json(text: str | bytes, where: str) -> Packed:
-        """The inverse; ``where`` names the page in messages.
+        """The inverse of `to_json`; ``where`` names the file in messages.
 
         Raises:
-            UserError: it is of a later version.
+            UserError: it has a newer format version.
             DataError: it is damaged.
         """
         try:
-            page = json.loads(text)
-            if page["format"] != _FORMAT:
-                raise ValueError("of another format")
-            if page["version"] != _VERSION:
-                raise UserError(f"{where} is of version {page['version']}, but worldsize reads {_VERSION}: update it")
-            splits = {name: _split(page["splits"][name]) for name in SPLITS}
-            classes = tuple(str(name) for name in page["classes"])
-            return Packed(classes, splits, dict(page["made"]), str(page["plan"]))
+            content = json.loads(text)
+            if content["format"] != _FORMAT:
+                raise ValueError("unknown format")
+            if (version := content["version"]) != _VERSION:
+                raise UserError(f"{where} has format version {version}; this worldsize reads {_VERSION}: update worldsize")
+            splits = {name: _split(content["splits"][name]) for name in SPLITS}
+            classes = tuple(str(name) for name in content["classes"])
+            return Packed(classes, splits, dict(content["made"]), str(content["plan"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise DataError(f"{where} is damaged ({reason}): copy or pack the shards again") from None
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise DataError(f"{where} is damaged ({reason}): copy the shards again, or pack them again") from None
 
 
-def _split(page: Mapping[str, Any]) -> Split:
-    split = Split(str(page["fingerprint"]), tuple(Shard(int(n), int(size), str(i)) for n, size, i in page["shards"]))
-    if split.samples != page["samples"] or any(s.samples < 1 or s.bytes < 1 for s in split.shards):
-        raise ValueError("its numbers of samples do not add up")
+def _split(content: Mapping[str, Any]) -> Split:
+    split = Split(str(content["fingerprint"]), tuple(Shard(int(n), int(size), str(i)) for n, size, i in content["shards"]))
+    if split.samples != content["samples"] or any(s.samples < 1 or s.bytes < 1 for s in split.shards):
+        raise ValueError("the numbers of samples do not add up")
     return split
 
 
 def steps(made: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was done to the pictures, first to last: shards can be packed again."""
+    """The conversions that the images went through, in order: shards can be packed into new shards."""
     if not made:
         return []
     return [*steps(made.get("before", {})), {name: value for name, value in made.items() if name != "before"}]
 
 
 def shard_name(split: str, number: int) -> str:
-    """The file of a shard."""
+    """The file name of a shard."""
     return f"{split}-{number:05d}.tar"
 
 
 def identity(split: str, part: bytes | memoryview) -> str:
-    """Of the shard whose part of the index this is (hex)."""
+    """The identity (hex) of the shard that has this part of the index."""
     digest = hashlib.sha256(split.encode() + b"\n")
     digest.update(part)
     return digest.hexdigest()

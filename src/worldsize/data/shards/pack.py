@@ -1,7 +1,7 @@
-"""``worldsize data pack``: a data set into shards.
+"""``worldsize data pack``: write a dataset as shards.
 
-Which picture goes into which shard is decided before the first is read, so every shard is a task of its own, and what is
-there already need not be made again: the command can be killed at any time, and the same command goes on.
+The plan assigns images to shards before any image is read, so every shard is an independent task. A rerun skips complete
+shards: the command can be killed at any time, and the same command resumes.
 """
 
 from __future__ import annotations
@@ -22,38 +22,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldsize.data.crops import fit
-from worldsize.data.decode import BrokenPicture
-from worldsize.data.fetching.progress import Meter, say, size
-from worldsize.data.samples import Dataset, EncodedSamples, Samples
-from worldsize.data.shards import open_dataset, page, write
-from worldsize.data.shards.format import INDEX, SPLITS, Kind, Packed, Records, Shard, Split, steps
-from worldsize.data.shards.pictures import How, ppm
+from worldsize.data.decode import BrokenImage
+from worldsize.data.fetching.progress import ByteProgress, say, size
+from worldsize.data.samples import Dataset, EncodedSamples, NotAFile, Samples
+from worldsize.data.shards import metadata, open_dataset, write
+from worldsize.data.shards.format import INDEX, SPLITS, Encoding, Packed, Records, Shard, Split, steps
+from worldsize.data.shards.images import How, ppm
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.data.shards.store import Local
 from worldsize.data.shards.write import Task, plan, put, written
 from worldsize.errors import DataError, UserError
 
-_OURS = ".packing"  # the folder in OUT that an interrupted pack leaves for the next one
-_STATS_AT_ONCE = 16
-_LISTED = 20
-_LARGEST = 2**32 - 1
+_WORK = ".packing"  # folder in OUT; an interrupted pack leaves it for the next one
+_PARALLEL_STATS = 16
+_MAX_LISTED = 20
+_MAX_LENGTH = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done, and what identifies it.
+    """What a pack will write.
 
     Attributes:
-        tasks: one for each shard.
-        changes: what is done to the pictures, for people; empty: nothing.
-        made: the same, and what had been done before to pictures that come from shards.
-        digest: of everything that decides the shards' bytes but for what is in the pictures.
+        tasks: one per shard.
+        changes: how this pack converts the images, for display; empty if it keeps them unchanged.
+        made: ``changes``, plus earlier conversions if the images come from shards.
+        digest: of everything that determines the shards' bytes, except the content of the images.
+        missing: by split and index, why an image is not a regular file. It is packed as a broken image without bytes.
     """
 
     tasks: tuple[Task, ...]
     changes: Mapping[str, Any]
     made: Mapping[str, Any]
     digest: str
+    missing: Mapping[str, Mapping[int, str]]
 
     @property
     def bytes(self) -> int:
@@ -61,31 +63,31 @@ class Plan:
 
 
 def pack(dataset: Dataset, out: Path, how: How, shard_bytes: int, workers: int, max_broken: float) -> None:
-    """Put all pictures of ``dataset`` into shards in ``out``, in their order.
+    """Write all images of ``dataset``, in order, to shards in ``out``.
 
     Args:
-        out: a new folder, or one that an earlier call with the same pictures and options has begun.
-        shard_bytes: of each shard, at most (as long as pictures become no larger than expected).
+        out: a new folder, or that of an interrupted pack of the same images with the same options.
+        shard_bytes: maximum size of a shard (as long as converted images are not larger than estimated).
         workers: threads.
-        max_broken: the share of pictures that may be broken, 0 to 1.
+        max_broken: maximum share of broken images, 0 to 1.
 
     Raises:
-        UserError: ``out`` is in other use, there is no room, or a picture cannot be read.
-        DataError: too many pictures are broken.
+        UserError: ``out`` has other content, there is not enough disk space, or an image cannot be read.
+        DataError: too many images are broken.
     """
     splits = {"train": dataset.train, "val": dataset.val}
     planned = _plan(splits, how, shard_bytes)
     with _claimed(out, planned) as parts:
         if parts is None:
-            print(f"{out} is packed already, from the same pictures with the same options")
+            print(f"{out} is already packed from the same images with the same options")
             return
         missing = [task for task in planned.tasks if written(task, out, parts) is None]
-        _require(out, sum(task.bytes for task in missing))
-        with Meter("packing", planned.bytes) as meter:
+        _require_space(out, sum(task.bytes for task in missing))
+        with ByteProgress("packing", planned.bytes) as meter:
             meter.start_at(planned.bytes - sum(task.bytes for task in missing))
-            _write(missing, splits, how, out, parts, workers, meter)
+            _write(missing, planned, splits, how, out, parts, workers, meter)
         broken = _finish(planned, splits, out, parts, max_broken)
-    print(_summary(out, open_dataset(out), broken), end="")
+    print(_summary(out, open_dataset(out), broken, planned.missing), end="")
 
 
 # The steps -----------------------------------------------------------------------------------------------------------
@@ -95,125 +97,147 @@ def _plan(splits: Mapping[str, Samples], how: How, shard_bytes: int) -> Plan:
     changes = how.made()
     digest = hashlib.sha256(json.dumps(changes).encode())
     tasks: list[Task] = []
+    missing: dict[str, dict[int, str]] = {}
     for name, samples in splits.items():
-        lengths, heads = _lengths(samples)
+        lengths, heads, missing[name] = _lengths(samples)
         digest.update(samples.fingerprint.encode() + lengths.tobytes())
+        lengths = lengths.clip(min=0)
         expected = np.fromiter((how.expected(int(length)) for length in lengths), np.int64, len(lengths))
         tasks += plan(name, expected, heads, shard_bytes)
     before = splits["train"].made if isinstance(splits["train"], ShardSamples) else {}
     digest.update(json.dumps([astuple(task) for task in tasks]).encode())
     made = {**changes, "before": before} if before and changes else before or changes
-    return Plan(tuple(tasks), changes, made, digest.hexdigest())
+    return Plan(tuple(tasks), changes, made, digest.hexdigest(), missing)
 
 
-def _lengths(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Bytes of every picture, unread, and of its tar headers."""
+def _lengths(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[int, str]]:
+    """Per image, without reading it: its bytes (-1 if it is not a regular file) and those of its tar headers.
+
+    The third value gives, by index, why an image is not a regular file.
+    """
     n = len(samples)
+    missing: dict[int, str] = {}
 
     def some(start: int) -> list[tuple[int, int]]:
-        return [(_length(samples, index), write.heads(samples, index)) for index in range(start, min(start + 256, n))]
+        indices = range(start, min(start + 256, n))
+        return [(_length(samples, index, missing), write.heads(samples, index)) for index in indices]
 
-    with ThreadPoolExecutor(_STATS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL_STATS) as pool:
         pairs = [np.array(pairs, np.int64) for pairs in pool.map(some, range(0, n, 256))]
     both = np.concatenate([np.zeros((0, 2), np.int64), *pairs])
-    return both[:, 0], both[:, 1]
+    return both[:, 0], both[:, 1], missing
 
 
-def _length(samples: Samples, index: int) -> int:
+def _length(samples: Samples, index: int, missing: dict[int, str]) -> int:
     if samples.pixels is not None:
         return len(ppm(samples.pixels[index]))
     assert isinstance(samples, EncodedSamples)
     try:
         length = samples.length(index)
-    except BrokenPicture as error:
-        raise UserError(f"{samples.name(index)} {error}: mend or remove it") from None
-    if length > _LARGEST:
-        raise UserError(f"{samples.name(index)} has {size(length)}: pictures of 4 GB and more cannot be packed")
+    except NotAFile as error:
+        missing[index] = str(error)
+        return -1
+    except BrokenImage as error:
+        raise UserError(f"{samples.name(index)} {error}: fix or remove it") from None
+    if length > _MAX_LENGTH:
+        raise UserError(f"{samples.name(index)} has {size(length)}: images of 4 GB and more cannot be packed")
     return length
 
 
 @contextmanager
 def _claimed(out: Path, planned: Plan) -> Iterator[Path | None]:
-    """The folder for parts of the index, which nobody else uses; None: all is done already."""
+    """Lock ``out`` and give its work folder, which holds the parts of the index; None if the pack is already complete."""
     out.mkdir(parents=True, exist_ok=True)
-    parts = out / _OURS
+    parts = out / _WORK
     if (out / INDEX).exists() and not parts.is_dir():
-        _same(out, page(Local(out)).plan, planned, page(Local(out)).made)
+        _require_same(out, metadata(Local(out)).plan, planned, metadata(Local(out)).made)
         yield None
         return
-    # In this order: a pack that ends meanwhile removes its parts last.
+    # Check the work folder first: a pack that completes in the meantime removes it last.
     names = [] if parts.is_dir() else sorted(os.listdir(out))
-    if names and INDEX not in names and _OURS not in names:
-        raise UserError(f"{out} is not empty ({names[0]} is in it): name a new folder with --out")
+    if names and INDEX not in names and _WORK not in names:
+        raise UserError(f"{out} is not empty (it contains {names[0]}): pass a new folder with --out")
     parts.mkdir(exist_ok=True)
     with _lock(out, parts / "lock") as locked:
-        # Not before: the pack that had the lock may have finished.
+        # Check again under the lock: the pack that held it may have completed.
         if (out / INDEX).exists():
             shutil.rmtree(parts, ignore_errors=True)
-            _same(out, page(Local(out)).plan, planned, page(Local(out)).made)
+            _require_same(out, metadata(Local(out)).plan, planned, metadata(Local(out)).made)
             yield None
             return
         if locked:
-            for left in parts.glob("*.tmp"):
-                left.unlink()
-        _begin(out, parts, planned)
+            for stale in parts.glob("*.tmp"):
+                stale.unlink()
+        _resume_or_begin(out, parts, planned)
         yield parts
 
 
 @contextmanager
 def _lock(out: Path, path: Path) -> Iterator[bool]:
-    """Keep other packs out; False: the file system of ``out`` cannot."""
+    """Exclude other packs; False if the file system of ``out`` does not support locks."""
     with open(path, "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another pack is at work in {out}: wait until it has ended") from None
+            raise UserError(f"another pack is already running in {out}: wait until it ends") from None
         except OSError as error:
-            say(f"{out} cannot be locked ({error.strerror}): see to it that no other pack is at work in it")
+            say(f"{out} cannot be locked ({error.strerror}): make sure that no other pack is running in it")
             yield False
             return
         yield True
 
 
-def _begin(out: Path, parts: Path, planned: Plan) -> None:
-    """Go on with the plan that ``parts`` holds, which must be this one, or note this one there."""
-    noted = parts / "plan.json"
+def _resume_or_begin(out: Path, parts: Path, planned: Plan) -> None:
+    """Resume the plan saved in ``parts``, which must equal this one, or save this one there."""
+    saved = parts / "plan.json"
     try:
-        begun = json.loads(noted.read_bytes())
-        digest, made = str(begun["plan"]), dict(begun["made"])
+        content = json.loads(saved.read_bytes())
+        digest, made = str(content["plan"]), dict(content["made"])
     except FileNotFoundError:
-        put(noted, json.dumps({"plan": planned.digest, "made": planned.made}).encode(), parts)
+        put(saved, json.dumps({"plan": planned.digest, "made": planned.made}).encode(), parts)
     except (ValueError, KeyError, TypeError):
-        raise DataError(f"{noted} is damaged: remove {out}, or name another folder with --out") from None
+        raise DataError(f"{saved} is damaged: remove {out}, or pass another folder with --out") from None
     else:
-        _same(out, digest, planned, made)
+        _require_same(out, digest, planned, made)
 
 
-def _same(out: Path, digest: str, planned: Plan, made: Mapping[str, Any]) -> None:
+def _require_same(out: Path, digest: str, planned: Plan, made: Mapping[str, Any]) -> None:
     if digest != planned.digest:
         raise UserError(
-            f"{out} holds a pack, whole or in part, of other pictures, with other options or by another version "
-            f"({_options(made)}; now {_options(planned.made)}): name another folder with --out, or remove this one"
+            f"{out} holds a packed or partly packed dataset of other images, with other options or by another version "
+            f"({_options(made)}; now {_options(planned.made)}): pass another folder with --out, or remove this one"
         )
 
 
 def _options(made: Mapping[str, Any]) -> str:
-    told = [", ".join(f"{name} {value}" for name, value in step.items()) for step in steps(made)]
-    return ", then ".join(told) or "pictures as they are"
+    conversions = [", ".join(f"{name} {value}" for name, value in step.items()) for step in steps(made)]
+    return ", then ".join(conversions) or "images unchanged"
 
 
-def _require(out: Path, needed: int) -> None:
+def _require_space(out: Path, needed: int) -> None:
     free = shutil.disk_usage(out).free
     if free < needed:
-        raise UserError(f"{out} has {size(free)} free, but {size(needed)} are needed: free some, or name another --out")
+        raise UserError(
+            f"{out} has {size(free)} free, but {size(needed)} are needed: free disk space, or pass another --out"
+        )
 
 
 def _write(
-    tasks: list[Task], splits: Mapping[str, Samples], how: How, out: Path, parts: Path, workers: int, meter: Meter
+    tasks: list[Task],
+    planned: Plan,
+    splits: Mapping[str, Samples],
+    how: How,
+    out: Path,
+    parts: Path,
+    workers: int,
+    meter: ByteProgress,
 ) -> None:
-    # Threads: nine tenths of the time is decoding, encoding, checksums and files, which all release the interpreter.
+    # Threads suffice: 90 % of the time is decoding, encoding, checksums and file access, which release the GIL.
     with ThreadPoolExecutor(workers, thread_name_prefix="pack") as pool:
-        running = [pool.submit(write.write, task, splits[task.split], how, out, parts, meter.add) for task in tasks]
+        running = [
+            pool.submit(write.write, task, splits[task.split], how, out, parts, meter.add, planned.missing[task.split])
+            for task in tasks
+        ]
         try:
             for ended in as_completed(running):
                 ended.result()
@@ -223,14 +247,14 @@ def _write(
 
 
 def _finish(planned: Plan, splits: Mapping[str, Samples], out: Path, parts: Path, max_broken: float) -> int:
-    """Put the index together, and last of all the page that makes ``out`` a data set. Returns how many are broken."""
+    """Write the indexes and then index.json, which completes the dataset. Returns the number of broken images."""
     pieces = {name: _pieces(planned, name, out, parts) for name in SPLITS}
-    broken = sum(int((records["kind"] == Kind.BROKEN).sum()) for split in pieces.values() for _, records in split)
+    broken = sum(int((records["kind"] == Encoding.BROKEN).sum()) for split in pieces.values() for _, records in split)
     total = sum(len(samples) for samples in splits.values())
     if broken > max_broken * total:
         raise DataError(
-            f"{broken} of {total:,} pictures are broken, which is more than --max-broken {max_broken:g} allows: "
-            "`worldsize data verify` lists them; remove or mend them, or say --max-broken with a larger share"
+            f"{broken} of {total:,} images are broken, more than --max-broken {max_broken:g} allows: "
+            "`worldsize data verify` lists them; remove or fix them, or pass a larger --max-broken"
         )
     for name, split in pieces.items():
         put(out / f"{name}.index", b"".join(records.tobytes() for _, records in split), parts)
@@ -238,7 +262,7 @@ def _finish(planned: Plan, splits: Mapping[str, Samples], out: Path, parts: Path
     fingerprints = {name: _fingerprint(samples, planned.changes) for name, samples in splits.items()}
     described = {name: Split(fingerprints[name], shards[name]) for name in SPLITS}
     put(out / INDEX, Packed(splits["train"].classes, described, planned.made, planned.digest).to_json().encode(), parts)
-    # Another pack may remove them, too: it sees that all is done.
+    # ignore_errors: another pack that finds this one complete may remove the folder at the same time.
     shutil.rmtree(parts, ignore_errors=True)
     return broken
 
@@ -250,41 +274,41 @@ def _pieces(planned: Plan, split: str, out: Path, parts: Path) -> list[tuple[Sha
             continue
         piece = written(task, out, parts)
         if piece is None:
-            raise DataError(f"{out / task.name} was removed or changed during the pack: run the same command again")
+            raise DataError(f"{out / task.name} was removed or changed during the pack: rerun the same command")
         pieces.append(piece)
     return pieces
 
 
 def _fingerprint(samples: Samples, changes: Mapping[str, Any]) -> str:
-    """That of the originals while the pictures are theirs, so that a run may go on from originals to shards."""
+    """The original fingerprint if images are unchanged, so that a run can switch from the original files to shards."""
     if not changes:
         return samples.fingerprint
     return hashlib.sha256(f"{samples.fingerprint}\n{json.dumps(changes)}".encode()).hexdigest()
 
 
-def _summary(out: Path, dataset: Dataset, broken: int) -> str:
+def _summary(out: Path, dataset: Dataset, broken: int, missing: Mapping[str, Mapping[int, str]]) -> str:
     lines = [f"{out} is packed: train with --data.root {out}\n"]
     for name, samples in (("training", dataset.train), ("validation", dataset.val)):
         assert isinstance(samples, ShardSamples)
         count = len(samples.shards)
-        lines.append(f"  {name:<11} {len(samples):,} pictures in {count:,} shard{'s' * (count != 1)}\n")
+        lines.append(f"  {name:<11} {len(samples):,} images in {count:,} shard{'s' * (count != 1)}\n")
     files = list(out.iterdir())
     lines.append(f"  {'on disk':<11} {len(files):,} files, {size(sum(file.stat().st_size for file in files))}\n")
     if broken:
-        lines.append(f"  {'broken':<11} {broken}, kept as they are:\n")
-        lines += [f"    {line}\n" for line in _broken(dataset)]
+        lines.append(f"  {'broken':<11} {broken}, stored unchanged:\n")
+        lines += [f"    {line}\n" for line in _broken(dataset, missing)]
     return "".join(lines)
 
 
-def _broken(dataset: Dataset) -> Iterator[str]:
-    left = _LISTED
-    for samples in (dataset.train, dataset.val):
+def _broken(dataset: Dataset, missing: Mapping[str, Mapping[int, str]]) -> Iterator[str]:
+    remaining = _MAX_LISTED
+    for split, samples in (("train", dataset.train), ("val", dataset.val)):
         assert isinstance(samples, ShardSamples)
-        for index in np.flatnonzero(samples.records["kind"] == Kind.BROKEN)[:left]:
-            left -= 1
+        for index in np.flatnonzero(samples.records["kind"] == Encoding.BROKEN)[:remaining].tolist():
+            remaining -= 1
             try:
-                picture = samples.picture(int(index))
+                image = samples.image(index)
                 if side := samples.made.get("raw"):
-                    fit(picture, side, side)  # which some cannot be resized to
-            except BrokenPicture as error:
-                yield f"{samples.name(int(index))}: {error}"
+                    fit(image, side, side)  # some images cannot be resized to it
+            except BrokenImage as error:
+                yield f"{samples.name(index)}: {missing[split].get(index, error)}"

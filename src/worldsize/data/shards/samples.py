@@ -1,4 +1,4 @@
-"""Reading shards: a split whose pictures lie in a few large files, beside an index that is mapped and not copied."""
+"""Reading shards: a split stored in a few large files, with a memory-mapped index."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.data.decode import BrokenPicture
+from worldsize.data.decode import BrokenImage
 from worldsize.data.samples import EncodedSamples, Read, Stored
 from worldsize.data.shards import tar
 from worldsize.data.shards.ahead import Ahead, Pieces
-from worldsize.data.shards.format import INDEX, RECORD, Kind, Packed, Records, identity, shard_name
+from worldsize.data.shards.format import INDEX, RECORD, Encoding, Packed, Records, identity, shard_name
 from worldsize.data.shards.store import Bytes, Checked, Store
 from worldsize.errors import DataError
 
-_AT_ONCE = 16  # shards that are looked at together while opening: a remote store answers slowly
-_TOLD = 3  # shards that one message names
-_AGAIN = "copy the shards again, or pack them again"
+_PARALLEL_CHECKS = 16  # shards checked in parallel while opening, because remote stores have a high latency
+_MAX_LISTED = 3  # shards listed in one message
+_REMEDY = "copy the shards again, or pack them again"
 
 
 class ShardSamples(EncodedSamples):
     """One split of a folder of shards.
 
-    Opening looks at the size and the identity of every shard. The index' part for a shard is checked when a picture of
-    that shard is first read, each picture's checksum whenever it is read.
+    Opening checks the size and identity of every shard. A shard's part of the index is checked when an image of the shard
+    is first read; an image's checksum is checked on every read.
 
     Args:
         store: the folder.
         split: its name.
-        packed: the folder's page.
+        packed: the content of index.json.
 
     Attributes:
-        records: (n,) of `RECORD`, mapped.
-        shards: what the page says of each shard.
-        made: how the pictures were made, empty where they are the originals' bytes.
+        records: (n,) of `RECORD`, memory-mapped.
+        shards: samples, bytes and identity of each shard.
+        made: how the images were converted; empty if they are unchanged.
 
     Raises:
-        DataError: the index or a shard is missing, has another size, or belongs to another pack.
+        DataError: the index or a shard is missing, has the wrong size, or belongs to another packed dataset.
     """
 
     def __init__(self, store: Store, split: str, packed: Packed) -> None:
@@ -54,9 +54,9 @@ class ShardSamples(EncodedSamples):
         self.made = packed.made
         self.records: Records = self._index()
         self.labels = self.records["label"]
-        self._firsts = [0, *accumulate(shard.samples for shard in self.shards)]
-        self._vouched = bytearray(len(self.shards))
-        self._look_at_shards()
+        self._starts = [0, *accumulate(shard.samples for shard in self.shards)]
+        self._verified = bytearray(len(self.shards))
+        self._check_shards()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardSamples, (self._store, self._split, self._packed)
@@ -66,7 +66,7 @@ class ShardSamples(EncodedSamples):
         return f"{where}: {self._path(index, self._store.peek)}"
 
     def path(self, index: int) -> str:
-        """As of the originals; where that cannot be read any more, the sample's number."""
+        """The path in the original dataset; the sample's number if the tar header cannot be read."""
         return self._path(index, self._store.read)
 
     def _path(self, index: int, read: Callable[[str, int, int], Bytes]) -> str:
@@ -86,60 +86,62 @@ class ShardSamples(EncodedSamples):
         return np.stack([chosen["height"], chosen["width"]], axis=1).astype(np.int32)
 
     def encoded(self, index: int) -> Bytes:
-        """The picture's bytes.
+        """The image's bytes.
 
         Raises:
-            BrokenPicture: the shard cannot be read there, or the bytes do not have their checksum.
+            BrokenImage: the shard cannot be read, or the checksum does not match.
             DataError: the index is damaged.
         """
         (data,) = self._bytes(np.array([index]), self.records[[index]])
-        if isinstance(data, BrokenPicture):
+        if isinstance(data, BrokenImage):
             raise data
         return data
 
     def stored(self, index: int) -> Stored:
         (stored,) = self.several(np.array([index]))
-        if isinstance(stored, BrokenPicture):
+        if isinstance(stored, BrokenImage):
             raise stored
         return stored
 
     @property
-    def together(self) -> bool:
-        return self._store.together
+    def reads_many(self) -> bool:
+        return self._store.reads_many
 
     def several(self, indices: NDArray[np.int64]) -> list[Read]:
         records = self.records[indices]
-        found = self._bytes(indices, records)
-        kept = zip(found, records["kind"] == Kind.RAW, records["height"].tolist(), records["width"].tolist(), strict=True)
+        encoded = self._bytes(indices, records)
+        rows = zip(
+            encoded, records["kind"] == Encoding.RAW, records["height"].tolist(), records["width"].tolist(), strict=True
+        )
         return [
             np.frombuffer(data, np.uint8)[-height * width * 3 :].reshape(height, width, 3)
-            if raw and not isinstance(data, BrokenPicture)
+            if raw and not isinstance(data, BrokenImage)
             else data
-            for data, raw, height, width in kept
+            for data, raw, height, width in rows
         ]
 
-    def _bytes(self, indices: NDArray[np.int64], records: Records) -> list[Bytes | BrokenPicture]:
-        """The pictures' bytes, or why they cannot be had."""
+    def _bytes(self, indices: NDArray[np.int64], records: Records) -> list[Bytes | BrokenImage]:
+        """The images' bytes, or why they cannot be read."""
         numbers = [self.shard_of(index) for index in indices.tolist()]
-        for number in {number for number in numbers if not self._vouched[number]}:
-            self._check_part(number)
+        for number in {number for number in numbers if not self._verified[number]}:
+            self._verify_part(number)
         names = [shard_name(self._split, number) for number in numbers]
         offsets, lengths, sums = (records[field].tolist() for field in ("offset", "length", "crc"))
-        found = self._store.several(list(zip(names, offsets, lengths, strict=True)))
-        return [self._checked(*one) for one in zip(indices.tolist(), names, offsets, lengths, sums, found, strict=True)]
+        results = self._store.several(list(zip(names, offsets, lengths, strict=True)))
+        return [self._checked(*one) for one in zip(indices.tolist(), names, offsets, lengths, sums, results, strict=True)]
 
     def _checked(
-        self, index: int, shard: str, offset: int, length: int, checksum: int, found: Checked | OSError
-    ) -> Bytes | BrokenPicture:
-        if isinstance(found, OSError):
-            return BrokenPicture(f"cannot be read: {found.strerror or found}")
-        if len(found[0]) != length or found[1] != checksum:
-            return BrokenPicture(f"{shard} is damaged at byte {offset:,}: sample {index} does not have its checksum")
-        return found[0]
+        self, index: int, shard: str, offset: int, length: int, checksum: int, result: Checked | OSError
+    ) -> Bytes | BrokenImage:
+        if isinstance(result, OSError):
+            return BrokenImage(f"cannot be read: {result.strerror or result}")
+        if len(result[0]) != length or result[1] != checksum:
+            return BrokenImage(f"{shard} is damaged at byte {offset:,}: wrong checksum of sample {index}")
+        return result[0]
 
     def in_blocks(self, block: int, most: int) -> ShardSamples:
         numbers = {shard_name(self._split, number): number for number in range(len(self.shards))}
-        # A block that goes on in the next shard is two pieces.
+        # A block that continues in the next shard has two pieces.
         blocks = -(-len(self) // block)
         pieces = most * (blocks + len(self.shards)) // blocks + 1
         other = object.__new__(ShardSamples)
@@ -148,25 +150,25 @@ class ShardSamples(EncodedSamples):
         return other
 
     def shard_of(self, index: int) -> int:
-        """The number of the shard that holds the picture."""
-        return bisect_right(self._firsts, index) - 1
+        """The number of the shard that holds the image."""
+        return bisect_right(self._starts, index) - 1
 
     def check_index(self) -> None:
-        """Check all of the index, which opening does not.
+        """Check the complete index; opening does not.
 
         Raises:
             DataError: it is damaged.
         """
         for number in range(len(self.shards)):
-            self._check_part(number)
+            self._verify_part(number)
 
     def read(self, index: int, offset: int, length: int) -> Bytes:
-        """Bytes of the shard that holds picture ``index``, fewer where it ends before. Raises OSError."""
+        """``length`` bytes of the shard that holds image ``index``, fewer at its end. Raises OSError."""
         return self._store.read(shard_name(self._split, self.shard_of(index)), offset, length)
 
     def _pieces(self, number: int, block: int) -> Pieces:
-        """A shard's parts of the blocks."""
-        first, end = self._firsts[number : number + 2]
+        """The pieces of a shard, one per block that overlaps it."""
+        first, end = self._starts[number : number + 2]
         samples = np.array([first, *range((first // block + 1) * block, end, block)])
         last = self.records[end - 1]
         begins = np.append(self.records["offset"][samples], last["offset"] + last["length"]).astype(np.int64)
@@ -176,24 +178,24 @@ class ShardSamples(EncodedSamples):
         name = f"{self._split}.index"
         expected = self._packed.splits[self._split].samples * RECORD.itemsize
         try:
-            data = self._store.whole(name)
+            data = self._store.read_all(name)
         except OSError as error:
-            raise DataError(f"{self._store.where}/{name} cannot be read ({error.strerror or error}): {_AGAIN}") from None
+            raise DataError(f"{self._store.where}/{name} cannot be read ({error.strerror or error}): {_REMEDY}") from None
         if len(data) != expected:
-            raise DataError(f"{self._store.where}/{name} has {len(data):,} bytes, but should have {expected:,}: {_AGAIN}")
+            raise DataError(f"{self._store.where}/{name} has {len(data):,} bytes instead of {expected:,}: {_REMEDY}")
         return np.frombuffer(data, RECORD)
 
-    def _look_at_shards(self) -> None:
+    def _check_shards(self) -> None:
         numbers = range(len(self.shards))
         runs = [numbers[start : start + 64] for start in range(0, len(numbers), 64)]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            wrong = [line for lines in pool.map(lambda run: list(self._wrong(run)), runs) for line in lines]
-        if wrong:
-            more = f"; and {len(wrong) - _TOLD} more" if len(wrong) > _TOLD else ""
-            raise DataError(f"{self._store.where}: {'; '.join(wrong[:_TOLD])}{more}: {_AGAIN}")
+        with ThreadPoolExecutor(_PARALLEL_CHECKS) as pool:
+            problems = [line for lines in pool.map(lambda run: list(self._problems(run)), runs) for line in lines]
+        if problems:
+            more = f"; and {len(problems) - _MAX_LISTED} more" if len(problems) > _MAX_LISTED else ""
+            raise DataError(f"{self._store.where}: {'; '.join(problems[:_MAX_LISTED])}{more}: {_REMEDY}")
 
-    def _wrong(self, numbers: range) -> Iterator[str]:
-        """What is wrong with these shards as a whole."""
+    def _problems(self, numbers: range) -> Iterator[str]:
+        """Missing, unreadable or wrong files among these shards."""
         for number in numbers:
             shard, name = self.shards[number], shard_name(self._split, number)
             try:
@@ -204,17 +206,17 @@ class ShardSamples(EncodedSamples):
                 yield f"{name} cannot be read ({error.strerror or error})"
             else:
                 if size != shard.bytes:
-                    yield f"{name} has {size:,} bytes, but should have {shard.bytes:,}"
+                    yield f"{name} has {size:,} bytes instead of {shard.bytes:,}"
                 elif beginning != tar.beginning(shard.identity):
-                    yield f"{name} is not the shard that {INDEX} means"
+                    yield f"{name} is not the shard that {INDEX} describes"
 
-    def _check_part(self, number: int) -> None:
-        part = self.records[self._firsts[number] : self._firsts[number + 1]]
+    def _verify_part(self, number: int) -> None:
+        part = self.records[self._starts[number] : self._starts[number + 1]]
         labels = part["label"]
-        right = identity(self._split, part.tobytes()) == self.shards[number].identity
-        if not right or labels.min() < 0 or labels.max() >= len(self.classes):
+        intact = identity(self._split, part.tobytes()) == self.shards[number].identity
+        if not intact or labels.min() < 0 or labels.max() >= len(self.classes):
             raise DataError(
-                f"{self._store.where}/{self._split}.index is damaged where it describes {shard_name(self._split, number)}: "
-                f"{_AGAIN}"
+                f"{self._store.where}/{self._split}.index is damaged in the part for {shard_name(self._split, number)}: "
+                f"{_REMEDY}"
             )
-        self._vouched[number] = 1
+        self._verified[number] = 1

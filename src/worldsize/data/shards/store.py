@@ -1,4 +1,4 @@
-"""Where shards are read from: files of this machine, or anything that fsspec reaches."""
+"""Where shards are read from: local files, or any storage that fsspec supports."""
 
 from __future__ import annotations
 
@@ -23,56 +23,58 @@ from worldsize.errors import StoreUnreachable, UserError
 log = logging.getLogger(__name__)
 
 Bytes = bytes | memoryview
-Piece = tuple[str, int, int]  # the file's name, offset, length
-Checked = tuple[Bytes, int]  # with their CRC-32C
-_MOST_FILES = 32_000
-_PAUSES_S = (1, 2, 4, 8, 8)  # stopping a run may have to wait for them
+Piece = tuple[str, int, int]  # file name, offset, length
+Checked = tuple[Bytes, int]  # and their CRC-32C
+_MAX_FILES = 32_000
+_RETRY_DELAYS_S = (1, 2, 4, 8, 8)  # before each retry; stopping a run may have to wait for them
+# Without O_NONBLOCK, opening a FIFO blocks until there is a writer; with it, reading one is an error.
+_READ = os.O_RDONLY | os.O_NONBLOCK
 
 
 class Store(ABC):
-    """The files of one folder. Everything may be called from many threads.
+    """The files of one folder. All methods are thread-safe.
 
     Raises:
-        OSError: by every method but `several`: the file is not there, or may not or cannot be read.
-        StoreUnreachable: by every method but `peek`: the store does not answer.
+        OSError: by every method except `several`: the file does not exist or cannot be read.
+        StoreUnreachable: by every method except `peek`: the store does not respond.
 
     Attributes:
-        where: the folder, as the user named it.
+        where: the folder or URL, as the user gave it.
     """
 
     where: str
 
     @property
-    def together(self) -> bool:
-        """Whether `several` costs hardly more than one; else it reads one after the other."""
+    def reads_many(self) -> bool:
+        """Whether `several` reads many pieces in one call; otherwise it calls `read` for each."""
         return False
 
     @abstractmethod
-    def whole(self, name: str) -> Bytes:
-        """All of the file; where it is mapped, only what is touched takes memory."""
+    def read_all(self, name: str) -> Bytes:
+        """The complete file. It may be memory-mapped, so that only the accessed pages use memory."""
 
     @abstractmethod
     def look(self, name: str, length: int) -> tuple[int, bytes]:
-        """How many bytes a file has, and the first ``length``, where it may never be read further."""
+        """The size of a file and its first ``length`` bytes. Does not keep the file open."""
 
     @abstractmethod
     def read(self, name: str, offset: int, length: int) -> Bytes:
-        """These bytes of the file, fewer where it ends before."""
+        """``length`` bytes of the file from ``offset``, fewer at its end."""
 
     def several(self, pieces: Sequence[Piece]) -> list[Checked | OSError]:
-        """What `read` gives of each, with its CRC-32C, or raises: one that cannot be read does not keep back the others."""
-        return [_read_or_why(self, piece) for piece in pieces]
+        """`read` each piece: its bytes and their CRC-32C, or the error. A failed piece does not affect the others."""
+        return [_read_or_error(self, piece) for piece in pieces]
 
     def peek(self, name: str, offset: int, length: int) -> Bytes:
-        """The same, for a message that can do without them: a store that does not answer is not waited for."""
+        """Like `read`, but without retries; for messages, which can do without the bytes."""
         return self.read(name, offset, length)
 
 
 class Local(Store):
-    """Files of this machine: an index is mapped, of shards what is wanted is read.
+    """Local files. The index is memory-mapped; shards are read with pread.
 
-    Not mapped as well, for where a mapped file cannot be read any more (somebody has cut it off, a disk across the network
-    fails) a signal ends the process, and no error says why.
+    Shards are not mapped: if a mapped file is truncated or its network storage fails, an access raises SIGBUS, which kills
+    the process, instead of an error.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,46 +82,46 @@ class Local(Store):
         self._folder = folder
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()
-        self._most = _most_files()
+        self._max_open = _max_files()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Local, (self._folder,)
 
-    def whole(self, name: str) -> memoryview:
-        return _mapped(self._folder / name)
+    def read_all(self, name: str) -> memoryview:
+        return _map(self._folder / name)
 
     def look(self, name: str, length: int) -> tuple[int, bytes]:
-        # Without the comfort of file objects: there may be 50,000.
-        descriptor = os.open(f"{self.where}/{name}", os.O_RDONLY)
+        # os.open is faster than a file object; there may be 50,000 files.
+        descriptor = os.open(f"{self.where}/{name}", _READ)
         try:
             return os.fstat(descriptor).st_size, os.read(descriptor, length)
         finally:
             os.close(descriptor)
 
     @property
-    def together(self) -> bool:
+    def reads_many(self) -> bool:
         return native.load() is not None
 
     def several(self, pieces: Sequence[Piece]) -> list[Checked | OSError]:
         library = native.load()
         if library is None:
             return super().several(pieces)
-        # Each of many threads holds that many files open, beside those that are kept.
-        groups = _in_few_files(pieces, max(1, self._most // 128))
-        return [found for group in groups for found in self._natively(library, group)]
+        # Limits open files: each of many threads holds a group's files open, in addition to the cached ones.
+        groups = _group_by_files(pieces, max(1, self._max_open // 128))
+        return [found for group in groups for found in self._read_natively(library, group)]
 
-    def _natively(self, library: native.Native, pieces: Sequence[Piece]) -> list[Checked | OSError]:
+    def _read_natively(self, library: native.Native, pieces: Sequence[Piece]) -> list[Checked | OSError]:
         names, offsets, lengths = zip(*pieces, strict=True)
         try:
             files = {name: self._open(name) for name in set(names)}
-        except OSError:  # then each tells for itself
+        except OSError:  # read one by one, so that each piece gets its own error
             return super().several(pieces)
         return [*library.read([files[name].descriptor for name in names], offsets, lengths)]
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         file = self._open(name)
         data = os.pread(file.descriptor, length, offset)
-        # One call gives no more than 2 GB, and some file systems less.
+        # One call returns at most 2 GB, on some file systems less.
         while len(data) < length and (more := os.pread(file.descriptor, length - len(data), offset + len(data))):
             data += more
         return data
@@ -133,16 +135,16 @@ class Local(Store):
         file = _File(f"{self.where}/{name}")
         with self._lock:
             self._files[name] = file
-            if len(self._files) > self._most:
+            if len(self._files) > self._max_open:
                 self._files.popitem(last=False)
         return file
 
 
 class _File:
-    """An open file, until nobody reads from it any more: others may take its place meanwhile."""
+    """An open file. Closed when the last reader is done with it, even if it has already been evicted from the cache."""
 
     def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY)
+        self.descriptor = os.open(path, _READ)
 
     def __del__(self) -> None:
         if hasattr(self, "descriptor"):
@@ -150,10 +152,10 @@ class _File:
 
 
 class Remote(Store):
-    """Files at a URL (``s3://BUCKET/FOLDER``, ``gs://``, ``https://``, ...), one request for each read.
+    """Files at a URL (``s3://BUCKET/FOLDER``, ``gs://``, ``https://``, ...), one request per read.
 
-    A read that fails is tried again for a while: who reads is in the middle of a long run. What is lost then is the run's
-    start, not a picture: to put others in the place of those that cannot be had would change its numbers.
+    Failed reads are retried for some time, because they occur in the middle of long runs. If they still fail, the run stops.
+    Unreachable images are not treated as broken ones: replacing them by others would change the run's results.
     """
 
     def __init__(self, url: str) -> None:
@@ -165,13 +167,13 @@ class Remote(Store):
                 self._files, self._folder = url_to_fs(url)
         except OSError as error:
             raise StoreUnreachable(f"{url}: {error}") from None
-        except (ImportError, ValueError) as error:  # fsspec says which package is missing, or that it knows no such kind
+        except (ImportError, ValueError) as error:  # fsspec names the missing package or the unknown protocol
             raise UserError(f"{url}: {error}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Remote, (self.where,)
 
-    def whole(self, name: str) -> bytes:
+    def read_all(self, name: str) -> bytes:
         with self._reachable(name):
             return bytes(self._files.cat_file(self._path(name)))
 
@@ -180,16 +182,18 @@ class Remote(Store):
             return int(self._files.size(self._path(name))), self.peek(name, 0, length)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        for pause in _PAUSES_S:
+        for delay in _RETRY_DELAYS_S:
             try:
                 return self.peek(name, offset, length)
             except FileNotFoundError:
                 raise
             except PermissionError as error:
-                raise UserError(f"{self.where}/{name} may not be read any more: {error}") from error
+                raise UserError(
+                    f"{self.where}/{name}: access denied, check the credentials and permissions: {error}"
+                ) from error
             except OSError as error:
-                log.warning("%s/%s cannot be read (%s); trying again in %d s", self.where, name, error, pause)
-                time.sleep(pause)
+                log.warning("%s/%s cannot be read (%s); retrying in %d s", self.where, name, error, delay)
+                time.sleep(delay)
         with self._reachable(name):
             return self.peek(name, offset, length)
 
@@ -206,28 +210,28 @@ class Remote(Store):
             raise
         except OSError as error:
             raise StoreUnreachable(f"{self.where}/{name} cannot be read: {error}") from error
-        except (ImportError, ValueError) as error:  # such as an endpoint that is no URL
+        except (ImportError, ValueError) as error:  # for example an invalid endpoint URL
             raise UserError(f"{self.where}/{name}: {error}") from None
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"
 
 
-def _in_few_files(pieces: Sequence[Piece], most: int) -> Iterator[list[Piece]]:
-    """The pieces in runs, each of at most so many files."""
-    run: list[Piece] = []
+def _group_by_files(pieces: Sequence[Piece], most: int) -> Iterator[list[Piece]]:
+    """Split the pieces, in order, into groups that each touch at most ``most`` files."""
+    group: list[Piece] = []
     names: set[str] = set()
     for piece in pieces:
         if piece[0] not in names and len(names) == most:
-            yield run
-            run, names = [], set()
-        run.append(piece)
+            yield group
+            group, names = [], set()
+        group.append(piece)
         names.add(piece[0])
-    if run:
-        yield run
+    if group:
+        yield group
 
 
-def _read_or_why(store: Store, piece: Piece) -> Checked | OSError:
+def _read_or_error(store: Store, piece: Piece) -> Checked | OSError:
     try:
         data = store.read(*piece)
         return data, crc32c.crc32c(data)
@@ -235,16 +239,16 @@ def _read_or_why(store: Store, piece: Piece) -> Checked | OSError:
         return error
 
 
-def _mapped(path: Path) -> memoryview:
-    with open(path, "rb") as file:
+def _map(path: Path) -> memoryview:
+    with open(os.open(path, _READ), "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _most_files() -> int:
-    """How many shards are kept open: half of what the system allows to one process."""
-    import resource  # not on every system
+def _max_files() -> int:
+    """How many shards stay open: half of the process's limit of open files."""
+    import resource  # not available on every system
 
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST_FILES if soft == resource.RLIM_INFINITY else min(max(soft // 2, 16), _MOST_FILES)
+    return _MAX_FILES if soft == resource.RLIM_INFINITY else min(max(soft // 2, 16), _MAX_FILES)

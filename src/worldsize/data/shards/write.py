@@ -1,11 +1,11 @@
-"""Writing one shard and its part of the index, so that either is there whole or not at all."""
+"""Writing one shard and its part of the index. Every file is complete or absent."""
 
 from __future__ import annotations
 
 import io
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,18 +13,18 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.data.decode import BrokenPicture
+from worldsize.data.decode import BrokenImage
 from worldsize.data.samples import EncodedSamples, Samples
 from worldsize.data.shards import tar
 from worldsize.data.shards.format import RECORD, Records, Shard, identity, shard_name
-from worldsize.data.shards.pictures import LONGEST_EXTENSION, How, Stored, ppm, store
+from worldsize.data.shards.images import LONGEST_EXTENSION, How, Stored, ppm, store
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.errors import UserError
 
 
 @dataclass(frozen=True)
 class Task:
-    """One shard: samples ``start`` to ``stop`` (exclusive) of ``split``; about so many bytes of tar."""
+    """One shard to write: samples ``start`` to ``stop`` (exclusive) of ``split``; ``bytes`` is its estimated tar size."""
 
     split: str
     number: int
@@ -38,61 +38,73 @@ class Task:
 
 
 def plan(split: str, lengths: NDArray[np.int64], heads: NDArray[np.int64], limit: int) -> list[Task]:
-    """Cut a split into shards of at most ``limit`` bytes of tar (or one sample).
+    """Divide a split into shards of at most ``limit`` bytes of tar (or one sample).
 
     Args:
-        lengths: bytes that each picture will have, or about.
-        heads: bytes of the headers of each picture, and of its label.
+        lengths: estimated bytes of each image.
+        heads: bytes of the tar headers of each image; its label has as many.
     """
-    # The last block is the label.
+    # The last block holds the label.
     ends = np.cumsum(2 * heads + -(-lengths // tar.BLOCK) * tar.BLOCK + tar.BLOCK)
-    around = tar.BEGINNING + len(tar.END)
+    overhead = tar.BEGINNING + len(tar.END)
     tasks: list[Task] = []
     start = before = 0
     while start < len(lengths):
-        stop = max(int(np.searchsorted(ends, before + limit - around, "right")), start + 1)
-        tasks.append(Task(split, len(tasks), start, stop, int(ends[stop - 1]) - before + around))
+        stop = max(int(np.searchsorted(ends, before + limit - overhead, "right")), start + 1)
+        tasks.append(Task(split, len(tasks), start, stop, int(ends[stop - 1]) - before + overhead))
         start, before = stop, int(ends[stop - 1])
     return tasks
 
 
 def heads(samples: Samples, index: int) -> int:
-    """Bytes of the headers of a picture, and of its label, at most; known without reading it."""
+    """Maximum bytes of the tar headers of an image (its label has as many), without reading it."""
     if isinstance(samples, ShardSamples):
         return int(samples.records["head"][index])
     return tar.head(f"{_key(samples, index)}.{LONGEST_EXTENSION}")
 
 
-def write(task: Task, samples: Samples, how: How, out: Path, parts: Path, done: Callable[[int], None]) -> None:
-    """Make the shard in ``out`` and its part of the index in ``parts``.
+def write(
+    task: Task,
+    samples: Samples,
+    how: How,
+    out: Path,
+    parts: Path,
+    done: Callable[[int], None],
+    missing: Container[int] = (),
+) -> None:
+    """Write the shard to ``out`` and its part of the index to ``parts``.
 
     Args:
-        done: told after each picture which share of the task's bytes that was.
+        done: called after each image with its share of the task's bytes.
+        missing: indices of images that have no bytes.
 
     Raises:
-        UserError: an original cannot be read.
+        UserError: an original image cannot be read.
     """
     records = np.zeros(task.stop - task.start, RECORD)
     temporary = _temporary(parts, task.name)
     with open(temporary, "wb") as file:
         file.write(tar.beginning("0" * 64))
         for record, index in zip(records, range(task.start, task.stop), strict=True):
-            picture, key = _picture(samples, index, how)
-            _append(file, record, task.number, int(samples.labels[index]), picture, key)
+            if index in missing:
+                image, key = store(b"", how), _key(samples, index)
+            else:
+                image, key = _image(samples, index, how)
+            _append(file, record, task.number, int(samples.labels[index]), image, key)
             done(task.bytes // len(records))
         file.write(tar.END)
         file.seek(0)
         file.write(tar.beginning(identity(task.split, records.tobytes())))
-        _to_disk(file)
+        _flush(file)
     part = parts / f"{task.name}.index"
     put(part, records.tobytes(), parts)
-    # In this order: where there is a shard, there is its part of the index.
+    # The shard comes last: if it exists, so does its part of the index.
     os.replace(temporary, out / task.name)
     sync_folder(out)
 
 
 def written(task: Task, out: Path, parts: Path) -> tuple[Shard, Records] | None:
-    """What an earlier call has left of this task; None: nothing whole."""
+    """The result of an earlier run of this task; None if it is missing or incomplete."""
     try:
         data = (parts / f"{task.name}.index").read_bytes()
         if len(data) != (task.stop - task.start) * RECORD.itemsize:
@@ -100,14 +112,16 @@ def written(task: Task, out: Path, parts: Path) -> tuple[Shard, Records] | None:
         records = np.frombuffer(data, RECORD)
         with open(out / task.name, "rb") as file:
             shard = Shard(len(records), os.fstat(file.fileno()).st_size, identity(task.split, data))
-            right = file.read(tar.BEGINNING) == tar.beginning(shard.identity) and shard.bytes == _ends(file, records[-1])
+            complete = file.read(tar.BEGINNING) == tar.beginning(shard.identity) and shard.bytes == _expected_size(
+                file, records[-1]
+            )
     except FileNotFoundError:
         return None
-    return (shard, records) if right else None
+    return (shard, records) if complete else None
 
 
-def _ends(file: io.BufferedReader, last: np.void) -> int:
-    """Where a shard ends that has this sample last, bytes."""
+def _expected_size(file: io.BufferedReader, last: np.void) -> int:
+    """Size in bytes of a shard whose last sample this is."""
     offset, length, head = int(last["offset"]), int(last["length"]), int(last["head"])
     file.seek(offset - head)
     key = tar.member_name(file.read(head)).split(".", 1)[0]
@@ -115,17 +129,17 @@ def _ends(file: io.BufferedReader, last: np.void) -> int:
 
 
 def put(path: Path, data: bytes, parts: Path) -> None:
-    """Write a file of which, whatever happens, all or nothing is there; until it is whole it lies in ``parts``."""
+    """Write a file atomically; the temporary file is in ``parts``."""
     temporary = _temporary(parts, path.name)
     with open(temporary, "wb") as file:
         file.write(data)
-        _to_disk(file)
+        _flush(file)
     os.replace(temporary, path)
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Let the disk know what was renamed."""
+    """Make renames in the folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -134,31 +148,31 @@ def sync_folder(folder: Path) -> None:
 
 
 def _temporary(parts: Path, name: str) -> Path:
-    """Of this process alone: two packs share ``parts`` where nothing can be locked."""
+    """A path unique to this process: two packs share ``parts`` on file systems without locks."""
     return parts / f"{name}.{socket.gethostname()}.{os.getpid()}.tmp"
 
 
-def _to_disk(file: io.BufferedWriter) -> None:
+def _flush(file: io.BufferedWriter) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
-def _picture(samples: Samples, index: int, how: How) -> tuple[Stored, str]:
-    """What is to be stored, and its KEY."""
+def _image(samples: Samples, index: int, how: How) -> tuple[Stored, str]:
+    """The image to store and its KEY."""
     if samples.pixels is not None:
         return store(ppm(samples.pixels[index]), how), _key(samples, index)
     assert isinstance(samples, EncodedSamples)
     try:
         return store(bytes(samples.encoded(index)), how), _key(samples, index)
-    except BrokenPicture as error:
-        # Without the picture, or with another one, it would be another data set.
+    except BrokenImage as error:
+        # Without this image, or with a different one, it would be a different dataset.
         raise UserError(
-            f"{samples.name(index)} {error}: make it readable and run the same command again; "
-            "if you remove or replace it, name another --out"
+            f"{samples.name(index)} {error}: make it readable and rerun the same command; "
+            "if you remove or replace it, use another --out"
         ) from None
-    except OSError as error:  # of Pillow's encoders
+    except OSError as error:  # from Pillow's encoders
         raise UserError(
-            f"{samples.name(index)} cannot be encoded ({error}): remove or replace it, and name another --out"
+            f"{samples.name(index)} cannot be encoded ({error}): remove or replace it, and use another --out"
         ) from None
 
 
@@ -168,12 +182,12 @@ def _key(samples: Samples, index: int) -> str:
     return tar.key(f"{samples.classes[samples.labels[index]]}/{index:07d}")
 
 
-def _append(file: io.BufferedWriter, record: np.void, shard: int, label: int, picture: Stored, key: str) -> None:
-    """The two members of a sample, and what the index says of it."""
-    data = picture.data
-    head = tar.header(f"{key}.{picture.extension}", len(data))
+def _append(file: io.BufferedWriter, record: np.void, shard: int, label: int, image: Stored, key: str) -> None:
+    """Write the two members of a sample and fill in its index record."""
+    data = image.data
+    head = tar.header(f"{key}.{image.extension}", len(data))
     record["offset"], record["length"], record["head"] = file.tell() + len(head), len(data), len(head)
     record["shard"], record["label"], record["crc"] = shard, label, crc32c.crc32c(data)
-    record["kind"], record["components"] = picture.kind, picture.components
-    record["width"], record["height"] = picture.width, picture.height
+    record["kind"], record["components"] = image.kind, image.components
+    record["width"], record["height"] = image.width, image.height
     file.write(b"".join((head, data, tar.padding(len(data)), tar.label(key, label))))

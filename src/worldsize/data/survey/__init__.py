@@ -1,1 +1,1 @@
-"""Looking at a data set as a whole: `verify` reads every picture, `info` tells what it is, `sheet` shows some of it."""
+"""Inspect a dataset: `verify` checks every image, `info` describes the dataset, `sheet` shows some images."""

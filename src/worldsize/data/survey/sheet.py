@@ -1,4 +1,4 @@
-"""A contact sheet: some pictures of a split with the names of their classes, as one PNG or one HTML page."""
+"""A contact sheet: some images of a split with their class names, as one PNG file or one HTML page."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from worldsize.data.crops import fit
-from worldsize.data.decode import BrokenPicture
+from worldsize.data.decode import BrokenImage
 from worldsize.data.order import permute
 from worldsize.data.samples import Samples
 
-_SIDE = 128  # of a picture on the sheet, pixels
-_LINE = 18  # of the text under it
+_SIDE = 128  # side of an image on the sheet, pixels
+_LINE = 18  # height of the text below it
 _GAP = 8
-_PAPER, _INK, _MISSING = (255, 255, 255), (30, 30, 30), (210, 210, 210)
+_BACKGROUND, _TEXT, _BROKEN = (255, 255, 255), (30, 30, 30), (210, 210, 210)
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -43,15 +43,15 @@ figcaption {{ overflow: hidden; text-overflow: ellipsis; white-space: nowrap }}
 
 
 def choose(labels: NDArray[np.int32], classes: int, count: int, seed: int) -> list[int]:
-    """Indices of at most ``count`` pictures: as equally many of each class as there are, ordered by class.
+    """Choose at most ``count`` images, balanced over the classes. Returns indices, ordered by class.
 
-    A pure function of its arguments: where not every class has a place, ``seed`` decides which do, and always which of
-    their pictures.
+    A pure function of its arguments. ``seed`` decides which images of a class are chosen, and which classes if there are
+    more classes than images.
     """
     by_class = np.argsort(labels, kind="stable")
     ends = np.cumsum(np.bincount(labels, minlength=classes))
     starts = np.concatenate([[0], ends[:-1]])
-    # Round after round, each class gives its next picture.
+    # In each round, every class contributes its next image.
     order = permute(seed, 0, np.arange(classes), classes)
     chosen: list[int] = []
     for round_ in range(int((ends - starts).max(initial=0))):
@@ -66,7 +66,7 @@ def choose(labels: NDArray[np.int32], classes: int, count: int, seed: int) -> li
 
 
 def write(samples: Samples, path: Path, title: str, count: int, seed: int) -> int:
-    """Make the sheet; ``path`` ends in .png or .html. Returns how many pictures are on it."""
+    """Write the sheet to ``path``, which ends in .png or .html. Returns the number of images on it."""
     chosen = choose(np.asarray(samples.labels), len(samples.classes), count, seed)
     cells = [(samples.classes[samples.labels[index]], _thumbnail(samples, index)) for index in chosen]
     if path.suffix.lower() == ".png":
@@ -78,25 +78,25 @@ def write(samples: Samples, path: Path, title: str, count: int, seed: int) -> in
 
 def _thumbnail(samples: Samples, index: int) -> Image.Image | None:
     try:
-        return Image.fromarray(fit(samples.picture(index), _SIDE, _SIDE))
-    except BrokenPicture:
+        return Image.fromarray(fit(samples.image(index), _SIDE, _SIDE))
+    except BrokenImage:
         return None
 
 
 def _png(cells: list[tuple[str, Image.Image | None]]) -> Image.Image:
     columns = math.ceil(math.sqrt(len(cells)))
     step = (_SIDE + _GAP, _SIDE + _LINE + _GAP)
-    sheet = Image.new("RGB", (_GAP + columns * step[0], _GAP + math.ceil(len(cells) / columns) * step[1]), _PAPER)
+    sheet = Image.new("RGB", (_GAP + columns * step[0], _GAP + math.ceil(len(cells) / columns) * step[1]), _BACKGROUND)
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(12)
-    for i, (name, picture) in enumerate(cells):
+    for i, (name, image) in enumerate(cells):
         left, top = _GAP + i % columns * step[0], _GAP + i // columns * step[1]
-        if picture is not None:
-            sheet.paste(picture, (left, top))
+        if image is not None:
+            sheet.paste(image, (left, top))
         else:
-            draw.rectangle((left, top, left + _SIDE - 1, top + _SIDE - 1), _MISSING)
-            draw.text((left + 4, top + 4), "broken", _INK, font)
-        draw.text((left, top + _SIDE + 2), _shortened(_printable(name), draw, font), _INK, font)
+            draw.rectangle((left, top, left + _SIDE - 1, top + _SIDE - 1), _BROKEN)
+            draw.text((left + 4, top + 4), "broken", _TEXT, font)
+        draw.text((left, top + _SIDE + 2), _shortened(_printable(name), draw, font), _TEXT, font)
     return sheet
 
 
@@ -113,16 +113,16 @@ def _printable(name: str) -> str:
 
 
 def _html(cells: list[tuple[str, Image.Image | None]], title: str) -> str:
-    figures = "\n".join(_figure(html.escape(_printable(name)), picture) for name, picture in cells)
+    figures = "\n".join(_figure(html.escape(_printable(name)), image) for name, image in cells)
     return _PAGE.format(title=html.escape(_printable(title)), side=_SIDE, figures=figures)
 
 
-def _figure(name: str, picture: Image.Image | None) -> str:
+def _figure(name: str, image: Image.Image | None) -> str:
     out = io.BytesIO()
     alt = name
-    if picture is None:
-        picture, alt = Image.new("RGB", (_SIDE, _SIDE), _MISSING), f"{name}: broken"
-    picture.save(out, "JPEG", quality=90)
+    if image is None:
+        image, alt = Image.new("RGB", (_SIDE, _SIDE), _BROKEN), f"{name}: broken"
+    image.save(out, "JPEG", quality=90)
     data = base64.b64encode(out.getvalue()).decode()
-    image = f'<img src="data:image/jpeg;base64,{data}" alt="{alt}" title="{alt}">'
-    return f"<figure>{image}<figcaption>{name}</figcaption></figure>"
+    tag = f'<img src="data:image/jpeg;base64,{data}" alt="{alt}" title="{alt}">'
+    return f"<figure>{tag}<figcaption>{name}</figcaption></figure>"

@@ -1,4 +1,4 @@
-"""``worldsize data verify``: every picture of a data set decoded once, and what is remarkable about them."""
+"""``worldsize data verify``: decode every image of a dataset once, and collect broken, odd and duplicate ones."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.data.decode import BrokenPicture
-from worldsize.data.fetching.progress import Meter
-from worldsize.data.samples import Dataset, EncodedSamples, Samples
+from worldsize.data.decode import BrokenImage
+from worldsize.data.fetching.progress import ByteProgress
+from worldsize.data.samples import Dataset, EncodedSamples, NotAFile, Samples
 from worldsize.data.shards.check import fault
-from worldsize.data.shards.pictures import Facts, examine, ppm
+from worldsize.data.shards.images import Facts, examine, ppm
 from worldsize.data.shards.samples import ShardSamples
 
 TINY = 32  # shorter side, pixels
 HUGE = 25_000_000  # pixels
 _CHUNK = 64
-_DIGEST = 16  # bytes: of 50 million different pictures, two have the same digest by a chance of 1 in 10^23
+_DIGEST = 16  # bytes: the chance of a collision among 50 million different images is 1 in 10^23
 
 _EXTENSIONS = {
     "JPEG": {"jpg", "jpeg", "jpe", "jfif"},
@@ -37,14 +37,14 @@ _EXTENSIONS = {
 
 @dataclass
 class Found:
-    """What was found in one split.
+    """The results for one split.
 
     Attributes:
         samples: the split.
-        digests: uint8 (n, 16), of each picture's bytes (those of a PPM, where it is kept as pixels).
-        broken: why, by index.
-        odd: indices, by what is odd about them.
-        bytes: of all pictures.
+        digests: uint8 (n, 16), of each image's bytes (as PPM, if it is stored as pixels).
+        broken: reasons, by index.
+        odd: indices of odd images, by what is odd.
+        bytes: total size of all images.
     """
 
     samples: Samples
@@ -55,7 +55,7 @@ class Found:
 
     @property
     def content(self) -> str:
-        """Fingerprint (hex) of all bytes, labels and classes in order; the same of originals and of their shards."""
+        """Hex fingerprint of all bytes, labels and classes in order. Originals and their shards have the same one."""
         digest = hashlib.sha256("\0".join(self.samples.classes).encode("utf-8", "surrogateescape"))
         digest.update(np.ascontiguousarray(self.samples.labels).data)
         digest.update(self.digests.data)
@@ -63,29 +63,29 @@ class Found:
 
 
 def verify(dataset: Dataset, workers: int) -> dict[str, Found]:
-    """Read and decode every picture once, in ``workers`` threads; by the split's name.
+    """Read and decode every image once, in ``workers`` threads. Returns results by split name.
 
     Raises:
-        DataError: an index of shards is damaged.
+        DataError: the index of the shards is damaged.
     """
     splits = {"train": dataset.train, "val": dataset.val}
     found = {name: Found(samples, np.zeros((len(samples), _DIGEST), np.uint8)) for name, samples in splits.items()}
     total, read, seen = sum(map(len, splits.values())), 0, 0
-    with Meter("verifying") as meter, ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
+    with ByteProgress("verifying") as meter, ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
         for one in found.values():
             if isinstance(one.samples, ShardSamples):
                 one.samples.check_index()
-            for pictures in pool.map(_chunk(one.samples), range(0, len(one.samples), _CHUNK)):
-                for picture in pictures:
-                    _note(one, picture)
-                seen, read = seen + len(pictures), read + sum(picture.length for picture in pictures)
-                meter.total = read * total // seen  # from what the pictures so far had
+            for images in pool.map(_chunk(one.samples), range(0, len(one.samples), _CHUNK)):
+                for image in images:
+                    _record(one, image)
+                seen, read = seen + len(images), read + sum(image.length for image in images)
+                meter.total = read * total // seen  # estimated from the images so far
                 meter.at(read)
     return found
 
 
 @dataclass(frozen=True)
-class _Picture:
+class _Image:
     index: int
     length: int
     digest: bytes
@@ -93,39 +93,42 @@ class _Picture:
     odd: list[str]
 
 
-def _chunk(samples: Samples) -> Callable[[int], list[_Picture]]:
-    look = _look_encoded if isinstance(samples, EncodedSamples) else _look_pixels
-    return lambda start: [look(samples, index) for index in range(start, min(start + _CHUNK, len(samples)))]
+def _chunk(samples: Samples) -> Callable[[int], list[_Image]]:
+    check = _check_encoded if isinstance(samples, EncodedSamples) else _check_pixels
+    return lambda start: [check(samples, index) for index in range(start, min(start + _CHUNK, len(samples)))]
 
 
-def _look_pixels(samples: Samples, index: int) -> _Picture:
+def _check_pixels(samples: Samples, index: int) -> _Image:
     assert samples.pixels is not None
-    data = ppm(samples.pixels[index])  # as in a shard
-    return _Picture(index, len(data), _digest(data), None, [])
+    data = ppm(samples.pixels[index])  # as stored in a shard
+    return _Image(index, len(data), _digest(data), None, [])
 
 
-def _look_encoded(samples: Samples, index: int) -> _Picture:
+def _check_encoded(samples: Samples, index: int) -> _Image:
     assert isinstance(samples, EncodedSamples)
     try:
         data = bytes(samples.encoded(index))
-    except BrokenPicture as error:
-        # No two pictures that cannot be read are the same one.
-        return _Picture(
-            index, 0, _digest(f"unread {samples.name(index)}".encode("utf-8", "surrogateescape")), str(error), []
-        )
+    except NotAFile as error:
+        return _Image(index, 0, _NO_BYTES, str(error), [])  # as stored in a shard
+    except BrokenImage as error:
+        # A digest of its own: unreadable images are not duplicates of each other.
+        return _Image(index, 0, _digest(f"unread {samples.name(index)}".encode("utf-8", "surrogateescape")), str(error), [])
     facts = examine(data)
     reason = facts.reason
     if isinstance(samples, ShardSamples) and reason is None:
         reason = fault(samples, index)
-    return _Picture(index, len(data), _digest(data), reason, list(_oddities(facts, _extension(samples, index))))
+    return _Image(index, len(data), _digest(data), reason, list(_oddities(facts, _extension(samples, index))))
 
 
 def _digest(data: bytes | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=_DIGEST).digest()
 
 
+_NO_BYTES = _digest(b"")
+
+
 def _extension(samples: EncodedSamples, index: int) -> str | None:
-    """Of the picture's name; None where pictures were made anew under the names of the originals."""
+    """The extension of the image's name; None if packing re-encoded the image but kept the original's name."""
     if isinstance(samples, ShardSamples) and samples.made:
         return None
     name = samples.path(index).rsplit("/", 1)[-1]
@@ -133,10 +136,10 @@ def _extension(samples: EncodedSamples, index: int) -> str | None:
 
 
 def _oddities(facts: Facts, extension: str | None) -> Iterator[str]:
-    """What is odd about a picture, in words that group them."""
+    """What is odd about an image. These texts are keys of the JSON report."""
     if extension is not None and facts.format and extension not in _EXTENSIONS[facts.format]:
         yield f"{facts.format} named .{extension}"
-    if facts.picture is None:
+    if facts.image is None:
         return
     if facts.mode == "CMYK":
         yield "CMYK"
@@ -151,25 +154,26 @@ def _oddities(facts: Facts, extension: str | None) -> Iterator[str]:
         yield f"very large (above {HUGE // 1_000_000} million pixels)"
 
 
-def _note(found: Found, picture: _Picture) -> None:
-    found.digests[picture.index] = np.frombuffer(picture.digest, np.uint8)
-    found.bytes += picture.length
-    if picture.reason is not None:
-        found.broken[picture.index] = picture.reason
-    for kind in picture.odd:
-        found.odd[kind].append(picture.index)
+def _record(found: Found, image: _Image) -> None:
+    found.digests[image.index] = np.frombuffer(image.digest, np.uint8)
+    found.bytes += image.length
+    if image.reason is not None:
+        found.broken[image.index] = image.reason
+    for kind in image.odd:
+        found.odd[kind].append(image.index)
 
 
 Place = tuple[str, int]  # split and index
 
 
 def duplicates(found: dict[str, Found]) -> list[list[Place]]:
-    """Groups of pictures with the same bytes, of two or more each, in the order of their first ones."""
+    """Groups of two or more images with the same bytes, in the order of their first images. Empty images are left out."""
     digests = np.concatenate([one.digests for one in found.values()])
     places = [(name, len(one.digests)) for name, one in found.items()]
     _, group, count = np.unique(digests.view(f"V{_DIGEST}").ravel(), return_inverse=True, return_counts=True)
     groups: dict[int, list[Place]] = {}
-    for position in np.flatnonzero(count[group] > 1):
+    has_bytes = (digests != np.frombuffer(_NO_BYTES, np.uint8)).any(axis=1)
+    for position in np.flatnonzero((count[group] > 1) & has_bytes):
         groups.setdefault(int(group[position]), []).append(_place(int(position), places))
     return list(groups.values())
 

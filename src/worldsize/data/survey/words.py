@@ -1,4 +1,4 @@
-"""What `verify` found, for people and for programs."""
+"""The results of `verify`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ _SMALLEST = 5
 
 
 def counts(samples: Samples) -> dict[str, int]:
-    """Pictures of each class."""
+    """Number of images per class."""
     numbers = np.bincount(samples.labels, minlength=len(samples.classes))
     return {name: int(number) for name, number in zip(samples.classes, numbers, strict=True)}
 
 
 def overview(dataset: Dataset) -> Iterator[str]:
-    """How many pictures there are, and how they are spread over the classes."""
+    """Lines with the number of classes and images, and of images per class."""
     yield f"{len(dataset.classes):,} classes"
     for name, samples in (("train", dataset.train), ("val", dataset.val)):
         numbers = counts(samples)
         spread = sorted(numbers.values())
         low, middle, high = spread[0], spread[len(spread) // 2], spread[-1]
-        line = f"  {name:<5} {len(samples):,} pictures; per class {low:,} to {high:,}, median {middle:,}"
+        line = f"  {name:<5} {len(samples):,} images; per class {low:,} to {high:,}, median {middle:,}"
         if low < high:
-            smallest = sorted(numbers, key=lambda one: (numbers[one], one))[:_SMALLEST]
-            line += f"; smallest: {', '.join(f'{_plain(one)} ({numbers[one]:,})' for one in smallest)}"
+            smallest = sorted(numbers, key=lambda name: (numbers[name], name))[:_SMALLEST]
+            line += f"; smallest: {', '.join(f'{_printable(label)} ({numbers[label]:,})' for label in smallest)}"
         yield line
 
 
 def report(dataset: Dataset, found: dict[str, Found]) -> dict[str, Any]:
-    """Everything, for a JSON file."""
+    """All results, for a JSON file."""
     groups = duplicates(found)
     return {
         "splits": {
             name: {
-                "pictures": len(one.samples),
+                "images": len(one.samples),
                 "bytes": one.bytes,
                 "classes": counts(one.samples),
-                "broken": [{"picture": one.samples.name(i), "reason": why} for i, why in one.broken.items()],
+                "broken": [{"image": one.samples.name(i), "reason": why} for i, why in one.broken.items()],
                 "odd": {kind: [one.samples.name(i) for i in indices] for kind, indices in sorted(one.odd.items())},
                 "fingerprint": one.samples.fingerprint,
                 "content": one.content,
@@ -57,21 +57,23 @@ def report(dataset: Dataset, found: dict[str, Found]) -> dict[str, Any]:
     }
 
 
-def tell(dataset: Dataset, found: dict[str, Found]) -> Iterator[str]:
-    """The same in lines, the first `LISTED` of each kind."""
+def summary(dataset: Dataset, found: dict[str, Found]) -> Iterator[str]:
+    """Lines with the results, at most `LISTED` images of each kind."""
     yield from overview(dataset)
-    yield f"  {size(sum(one.bytes for one in found.values()))} in all"
+    yield f"  {size(sum(one.bytes for one in found.values()))} in total"
     broken = [f"{one.samples.name(i)}: {why}" for one in found.values() for i, why in one.broken.items()]
     yield from _listed("broken", broken)
     for kind in sorted({kind for one in found.values() for kind in one.odd}):
         yield from _listed(f"odd: {kind}", [one.samples.name(i) for one in found.values() for i in one.odd.get(kind, [])])
     groups = duplicates(found)
-    yield from _groups(found, "in both train and val, which makes the evaluation too good", [g for g in groups if _leaks(g)])
-    yield from _groups(found, "the same bytes under different labels", [g for g in groups if _disagree(found, g)])
+    yield from _groups(
+        found, "in both train and val (evaluation results will be too good)", [g for g in groups if _leaks(g)]
+    )
+    yield from _groups(found, "identical images with different labels", [g for g in groups if _disagree(found, g)])
     rest = [group for group in groups if not _leaks(group) and not _disagree(found, group)]
-    yield from _groups(found, "the same bytes more than once", rest)
+    yield from _groups(found, "duplicates", rest)
     if not broken and not groups:
-        yield "nothing broken, nothing twice"
+        yield "no broken images, no duplicates"
     for name, one in found.items():
         yield f"{name:<5} content {one.content[:16]}, names and labels {one.samples.fingerprint[:16]}"
 
@@ -79,7 +81,7 @@ def tell(dataset: Dataset, found: dict[str, Found]) -> Iterator[str]:
 def _listed(title: str, lines: list[str]) -> Iterator[str]:
     if lines:
         yield f"{title} ({len(lines):,}):"
-        yield from (f"  {_plain(line)}" for line in lines[:LISTED])
+        yield from (f"  {_printable(line)}" for line in lines[:LISTED])
         if len(lines) > LISTED:
             yield f"  and {len(lines) - LISTED:,} more"
 
@@ -100,6 +102,6 @@ def _disagree(found: dict[str, Found], group: list[Place]) -> bool:
     return len({int(found[split].samples.labels[index]) for split, index in group}) > 1
 
 
-def _plain(text: str) -> str:
-    """For a terminal, whatever characters names have."""
+def _printable(text: str) -> str:
+    """Replace characters that a terminal could interpret."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,266 @@
+"""One process of a run, from its place in the world to its result: builds the parts and passes them to the loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from worldsize import catalog, checkpoint, environment, model, optim, parallel, precision, run, track
+from worldsize.asynchronous import AsyncTrainer
+from worldsize.batch import BatchPlan
+from worldsize.compute import Compute
+from worldsize.continuity import check_ranks, fixed_facts, has_ended, snapshot_to_resume
+from worldsize.data import open_dataset
+from worldsize.data.pixels import Normalise
+from worldsize.data.samples import Dataset, EncodedSamples
+from worldsize.errors import Stopped, UserError
+from worldsize.evaluate import Result
+from worldsize.loaders import train_loader, val_loader
+from worldsize.loop import Loop
+from worldsize.parallel.base import Parts
+from worldsize.place import Place
+from worldsize.precision import Precision
+from worldsize.progress import Progress
+from worldsize.request import TrainRequest, preflight
+from worldsize.run import RunFolder
+from worldsize.saver import Saver
+from worldsize.signals import StopFlag
+from worldsize.state import TrainState
+from worldsize.track.base import Facts, Summary
+from worldsize.train import Trainer
+from worldsize.world import World, join
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is decided before the model is built, the same on every rank."""
+
+    request: TrainRequest
+    world: World
+    dataset: Dataset
+    plan: BatchPlan
+    precision: Precision
+
+
+def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None:
+    """Train on this process, together with the others of its world.
+
+    Returns:
+        The result; None if the resumed run had already ended, and on a worker of an asynchronous run.
+    """
+    begun = time.monotonic()
+    preflight(request, place)
+    _set_determinism(request.recipe.deterministic)
+    world = join(place, request.recipe)
+    setting = _setting(_autoresumed(request, world), world)
+    request = setting.request
+    facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world)
+    check_ranks(world, facts)
+    snapshot = snapshot_to_resume(request, facts, world)
+    if snapshot is not None and has_ended(snapshot.state, facts):
+        world.close()
+        return None
+    network = world.collectively(lambda: _network(setting))
+    stop.arm()
+    folder = _folder(request, world)
+    with world.collectively(lambda: run.RunLog(folder, world.rank)):
+        if request.autoresume:
+            step = snapshot.state["step"] if snapshot is not None else 0
+            world.collectively(lambda: run.count_start(folder, step, request.retries) if world.is_main else None)
+        trainer = _assemble(setting, network, folder, snapshot, facts, stop)
+        summary = _run(trainer, folder, setting.dataset, begun)
+    # Only after success: closing waits for ranks that have failed.
+    world.close()
+    return summary
+
+
+def _autoresumed(request: TrainRequest, world: World) -> TrainRequest:
+    """With --autoresume, the same request as one that resumes, if rank 0 finds its run."""
+    if not request.autoresume or request.name is None:
+        return request
+    folder = RunFolder(request.out / request.name)
+    return replace(request, resume=folder) if world.gather(folder.path.exists())[0] else request
+
+
+def _set_determinism(deterministic: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _setting(request: TrainRequest, world: World) -> Setting:
+    recipe = request.recipe
+    dataset = world.collectively(lambda: open_dataset(recipe.data, request.cache), local_first=True)
+    plan = parallel.batch_plan(recipe, world.size)
+    return Setting(request, world, dataset, plan, precision.resolve(recipe.precision, world.device))
+
+
+def _network(setting: Setting) -> nn.Module:
+    """The initial model, after checking that it, the batches and the image sizes are compatible."""
+    recipe, dataset = setting.request.recipe, setting.dataset
+    setting.plan.steps_per_epoch(len(dataset.train))
+    network = model.build(recipe, len(dataset.classes), setting.world.device, setting.precision.weights)
+    for size in {recipe.data.train_crop_size, recipe.data.val_crop_size}:
+        model.takes(network, size, recipe.micro_batch, recipe.model.name)
+    return network
+
+
+def _folder(request: TrainRequest, world: World) -> RunFolder:
+    """The run folder, created or opened by rank 0; on all ranks."""
+
+    def prepare() -> Path:
+        if request.resume is not None:
+            checkpoint.remove_leftovers(request.resume.checkpoints)
+            return request.resume.path
+        if not world.is_main:
+            return request.out
+        return run.create(request.out, request.name, request.stem).path
+
+    folder = RunFolder(world.gather(world.collectively(prepare))[0])
+
+    world.collectively(lambda: run.write_text(folder.recipe, catalog.to_yaml(request.recipe)) if world.is_main else None)
+    return folder
+
+
+def _assemble(
+    setting: Setting,
+    network: nn.Module,
+    folder: RunFolder,
+    snapshot: checkpoint.Snapshot | None,
+    facts: dict[str, Any],
+    stop: StopFlag,
+) -> Loop:
+    recipe, world, plan, dataset = setting.request.recipe, setting.world, setting.plan, setting.dataset
+    state = _state(setting, network)
+    # Asynchronous ranks share nothing: each works, and rank 0 saves, as if it were alone.
+    mine = world.alone() if state.strategy.asynchronous else world
+    if snapshot is not None:
+        world.collectively(lambda: state.restore(snapshot, mine))
+    progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress()
+    normalise = Normalise(recipe.data, world.device, setting.precision.weights)
+    return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
+        recipe=recipe,
+        plan=plan,
+        world=world,
+        state=state,
+        compute=Compute(recipe, plan, mine.rank, world.device, state, setting.precision, normalise),
+        lr_batch=parallel.lr_batch(recipe.parallel, plan, world.place),
+        train_loader=train_loader(recipe, dataset.train, plan, world),
+        val_loader=val_loader(recipe, dataset.val, world),
+        trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
+        saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, catalog.to_yaml(recipe), facts),
+        stop=stop,
+        progress=progress,
+    )
+
+
+def _state(setting: Setting, network: nn.Module) -> TrainState:
+    recipe, world, plan = setting.request.recipe, setting.world, setting.plan
+    optimizer = optim.build(network, recipe.optimizer, world.device)
+    module = _compiled(network, recipe.model.compile, plan.accumulation)
+    steps_per_epoch = plan.steps_per_epoch(len(setting.dataset.train))
+    strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch))
+    # After the strategy, which may replace the network's norm layers.
+    statistics = model.RunningStatistics(network, plan.accumulation)
+    scaler = setting.precision.scaler(strategy.local_gradients)
+    return TrainState(network, strategy.optimizer, scaler, statistics, strategy)
+
+
+def _compiled(network: nn.Module, wanted: bool, accumulation: int) -> nn.Module:
+    if not wanted:
+        return network
+    # Each micro-batch of a step has its own BatchNorm momentum, so torch compiles the model once for each.
+    torch._dynamo.config.recompile_limit = accumulation + 8
+    return torch.compile(network)  # type: ignore[return-value]
+
+
+def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Summary | None:
+    facts = _facts(trainer, folder, dataset)
+    summary = None
+    _note(trainer.world, folder.environment, facts.environment)
+    try:
+        trainer.trackers.begin(facts)
+        result = trainer.fit()
+        if result is None:
+            return None
+        summary = _summary(trainer, result, time.monotonic() - begun)
+        _note(trainer.world, folder.result, asdict(summary))
+        return summary
+    except Stopped as stopped:
+        raise Stopped(f"{stopped}; the state is saved. Continue with: worldsize train --resume {folder.path}") from None
+    except torch.OutOfMemoryError as error:
+        what = str(error).split(". ")[0]
+        raise UserError(f"out of GPU memory: lower --micro-batch ({what})") from None
+    finally:
+        trainer.stop.disarm()
+        trainer.train_loader.close()
+        trainer.val_loader.close()
+        trainer.saver.close()
+        trainer.trackers.end(summary)
+
+
+def _note(world: World, path: Path, value: dict[str, Any]) -> None:
+    """Write a file of the run folder; training continues if it cannot be written."""
+    if not world.is_main:
+        return
+    try:
+        run.write_json(path, value)
+    except OSError as error:
+        log.warning("cannot write %s: %s", path, error.strerror)
+
+
+def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
+    recipe, plan, world = trainer.recipe, trainer.plan, trainer.world
+    machine = environment.describe(world, trainer.compute.precision.name, trainer.state.strategy)
+    return Facts(
+        name=folder.name,
+        recipe=recipe.model_dump(mode="json"),
+        environment=machine | {"data": dataset.fingerprint, "decoder": _decoder(dataset)},
+        model=recipe.model.name,
+        parameters=sum(p.numel() for p in trainer.state.model.parameters()),
+        train_samples=len(dataset.train),
+        val_samples=len(dataset.val),
+        classes=len(dataset.classes),
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+        sharing=plan.world_size * plan.devices,
+        peak_lr=trainer.peak_lr,
+        lr_batch=trainer.lr_batch,
+        steps_per_epoch=trainer.steps_per_epoch,
+        total_steps=trainer.total_steps,
+        first_step=trainer.progress.step,
+    )
+
+
+def _decoder(dataset: Dataset) -> str | None:
+    """The image decoder; None if the images are in memory."""
+    return environment.decoder() if isinstance(dataset.train, EncodedSamples) else None
+
+
+def _summary(trainer: Loop, result: Result, seconds: float) -> Summary:
+    at = trainer.progress
+    newest = trainer.saver.newest()
+    return Summary(
+        top1=result.top1,
+        top5=result.top5,
+        loss=result.loss,
+        best_top1=at.best_top1,
+        best_epoch=at.best_epoch,
+        steps=at.step,
+        epochs=round(at.step / trainer.steps_per_epoch, 3),
+        images_per_s=at.step * trainer.plan.global_batch / max(at.train_s, 1e-9),
+        seconds=seconds,
+        checkpoint=str(newest) if newest else None,
+    )

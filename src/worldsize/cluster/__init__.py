@@ -1,0 +1,1 @@
+"""Kubernetes with Kubeflow: the same runs as jobs on a cluster."""

@@ -1,0 +1,1 @@
+"""Kubernetes API access: the only package that connects to an API server."""

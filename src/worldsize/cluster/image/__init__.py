@@ -1,0 +1,1 @@
+"""Building and looking up the container image that pods run."""

@@ -1,0 +1,1 @@
+"""Jobs on a cluster: submit, follow, list, stop, delete."""

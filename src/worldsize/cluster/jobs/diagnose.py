@@ -1,0 +1,93 @@
+"""Why pods are waiting and why they ended, in one sentence each (pure)."""
+
+from __future__ import annotations
+
+from worldsize.cluster.manifests.base import Target
+from worldsize.cluster.objects import Object, event_time
+
+# Waiting reasons of a normal start.
+_NORMAL = ("ContainerCreating", "PodInitializing")
+# Events that repeat a pod's status, which has more detail.
+_IN_POD_STATUS = ("BackOff", "Failed", "FailedScheduling", "Unhealthy", "SetPodTemplateRestartPolicy", "ExitedWithCode")
+
+
+def waiting(target: Target, pods: list[Object]) -> list[str]:
+    """Why pods are not running yet: each reason once, with the pods that it applies to."""
+    by_reason: dict[str, list[str]] = {}
+    for pod in sorted(pods, key=target.place):
+        reason = _why_not_running(pod)
+        if reason:
+            by_reason.setdefault(reason, []).append(target.place(pod)[1])
+    return [f"{_summary(names)}: {reason}" for reason, names in by_reason.items()]
+
+
+def queued(workloads: list[Object], job: Object) -> list[str]:
+    """Kueue's messages about the job: whether its quota is reserved, whether it is admitted, and why not."""
+    uid = job["metadata"]["uid"]
+    messages = []
+    for workload in workloads:
+        if uid in [owner["uid"] for owner in workload["metadata"].get("ownerReferences", [])]:
+            conditions = workload.get("status", {}).get("conditions", [])
+            messages += [str(one.get("message", "")) for one in conditions if one["type"] in ("QuotaReserved", "Admitted")]
+    return [f"Kueue: {message}" for message in messages if message]
+
+
+def failures(target: Target, pods: list[Object]) -> list[str]:
+    """Failed containers and pods, earliest first: pod, exit code and termination message."""
+    ended = []
+    for pod in pods:
+        name = target.place(pod)[1]
+        for status in pod["status"].get("containerStatuses", []):
+            end = status.get("state", {}).get("terminated") or {}
+            if end.get("exitCode"):
+                ended.append((end.get("finishedAt") or "", f"{name} failed with {_ending(end)}"))
+        if pod["status"].get("phase") == "Failed" and pod["status"].get("reason"):
+            ended.append(("", f"{name}: {pod['status']['reason']}: {pod['status'].get('message', '')}".rstrip(": ")))
+    return [text for _, text in sorted(ended)]
+
+
+def warnings(events: list[Object], name: str, since: str) -> list[tuple[str, str, str]]:
+    """(reason, message, key) of warnings about the job or its objects, earliest first; times are compared in seconds.
+
+    Args:
+        since: RFC 3339 time; older warnings belong to an earlier job of the same name.
+    """
+    found = []
+    for event in sorted(events, key=_second):
+        about = event["involvedObject"]
+        ours = about.get("name") == name or str(about.get("name", "")).startswith(f"{name}-")
+        recent = _second(event) >= since[:19]
+        if ours and recent and event.get("type") == "Warning" and event.get("reason") not in _IN_POD_STATUS:
+            message = str(event.get("message", "")).strip()
+            found.append((str(event.get("reason", "")), message, f"{event.get('reason')} {about.get('kind')} {message}"))
+    return found
+
+
+def _second(event: Object) -> str:
+    """`event_time` without a fraction, which only some events have: as text, 03.5Z sorts before 03Z."""
+    return event_time(event)[:19]
+
+
+def _why_not_running(pod: Object) -> str:
+    status = pod["status"]
+    if pod["metadata"].get("deletionTimestamp") or status.get("phase") in ("Succeeded", "Failed"):
+        return ""
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"not scheduled: {condition.get('message') or condition.get('reason', '')}"
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        wait = container.get("state", {}).get("waiting")
+        if wait and wait.get("reason") not in _NORMAL:
+            return f"{wait.get('reason')}: {wait.get('message', '')}".rstrip(": ")
+    return ""
+
+
+def _ending(end: Object) -> str:
+    code = end["exitCode"]
+    hint = " (out of memory)" if end.get("reason") == "OOMKilled" else ""
+    message = str(end.get("message") or "").strip()
+    return f"exit code {code}{hint}" + (f":\n{message}" if message else "")
+
+
+def _summary(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} pods ({names[0]}, {names[1]}, ...)"

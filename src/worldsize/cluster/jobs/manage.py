@@ -1,0 +1,219 @@
+"""Jobs on a cluster: submit, find, list, stop and delete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from worldsize.cluster.api.client import Cluster
+from worldsize.cluster.api.errors import ClusterError
+from worldsize.cluster.jobs import diagnose
+from worldsize.cluster.manifests import TARGETS, load_target, pod
+from worldsize.cluster.manifests.base import JobState, Target
+from worldsize.cluster.manifests.spec import JobSpec
+from worldsize.cluster.objects import OURS, Object
+from worldsize.cluster.terminal import note, seconds_since
+from worldsize.errors import UserError
+
+# Datasets are fetched by jobs too.
+_KINDS = (*TARGETS, "fetchjob")
+_END_S = 60.0  # for a job to end, in addition to its pods' grace period
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """A job that exists on the cluster."""
+
+    target: Target
+    object: Object
+    state: JobState
+    pods: list[Object]
+
+    @property
+    def name(self) -> str:
+        return str(self.object["metadata"]["name"])
+
+    @property
+    def queue(self) -> str | None:
+        """The job's Kueue queue, see `pod.queue_of`."""
+        return pod.queue_of(self.object)
+
+    @property
+    def end_command(self) -> str:
+        """The worldsize command that ends the job gracefully: Kueue restarts queued jobs that others suspend."""
+        return "stop" if self.queue is None else "delete"
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was created."""
+        return seconds_since(self.object["metadata"]["creationTimestamp"])
+
+
+def find(cluster: Cluster, name: str) -> ClusterJob:
+    """The worldsize job of this name, of any kind.
+
+    Raises:
+        UserError: there is no such job.
+    """
+    found = list_jobs(cluster)
+    for job in found:
+        if job.name == name:
+            return job
+    names = [job.name for job in found]
+    existing = f"existing jobs: {', '.join(names)}" if names else "it has no worldsize jobs"
+    raise UserError(f"no job {name!r} in namespace {cluster.namespace}; {existing}")
+
+
+def list_jobs(cluster: Cluster) -> list[ClusterJob]:
+    """All worldsize jobs in the namespace, newest first."""
+    jobs: list[ClusterJob] = []
+    for kind in _KINDS:
+        target = load_target(kind)
+        try:
+            found = cluster.list(target.kind, OURS)
+        except ClusterError as error:
+            if error.status in (403, 404):  # no permission, or the operator is not installed
+                continue
+            raise
+        for item in found:
+            pods = cluster.list("Pod", target.selector(item["metadata"]["name"]))
+            jobs.append(ClusterJob(target, item, target.state(item, pods), pods))
+    return sorted(jobs, key=lambda job: job.age_s)
+
+
+def submit(cluster: Cluster, spec: JobSpec, manifests: list[Object]) -> None:
+    """Create the job's objects. A failed or stopped job of the same name is deleted first, and its run resumes.
+
+    Raises:
+        UserError: a job of this name is active, or has succeeded.
+        ClusterError: the API server rejects an object, or does not answer. No objects are left if it can be reached.
+    """
+    for old in (job for job in list_jobs(cluster) if job.name == spec.name):
+        _delete_inactive(cluster, old)
+    created: list[Object] = []
+    try:
+        # Create, not apply: apply would change an object that somebody else has just created.
+        for manifest in manifests:
+            created.append(cluster.create(manifest))
+    except BaseException as error:
+        refused = isinstance(error, ClusterError) and 400 <= error.status < 500
+        _undo(cluster, created, None if refused else next(iter(manifests[len(created) :]), None))
+        raise
+    try:
+        _adopt(cluster, created[-1], created[:-1])
+    except ClusterError as error:
+        note(f"Submitted {spec.name} without owner references, so only `worldsize delete` removes all its objects: {error}")
+
+
+def _undo(cluster: Cluster, created: list[Object], unsure: Object | None) -> None:
+    """Delete the created objects, and the ``unsure`` one (sent, not answered) if it exists with the labels that we sent."""
+    with suppress(ClusterError):
+        existing = cluster.get(unsure["kind"], unsure["metadata"]["name"]) if unsure else None
+        if unsure and existing and unsure["metadata"]["labels"].items() <= existing["metadata"].get("labels", {}).items():
+            created = [*created, unsure]
+    for manifest in created:
+        with suppress(ClusterError):
+            cluster.delete(manifest["kind"], manifest["metadata"]["name"])
+
+
+def _delete_inactive(cluster: Cluster, old: ClusterJob) -> None:
+    name = old.name
+    if old.state.phase == "Succeeded":
+        raise UserError(
+            f"{name} has already succeeded; its run is on the volume. For another run, choose another --name, or delete "
+            f"the job with: {cluster.command('delete', name)}"
+        )
+    queued = old.state.phase == "Suspended" and old.queue is not None
+    if queued or old.state.phase not in ("Failed", "Suspended"):
+        phase = f"Suspended in Kueue queue {old.queue}" if queued else old.state.phase
+        logs, end = cluster.command("logs", name), cluster.command(old.end_command, name)
+        raise UserError(f"{name} already exists and is {phase}. Follow it with: {logs}. End it with: {end}")
+    delete(cluster, old)
+
+
+def _adopt(cluster: Cluster, job: Object, others: Iterable[Object]) -> None:
+    """Make the job the owner of the others, so that they are deleted with it, whoever deletes it."""
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"]}
+    owner |= {key: job["metadata"][key] for key in ("name", "uid")}
+    for other in others:
+        cluster.patch(other["kind"], other["metadata"]["name"], {"metadata": {"ownerReferences": [owner]}})
+
+
+def stop(cluster: Cluster, job: ClusterJob) -> None:
+    """Let the job's pods save and exit. The job itself stays, and training with the same name resumes it.
+
+    Raises:
+        UserError: the job has already ended, or Kueue would restart it.
+    """
+    if job.state.ended:
+        raise UserError(f"{job.name} has already {job.state.phase.lower()}")
+    if job.queue is not None:
+        raise UserError(
+            f"cannot stop {job.name}: Kueue would restart it. Use: {cluster.command(job.end_command, job.name)} "
+            "(its pods save and exit; the run stays on the volume, and training with the same name resumes it)"
+        )
+    cluster.patch(job.target.kind, job.name, job.target.suspension())
+    _wait_for_end(cluster, job, removed=False)
+
+
+def delete(cluster: Cluster, job: ClusterJob) -> None:
+    """Delete the job and its objects, but not the run on its volume. Returns when its pods are gone."""
+    cluster.delete(job.target.kind, job.name)
+    _wait_for_end(cluster, job, removed=True)
+    for kind in ("ConfigMap", "NetworkPolicy", *(["TrainingRuntime"] if job.target.kind == "TrainJob" else [])):
+        if any(item["metadata"]["name"] == job.name for item in cluster.list(kind, OURS)):
+            cluster.delete(kind, job.name)
+
+
+def older_than(jobs: list[ClusterJob], age: timedelta) -> list[ClusterJob]:
+    """The jobs that have ended or are stopped and were created longer ago than ``age``."""
+
+    def inactive(job: ClusterJob) -> bool:
+        return job.state.ended or (job.state.phase == "Suspended" and job.queue is None)
+
+    return [job for job in jobs if inactive(job) and job.age_s > age.total_seconds()]
+
+
+def _wait_for_end(cluster: Cluster, job: ClusterJob, removed: bool) -> None:
+    """Wait until the job's pods have ended, or with ``removed``, until they and the job itself are removed.
+
+    Terminating pods have the same names and labels as the pods of a new job of this name.
+
+    Raises:
+        ClusterError: the timeout expired.
+    """
+    graces = [one["spec"].get("terminationGracePeriodSeconds") or 30 for one in job.pods]
+    timeout = _END_S + max(graces, default=0)
+    deadline = time.monotonic() + timeout
+    while left := _remaining(cluster, job, removed):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{job.name} did not end within {timeout:.0f} s; remaining: {', '.join(left)}")
+        time.sleep(0.5)
+
+
+def _remaining(cluster: Cluster, job: ClusterJob, removed: bool) -> list[str]:
+    pods = cluster.list("Pod", job.target.selector(job.name))
+    ended = ("Succeeded", "Failed")
+    left = [p["metadata"]["name"] for p in pods if removed or p["status"].get("phase") not in ended]
+    return left or ([job.target.kind] if removed and cluster.get(job.target.kind, job.name) is not None else [])
+
+
+def pods_of(job: ClusterJob) -> list[tuple[str, str, int, str, str]]:
+    """(short name, phase, restarts, node, why it is waiting or how it ended) of each pod, in rank order."""
+    rows = []
+    for one in sorted(job.pods, key=job.target.place):
+        statuses = one["status"].get("containerStatuses", [])
+        reasons = diagnose.waiting(job.target, [one]) + diagnose.failures(job.target, [one])
+        rows.append(
+            (
+                job.target.place(one)[1],
+                "Terminating" if one["metadata"].get("deletionTimestamp") else str(one["status"].get("phase", "")),
+                sum(status.get("restartCount", 0) for status in statuses),
+                str(one["spec"].get("nodeName", "")),
+                reasons[0].partition(" ")[2].splitlines()[0] if reasons else "",
+            )
+        )
+    return rows

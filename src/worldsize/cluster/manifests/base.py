@@ -1,0 +1,112 @@
+"""Base class for the kinds of jobs: renders a `JobSpec` to API objects (pure) and interprets their status."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from worldsize.cluster.manifests import pod
+from worldsize.cluster.manifests.spec import JobSpec, general_problems, refuse
+from worldsize.cluster.objects import Object
+
+Phase = Literal["Created", "Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+
+# Conditions of a PyTorchJob or MPIJob, by precedence: several may be true at the same time.
+KUBEFLOW_CONDITIONS: tuple[tuple[str, Phase], ...] = (
+    ("Failed", "Failed"),
+    ("Succeeded", "Succeeded"),
+    ("Suspended", "Suspended"),
+    ("Restarting", "Restarting"),
+    ("Running", "Running"),
+    ("Created", "Pending"),
+)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The phase of a job, and the cluster's message about it."""
+
+    phase: Phase
+    reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the phase is final."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+class Target(ABC):
+    """Base class of the targets. Rendering is deterministic: the same spec gives the same bytes."""
+
+    kind: ClassVar[str]
+    container: ClassVar[str]
+    # Reasons of events with which the operator gives up on a job without setting a condition.
+    dead_ends: ClassVar[frozenset[str]] = frozenset()
+    # Reasons of events for retries, possibly endless, that the operator never reports as a condition.
+    setbacks: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def problems(self, spec: JobSpec) -> Iterable[str]:
+        """Problems of the spec that are specific to this kind and not checked by the API server, each with a remedy."""
+
+    @abstractmethod
+    def job(self, spec: JobSpec) -> list[Object]:
+        """The objects specific to this kind; the job object is the last."""
+
+    @abstractmethod
+    def state(self, job: Object, pods: list[Object]) -> JobState:
+        """The job's state, from its status and its pods."""
+
+    @abstractmethod
+    def place(self, one: Object) -> tuple[int, str]:
+        """A sort key for a pod of the job, and the pod's short name for display."""
+
+    @abstractmethod
+    def suspension(self) -> Object:
+        """The merge patch of the job that terminates all its pods."""
+
+    def selector(self, name: str) -> str:
+        """Label selector for the job's pods."""
+        return training_pods(name)
+
+    def render(self, spec: JobSpec) -> list[Object]:
+        """All objects of the job, in the order in which they must be created.
+
+        Raises:
+            UserError: the spec has problems; lists all of them.
+        """
+        refuse([*general_problems(spec), *self.problems(spec)])
+        return [pod.config_map(spec), pod.network_policy(spec), *self.job(spec)]
+
+
+def training_pods(name: str) -> str:
+    """Label selector for `pod.training_labels`."""
+    return ",".join(f"{label}={value}" for label, value in pod.training_labels(name).items())
+
+
+def agent_command(spec: JobSpec) -> list[str]:
+    """The container command for kinds where the worldsize agent starts the node's processes."""
+    return ["worldsize", "agent", "--id", spec.name, "--", *spec.command]
+
+
+def conditions(job: Object) -> dict[str, Object]:
+    """The conditions that are currently true, by type."""
+    found = job.get("status", {}).get("conditions", [])
+    return {condition["type"]: condition for condition in found if condition["status"] == "True"}
+
+
+def from_conditions(job: Object, order: tuple[tuple[str, Phase], ...], otherwise: Phase) -> JobState:
+    """The state for the first condition of ``order`` that is true."""
+    true = conditions(job)
+    for condition, phase in order:
+        if condition in true:
+            return JobState(phase, true[condition].get("message", ""))
+    return JobState(otherwise)
+
+
+def too_long(name: str, limit: int, kind: str) -> Iterable[str]:
+    """Operators derive host names from the job's name, and a host name has at most 63 characters."""
+    if len(name) > limit:
+        yield f"--name {name} has {len(name)} characters; the limit for a {kind} of this size is {limit}"

@@ -1,0 +1,85 @@
+"""The batch/v1 Job that runs ``worldsize data fetch`` in a pod (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worldsize.cluster.manifests import pod
+from worldsize.cluster.manifests.base import JobState, Phase, from_conditions
+from worldsize.cluster.manifests.base import Target as Base
+from worldsize.cluster.manifests.spec import JobSpec, general_problems, refuse
+from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
+from worldsize.data.fetching.kaggle import SECRET
+from worldsize.errors import DataError, UserError
+
+COMPONENT = "data"
+# Mount path of the Kaggle token.
+KAGGLE_FOLDER = "/etc/kaggle"
+
+
+class Target(Base):
+    """The Job as a target, so that it can be followed like a training job."""
+
+    kind = "Job"
+    container = "fetch"
+
+    def problems(self, spec: JobSpec) -> Iterable[str]:
+        return ()
+
+    def job(self, spec: JobSpec) -> list[Object]:
+        return render(spec)
+
+    def state(self, job: Object, pods: list[Object]) -> JobState:
+        order: tuple[tuple[str, Phase], ...] = (("Failed", "Failed"), ("Complete", "Succeeded"), ("Suspended", "Suspended"))
+        newest = max(pods, key=lambda one: str(one["metadata"]["creationTimestamp"]), default=None)
+        started = newest is not None and newest["status"].get("phase") != "Pending"
+        return from_conditions(job, order, "Running" if started else "Pending")
+
+    def place(self, one: Object) -> tuple[int, str]:
+        return 0, self.container
+
+    def suspension(self) -> Object:
+        return {"spec": {"suspend": True}}
+
+    def selector(self, name: str) -> str:
+        return f"{RUN_LABEL}={name},{COMPONENT_LABEL}={COMPONENT}"
+
+
+def render(spec: JobSpec) -> list[Object]:
+    """Render the Job. If an environment variable is set to `KAGGLE_FOLDER`, the Secret with the token is mounted there.
+
+    Raises:
+        UserError: the spec has problems; lists all of them.
+    """
+    refuse(general_problems(spec))
+    job_labels = labels(spec.name, COMPONENT)
+    template = pod.template(spec, {"command": ["worldsize", *spec.command], "name": Target.container})
+    template["metadata"]["labels"] |= job_labels
+    pod_spec = template["spec"]
+    pod_spec["restartPolicy"] = "Never"  # a new pod per attempt keeps the log of each attempt
+    if KAGGLE_FOLDER in dict(spec.env).values():
+        pod_spec["volumes"].append({"name": SECRET, "secret": {"defaultMode": 0o440, "secretName": SECRET}})
+        mount = {"mountPath": KAGGLE_FOLDER, "name": SECRET, "readOnly": True}
+        pod_spec["containers"][0]["volumeMounts"].append(mount)
+    codes = sorted(kind.exit_code for kind in (UserError, DataError))
+    return [
+        {
+            "apiVersion": "batch/v1",
+            "kind": Target.kind,
+            "metadata": pod.job_metadata(spec) | {"labels": job_labels},
+            "spec": {
+                "backoffLimit": spec.retries,
+                "podFailurePolicy": {
+                    "rules": [
+                        # Errors that only the user can fix are not retried.
+                        {
+                            "action": "FailJob",
+                            "onExitCodes": {"containerName": Target.container, "operator": "In", "values": codes},
+                        },
+                        {"action": "Ignore", "onPodConditions": [{"status": "True", "type": "DisruptionTarget"}]},
+                    ]
+                },
+                "template": template,
+            },
+        }
+    ]

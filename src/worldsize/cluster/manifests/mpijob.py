@@ -1,0 +1,116 @@
+"""MPIJob (kubeflow.org/v2beta1) for Kubeflow's mpi-operator 0.8: ``mpirun`` over ssh, for any strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worldsize.cluster.manifests import pod
+from worldsize.cluster.manifests.base import KUBEFLOW_CONDITIONS, JobState, from_conditions, too_long
+from worldsize.cluster.manifests.base import Target as Base
+from worldsize.cluster.manifests.spec import JobSpec
+from worldsize.cluster.objects import Object
+
+_PORT = 2222  # of sshd, which does not run as root
+_HOSTFILE = "/etc/mpi/hostfile"  # written by the operator
+_ROLE = "training.kubeflow.org/job-role"
+_INDEX = "training.kubeflow.org/replica-index"
+
+
+class Target(Base):
+    """A launcher without GPUs, and one worker per node that runs sshd."""
+
+    kind = "MPIJob"
+    container = "worldsize"
+    # For an invalid MPIJob the operator only emits this event.
+    dead_ends = frozenset({"ValidationError"})
+
+    def problems(self, spec: JobSpec) -> Iterable[str]:
+        yield from too_long(spec.name, 63 - len(f"-worker-{spec.nodes - 1}"), self.kind)
+        if spec.elastic:
+            yield "--elastic is only supported with --on pytorchjob"
+        if spec.runtime:
+            yield "--runtime is only supported with --on trainjob"
+
+    def job(self, spec: JobSpec) -> list[Object]:
+        launcher = pod.template(spec, {"command": _mpirun(spec), "name": self.container}, resources=False)
+        launcher["spec"]["containers"][0]["env"] = _launcher_environment(spec)
+        worker = pod.template(spec, _worker(self.container))
+        replicas = {
+            # With OnFailure, the pod of the last failure would be deleted together with its log.
+            "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": launcher},
+            "Worker": {"replicas": spec.nodes, "restartPolicy": "Never", "template": worker},
+        }
+        return [
+            {
+                "apiVersion": "kubeflow.org/v2beta1",
+                "kind": self.kind,
+                "metadata": pod.job_metadata(spec),
+                "spec": {
+                    "launcherCreationPolicy": "WaitForWorkersReady",
+                    "mpiImplementation": "OpenMPI",
+                    "mpiReplicaSpecs": replicas,
+                    "runPolicy": _run_policy(spec),
+                    "slotsPerWorker": spec.procs,
+                    "sshAuthMountPath": f"{pod.HOME}/.ssh",
+                },
+            }
+        ]
+
+    def state(self, job: Object, pods: list[Object]) -> JobState:
+        return from_conditions(job, KUBEFLOW_CONDITIONS, "Created")
+
+    def place(self, one: Object) -> tuple[int, str]:
+        labels = one["metadata"]["labels"]
+        if labels.get(_ROLE) == "launcher":
+            return -1, "launcher"
+        index = int(labels.get(_INDEX, 0))
+        return index, f"worker-{index}"
+
+    def suspension(self) -> Object:
+        return {"spec": {"runPolicy": {"suspend": True}}}
+
+
+def _worker(name: str) -> Object:
+    return {
+        "command": ["worldsize-sshd"],
+        "name": name,
+        "ports": [{"containerPort": _PORT, "name": "ssh"}],
+        # The operator creates the launcher when all workers are ready.
+        "readinessProbe": {"periodSeconds": 2, "tcpSocket": {"port": _PORT}},
+    }
+
+
+def _mpirun(spec: JobSpec) -> list[str]:
+    """The launcher's command. Variables are passed by name, so that the process list shows no values."""
+    names = sorted({variable["name"] for variable in pod.environment(spec)} - {"HOME", "WORLDSIZE_ADDRESS", "USER"})
+    exports = [word for name in ("LD_LIBRARY_PATH", "MASTER_ADDR", "PATH", *names) for word in ("-x", name)]
+    # Seconds before SIGTERM, and again before SIGKILL. mpirun always sleeps both in full, when it is terminated and when
+    # any rank fails: with spec.grace_s each failure would cost minutes.
+    timeout = ["--mca", "odls_base_sigkill_timeout", "15"]
+    placement = ["-np", str(spec.world_size), "--bind-to", "none", "--map-by", "slot"]
+    # The replacement of a lost worker may not be up yet.
+    wait = ["python", "-m", "worldsize.launch.wait_for_hosts", _HOSTFILE, str(_PORT)]
+    return [*wait, "mpirun", "--tag-output", *placement, *timeout, *exports, "worldsize", *spec.command]
+
+
+def _launcher_environment(spec: JobSpec) -> list[Object]:
+    extra = {
+        "MASTER_ADDR": f"{spec.name}-worker-0.{spec.name}",
+        # The operator sets variables for Open MPI 4. Open MPI 5 reads these instead; without them it would run all ranks
+        # in the launcher.
+        "PRTE_MCA_plm_ssh_args": "-o ConnectionAttempts=10",
+        "PRTE_MCA_prte_default_hostfile": _HOSTFILE,
+        "PRTE_MCA_prte_set_default_slots": str(spec.procs),
+    }
+    variables = [*pod.environment(spec), *({"name": name, "value": value} for name, value in extra.items())]
+    return sorted(variables, key=lambda variable: str(variable["name"]))
+
+
+def _run_policy(spec: JobSpec) -> Object:
+    policy: Object = {"backoffLimit": spec.retries, "cleanPodPolicy": "Running"}
+    if spec.deadline_s is not None:
+        policy["activeDeadlineSeconds"] = spec.deadline_s
+    if spec.placement.volcano_queue:
+        # The launcher is created when all workers are ready, so a gang that includes it is never complete.
+        policy["schedulingPolicy"] = {"minAvailable": spec.nodes, "queue": spec.placement.volcano_queue}
+    return policy

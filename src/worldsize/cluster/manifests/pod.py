@@ -1,0 +1,223 @@
+"""The pod template that all kinds of jobs share (pure): containers, volumes, security and placement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, JobSpec
+from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
+
+HOME = "/home/worldsize"
+# The user in the container image; numeric, so that the kubelet can verify that it is not root.
+USER = 1000
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+# As required by the Pod Security level "restricted".
+POD_SECURITY: Object = {
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "runAsGroup": USER,
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Object = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
+
+
+def training_labels(name: str) -> dict[str, str]:
+    """The subset of `labels` that identifies the pods of a run: a volume of the same name may have pods, too."""
+    return {COMPONENT_LABEL: "training", RUN_LABEL: name}
+
+
+def queue_of(job: Object) -> str | None:
+    """The Kueue queue that decides when the job runs; None if there is none."""
+    queue: str | None = job["metadata"].get("labels", {}).get(QUEUE_LABEL)
+    return queue
+
+
+def metadata(spec: JobSpec, name: str | None = None) -> Object:
+    """Metadata for an object of the job."""
+    return {"name": name or spec.name, "namespace": spec.namespace, "labels": labels(spec.name)}
+
+
+def job_metadata(spec: JobSpec) -> Object:
+    """Metadata for the job object itself, with the label for Kueue."""
+    result = metadata(spec)
+    if spec.placement.queue:
+        result["labels"] |= {QUEUE_LABEL: spec.placement.queue}
+    return result
+
+
+def template(spec: JobSpec, container: Object, resources: bool = True) -> Object:
+    """The pod template.
+
+    Args:
+        container: name, command and other fields of the pod's only container; the common fields are added.
+        resources: whether the pod trains: it gets the resources and volumes of the spec. False: the MPI launcher.
+    """
+    pod: Object = {
+        "automountServiceAccountToken": False,
+        "containers": [_container(spec, container, resources)],
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+        "terminationGracePeriodSeconds": spec.grace_s,
+        "volumes": _volumes(spec, resources),
+    }
+    place = spec.placement
+    if spec.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in spec.pull_secrets]
+    if place.node_selector:
+        pod["nodeSelector"] = dict(place.node_selector)
+    if place.tolerations:
+        pod["tolerations"] = [_toleration(t.key, t.value, t.effect) for t in place.tolerations]
+    if place.priority:
+        pod["priorityClassName"] = place.priority
+    if place.spread:
+        pod["topologySpreadConstraints"] = [_spread(spec.name, place.spread)]
+    return {
+        "metadata": {
+            # The sidecar of a service mesh never ends, so the job would not end either. Old Istio versions read the
+            # annotation, new ones the label.
+            "annotations": {"sidecar.istio.io/inject": "false"},
+            "labels": labels(spec.name) | {"sidecar.istio.io/inject": "false"},
+        },
+        "spec": pod,
+    }
+
+
+def environment(spec: JobSpec) -> list[Object]:
+    """The environment variables of every process, including the user's, sorted by name."""
+    fixed = {
+        "HOME": HOME,
+        "NCCL_DEBUG": "WARN",
+        "PYTHONUNBUFFERED": "1",
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
+        # mpirun gives its ranks a pseudo-terminal, for which rich would print colors and progress bars.
+        "TTY_COMPATIBLE": "0",
+        "USER": "worldsize",
+    }
+    if spec.elastic is None:
+        fixed |= {"WORLDSIZE_NODES": str(spec.nodes), "WORLDSIZE_PROCS": str(spec.procs)}
+    from_secrets = {secret.variable for secret in spec.secrets}
+    values = {name: value for name, value in (fixed | dict(spec.env)).items() if name not in from_secrets}
+    plain = [{"name": name, "value": value} for name, value in values.items()]
+    secret = [{"name": s.variable, "valueFrom": {"secretKeyRef": {"key": s.key, "name": s.secret}}} for s in spec.secrets]
+    address = {"name": "WORLDSIZE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    return sorted([*plain, *secret, address], key=lambda variable: str(variable["name"]))
+
+
+def network_policy(spec: JobSpec) -> Object:
+    """Allows connections to the job's pods only from the job's own pods: their traffic is not authenticated."""
+    own = {"matchLabels": training_labels(spec.name)}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(spec),
+        "spec": {"ingress": [{"from": [{"podSelector": own}]}], "podSelector": own, "policyTypes": ["Ingress"]},
+    }
+
+
+def config_map(spec: JobSpec) -> Object:
+    """The ConfigMap with the recipe, mounted as a file in the pods."""
+    return {
+        "apiVersion": "v1",
+        "data": {RECIPE.name: spec.recipe},
+        "immutable": True,
+        "kind": "ConfigMap",
+        "metadata": metadata(spec),
+    }
+
+
+def to_yaml(manifests: list[Object]) -> str:
+    """The manifests as one YAML stream: deterministic, without aliases."""
+    return yaml.dump_all(manifests, Dumper=_Plain, sort_keys=True, default_flow_style=False, width=120, allow_unicode=True)
+
+
+class _Plain(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Plain.add_representer(str, _text)
+
+
+def _container(spec: JobSpec, container: Object, resources: bool) -> Object:
+    mounts = [
+        {"mountPath": "/dev/shm", "name": "shm"},
+        *([{"mountPath": str(RECIPE.parent), "name": "recipe", "readOnly": True}] if spec.recipe else []),
+        {"mountPath": HOME, "name": "home"},
+        {"mountPath": "/tmp", "name": "tmp"},
+        *({"mountPath": str(VOLUMES / name), "name": f"volume-{i}"} for i, name in enumerate(_claims(spec, resources))),
+    ]
+    security = CONTAINER_SECURITY
+    if spec.resources.devices:
+        # RDMA registers memory, which the kernel counts as locked. Kubernetes has no ambient capabilities yet, so for a
+        # non-root user the limit set by the node's container runtime still applies.
+        security = security | {"capabilities": security["capabilities"] | {"add": ["IPC_LOCK"]}}
+    common: Object = {
+        "env": environment(spec),
+        "image": spec.image,
+        "imagePullPolicy": "IfNotPresent",
+        "securityContext": security,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }
+    amounts = _amounts(spec) if resources else {"cpu": "200m", "memory": "512Mi"}
+    if amounts:
+        common["resources"] = {"limits": amounts, "requests": amounts}
+    return common | container
+
+
+def _amounts(spec: JobSpec) -> dict[str, str]:
+    r = spec.resources
+    amounts = {"cpu": r.cpu, "ephemeral-storage": r.disk, "memory": r.memory} | dict(r.devices)
+    if r.gpus:
+        amounts[r.gpu_resource] = r.gpus
+    return {name: str(amount) for name, amount in sorted(amounts.items()) if amount is not None}
+
+
+def _volumes(spec: JobSpec, resources: bool) -> list[Object]:
+    return [
+        *([{"configMap": {"name": spec.name}, "name": "recipe"}] if spec.recipe else []),
+        {"emptyDir": {}, "name": "home"},
+        {"emptyDir": {"medium": "Memory", "sizeLimit": spec.resources.shm}, "name": "shm"},
+        {"emptyDir": {}, "name": "tmp"},
+        *(
+            {"name": f"volume-{i}", "persistentVolumeClaim": {"claimName": name}}
+            for i, name in enumerate(_claims(spec, resources))
+        ),
+    ]
+
+
+def _claims(spec: JobSpec, resources: bool) -> tuple[str, ...]:
+    """The launcher mounts no volume, so that it can run on another node even if a volume is limited to one node."""
+    return spec.volumes if resources else ()
+
+
+def _toleration(key: str, value: str, effect: str) -> Object:
+    toleration: Object = {"key": key, "operator": "Equal" if value else "Exists"}
+    if value:
+        toleration["value"] = value
+    if effect:
+        toleration["effect"] = effect
+    return toleration
+
+
+def _spread(name: str, domain: str) -> Object:
+    keys = {"host": "kubernetes.io/hostname", "zone": "topology.kubernetes.io/zone"}
+    return {
+        "labelSelector": {"matchLabels": training_labels(name)},
+        "maxSkew": 1,
+        "topologyKey": keys[domain],
+        "whenUnsatisfiable": "ScheduleAnyway",
+    }

@@ -1,0 +1,147 @@
+"""TrainJob (trainer.kubeflow.org/v1alpha1) for Kubeflow Trainer 2.2 or newer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worldsize import errors
+from worldsize.cluster.manifests import pod
+from worldsize.cluster.manifests.base import JobState, agent_command, conditions, too_long
+from worldsize.cluster.manifests.base import Target as Base
+from worldsize.cluster.manifests.spec import JobSpec
+from worldsize.cluster.objects import Object
+
+_API = "trainer.kubeflow.org/v1alpha1"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_SIGTERM = 143
+# Fields of a pod's spec that a TrainJob may patch in its runtime.
+_PATCHABLE = (
+    "imagePullSecrets",
+    "nodeSelector",
+    "securityContext",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+    "volumes",
+)
+
+
+class Target(Base):
+    """A TrainJob and its own TrainingRuntime, which gives control over the complete pod.
+
+    With ``--runtime``, the TrainJob uses and patches a ClusterTrainingRuntime of the cluster instead.
+    """
+
+    kind = "TrainJob"
+    container = "node"
+    setbacks = frozenset({"TrainJobResourcesCreationFailed"})
+
+    def problems(self, spec: JobSpec) -> Iterable[str]:
+        yield from too_long(spec.name, 63 - len(f"-node-0-{spec.nodes - 1}-abcde"), self.kind)
+        if spec.elastic:
+            yield "--elastic is only supported with --on pytorchjob"
+        if spec.needs_mpi:
+            yield "this strategy requires MPI: use --on mpijob"
+        if spec.runtime and (spec.placement.priority or spec.placement.spread):
+            yield "--priority and --spread cannot be patched into an existing runtime: omit --runtime"
+
+    def job(self, spec: JobSpec) -> list[Object]:
+        trainer: Object = {"numNodes": spec.nodes, "numProcPerNode": spec.procs}
+        job: Object = {
+            "apiVersion": _API,
+            "kind": self.kind,
+            "metadata": _metadata(spec),
+            "spec": {"runtimeRef": _reference(spec), "trainer": trainer},
+        }
+        if spec.deadline_s is not None:
+            job["spec"]["activeDeadlineSeconds"] = spec.deadline_s
+        template = pod.template(spec, {"command": agent_command(spec), "name": self.container})
+        if spec.runtime is None:
+            return [_runtime(spec, template), job]
+        container = template["spec"]["containers"][0]
+        trainer |= {key: container[key] for key in ("command", "env", "image")}
+        if "resources" in container:
+            trainer["resourcesPerNode"] = container["resources"]
+        job["spec"]["runtimePatches"] = [_patch(self.container, template)]
+        return [job]
+
+    def state(self, job: Object, pods: list[Object]) -> JobState:
+        true = conditions(job)
+        for kind, phase in (("Failed", "Failed"), ("Complete", "Succeeded"), ("Suspended", "Suspended")):
+            if kind in true:
+                return JobState(phase, true[kind].get("message", ""))  # type: ignore[arg-type]
+        # A TrainJob has no condition for the other phases.
+        phases = {one["status"].get("phase") for one in pods}
+        return JobState("Running" if phases - {"Pending"} else "Pending" if phases else "Created")
+
+    def place(self, one: Object) -> tuple[int, str]:
+        index = int(one["metadata"]["labels"].get(_INDEX, 0))
+        return index, f"node-{index}"
+
+    def selector(self, name: str) -> str:
+        return f"jobset.sigs.k8s.io/jobset-name={name}"
+
+    def suspension(self) -> Object:
+        return {"spec": {"suspend": True}}
+
+
+def _runtime(spec: JobSpec, template: Object) -> Object:
+    template["spec"]["restartPolicy"] = "Never"
+    node = {
+        "name": "node",
+        "replicas": 1,
+        "template": {
+            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
+            "spec": {
+                "backoffLimit": spec.retries * spec.nodes,
+                "completionMode": "Indexed",
+                "podFailurePolicy": {"rules": _failure_rules()},
+                "podReplacementPolicy": "Failed",
+                "template": template,
+            },
+        },
+    }
+    metadata = pod.metadata(spec)
+    # Kubeflow's SDK lists only runtimes with this label.
+    metadata["labels"] |= {"trainer.kubeflow.org/framework": "torch"}
+    policy: Object = {"mlPolicy": {"numNodes": spec.nodes, "torch": {}}}
+    if spec.placement.volcano_queue:
+        policy["podGroupPolicy"] = {"volcano": {}}
+    # No failure policy that restarts all pods: when a pod is lost, the nodes rendezvous again by themselves.
+    jobs = {"network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True}, "replicatedJobs": [node]}
+    return {
+        "apiVersion": _API,
+        "kind": "TrainingRuntime",
+        "metadata": metadata,
+        "spec": policy | {"template": {"spec": jobs}},
+    }
+
+
+def _failure_rules() -> list[Object]:
+    return [
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": sorted(errors.PERMANENT)}},
+        {"action": "Ignore", "onPodConditions": [{"status": "True", "type": "DisruptionTarget"}]},
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [_SIGTERM]}},
+    ]
+
+
+def _patch(container: str, template: Object) -> Object:
+    rendered = template["spec"]["containers"][0]
+    spec = {key: value for key, value in template["spec"].items() if key in _PATCHABLE}
+    spec["containers"] = [
+        {"name": container, "securityContext": rendered["securityContext"], "volumeMounts": rendered["volumeMounts"]}
+    ]
+    job = {"template": {"metadata": template["metadata"], "spec": spec}}
+    jobs = [{"name": "node", "template": {"spec": job}}]
+    return {"manager": "worldsize/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
+
+
+def _reference(spec: JobSpec) -> Object:
+    kind = "TrainingRuntime" if spec.runtime is None else "ClusterTrainingRuntime"
+    return {"apiGroup": _API.split("/")[0], "kind": kind, "name": spec.runtime or spec.name}
+
+
+def _metadata(spec: JobSpec) -> Object:
+    metadata = pod.job_metadata(spec)
+    if spec.placement.volcano_queue:
+        metadata["annotations"] = {"scheduling.volcano.sh/queue-name": spec.placement.volcano_queue}
+    return metadata

@@ -1,0 +1,238 @@
+"""The command-line options of a job on a cluster, and their conversion to a `JobSpec` (pure)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import tyro
+
+from worldsize import catalog, parallel
+from worldsize.arguments import Flat, Settings
+from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, JobSpec, Placement, Resources, SecretKey, Toleration
+from worldsize.errors import UserError
+from worldsize.recipe import Recipe
+
+_DATA_WITHOUT_FILES = ("digits", "synthetic")
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which cluster and namespace."""
+
+    context: str | None = None
+    """Context of the kubeconfig (default: the current context)."""
+    namespace: str | None = None
+    """Namespace (default: the context's)."""
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Options of a job on a cluster, in addition to its recipe."""
+
+    nodes: int = 1
+    """Number of nodes; each runs one pod."""
+    procs: int = 1
+    """Processes per node; each uses one GPU."""
+    image: str = ""
+    """Container image, by tag or digest (worldsize image build)."""
+    volume: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Volume with the data; V is mounted at /mnt/V. The run is written to runs/NAME on the first volume."""
+    name: str | None = None
+    """Name of the run and the job (default: the recipe's name and a hash of recipe, kind, nodes, processes and volumes)."""
+    gpus: int | None = None
+    """GPUs per node (default: one per process; 0 to train on the CPU)."""
+    gpu_resource: str = "nvidia.com/gpu"
+    """Resource name of a GPU on the cluster."""
+    cpu: str | None = None
+    """CPU cores per node, such as 16 or 500m."""
+    memory: str | None = None
+    """Memory per node, such as 64Gi."""
+    shm: str = "1Gi"
+    """Size limit of /dev/shm; it counts toward the memory."""
+    disk: str | None = None
+    """Local disk (ephemeral storage) per node, such as 20Gi."""
+    resource: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Additional resource per node, as NAME=COUNT, such as rdma/ib=1; also adds the capability IPC_LOCK. RDMA locks memory,
+    and the capability has no effect because the pods' user is not root: the nodes' container runtime must allow unlimited
+    locked memory (LimitMEMLOCK=infinity)."""
+    env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Environment variable, as NAME=VALUE; for secret values, use --secret."""
+    secret: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Environment variable from a Secret: SECRET/KEY or SECRET/KEY=VARIABLE (worldsize cluster secret create)."""
+    pull_secret: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Secret for pulling the container image."""
+    node_selector: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Use only nodes with this label, as KEY=VALUE."""
+    toleration: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Also use nodes with this taint: KEY, KEY=VALUE or KEY=VALUE:EFFECT."""
+    spread: Literal["host", "zone"] | None = None
+    """Prefer to place the pods on different hosts or in different zones."""
+    priority: str | None = None
+    """PriorityClass of the pods."""
+    queue: str | None = None
+    """Kueue LocalQueue."""
+    volcano_queue: str | None = None
+    """Volcano queue."""
+    runtime: str | None = None
+    """trainjob: use this ClusterTrainingRuntime instead of a TrainingRuntime created for the job."""
+    elastic: str | None = None
+    """pytorchjob: MIN:MAX nodes; training continues when the number of nodes changes."""
+    retries: int = 3
+    """Consecutive restarts without a new checkpoint before the job fails."""
+    deadline: int | None = None
+    """Fail the job after this many seconds."""
+    grace: int = 120
+    """Seconds for saving when a pod is terminated; with mpijob at most 15 if the launcher is terminated too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Render:
+    """Print a job's manifests, exactly as `worldsize train --on` submits them. Contacts no cluster.
+
+    `--on local` prints a shell script that trains the same recipe on one machine, with the options of `worldsize train`.
+    Any recipe setting can be changed by its dotted name; the defaults shown are the recipe's.
+    """
+
+    on: Literal["pytorchjob", "mpijob", "trainjob"] = "pytorchjob"
+    """Kind of job: PyTorchJob, MPIJob or TrainJob."""
+    namespace: str = "default"
+    """Namespace of the manifests."""
+    job: Flat[JobOptions] = JobOptions()
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submit:
+    """Train RECIPE on a Kubernetes cluster with Kubeflow, and follow the job until it ends.
+
+    Any recipe setting can be changed by its dotted name; the defaults shown are the recipe's. Ctrl-C detaches; the job
+    keeps running. Exit codes: 0 succeeded, 1 failed, 2 preflight found an error, 3 timed out, 130 detached.
+    """
+
+    on: Literal["pytorchjob", "mpijob", "trainjob"] = "pytorchjob"
+    """Kind of job: PyTorchJob, MPIJob or TrainJob."""
+    detach: bool = False
+    """Return as soon as the job is created."""
+    timeout: float | None = None
+    """Stop following after this many seconds (exit code 3); the job keeps running."""
+    preflight: bool = True
+    """Run preflight checks before submitting the job."""
+    job: Flat[JobOptions] = JobOptions()
+    where: Flat[Where] = Where()
+    settings: Settings
+
+
+def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions) -> JobSpec:
+    """The complete job; a pure function of the command line.
+
+    Raises:
+        UserError: an invalid option.
+    """
+    if not job.image:
+        raise UserError("--image is required; to build one: worldsize image build --push REPOSITORY")
+    parallel.validate(recipe)
+    gpus = job.gpus if job.gpus is not None else 0 if recipe.device == "cpu" else job.procs
+    home = VOLUMES / job.volume[0] if job.volume else VOLUMES
+    recipe = _with_data_root(recipe, home)
+    name = job.name or run_name(stem, recipe, on, job)
+    return JobSpec(
+        name=name,
+        namespace=namespace,
+        image=job.image,
+        recipe=catalog.to_yaml(recipe),
+        command=_command(name, home, job.retries),
+        nodes=job.nodes,
+        procs=job.procs,
+        resources=Resources(
+            gpus=gpus,
+            gpu_resource=job.gpu_resource,
+            cpu=job.cpu,
+            memory=job.memory,
+            shm=job.shm,
+            disk=job.disk,
+            devices=tuple((key, _count(value)) for key, value in map(_pair("--resource"), job.resource)),
+        ),
+        volumes=tuple(job.volume),
+        env=tuple(map(_pair("--env"), job.env)),
+        secrets=tuple(map(_secret, job.secret)),
+        pull_secrets=tuple(job.pull_secret),
+        placement=Placement(
+            node_selector=tuple(map(_pair("--node-selector"), job.node_selector)),
+            tolerations=tuple(map(_toleration, job.toleration)),
+            spread=job.spread,
+            priority=job.priority,
+            queue=job.queue,
+            volcano_queue=job.volcano_queue,
+        ),
+        retries=job.retries,
+        deadline_s=job.deadline,
+        grace_s=job.grace,
+        elastic=_range(job.elastic) if job.elastic else None,
+        needs_mpi=parallel.named(recipe.parallel).needs_mpi,
+        runtime=job.runtime,
+    )
+
+
+def _command(name: str, home: PurePosixPath, retries: int) -> tuple[str, ...]:
+    out = str(home / "runs")
+    return ("train", str(RECIPE), "--out", out, "--name", name, "--autoresume", "--retries", str(retries))
+
+
+def _with_data_root(recipe: Recipe, home: PurePosixPath) -> Recipe:
+    """The recipe with ``data.root`` on the volume, where `worldsize cluster data fetch` stores the dataset."""
+    if recipe.data.name in _DATA_WITHOUT_FILES or recipe.data.root is not None:
+        return recipe
+    root = Path(home / "data" / recipe.data.name)
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": root})})
+
+
+def run_name(stem: str, recipe: Recipe, on: str, job: JobOptions) -> str:
+    """STEM-HASH; the hash covers the recipe and the job's shape, so the same command names the same run."""
+    identity = [recipe.model_dump(mode="json"), on, job.nodes, job.procs, list(job.volume)]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    slug = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:30].strip("-") or "run"
+    return f"{slug if slug[0].isalpha() else 'run-' + slug}-{digest[:6]}"
+
+
+def _pair(flag: str) -> Any:
+    def parse(text: str) -> tuple[str, str]:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise UserError(f"{flag} {text!r}: expected NAME=VALUE")
+        return key, value
+
+    return parse
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise UserError(f"--resource ...={text}: the count must be an integer")
+    return int(text)
+
+
+def _secret(text: str) -> SecretKey:
+    path, _, variable = text.partition("=")
+    secret, slash, key = path.partition("/")
+    if not secret or not slash or not key:
+        raise UserError(f"--secret {text!r}: expected SECRET/KEY or SECRET/KEY=VARIABLE")
+    return SecretKey(secret, key, variable or key)
+
+
+def _toleration(text: str) -> Toleration:
+    pair, _, effect = text.partition(":")
+    key, _, value = pair.partition("=")
+    if effect not in ("", "NoSchedule", "PreferNoSchedule", "NoExecute"):
+        raise UserError(f"--toleration {text!r}: the effect must be NoSchedule, PreferNoSchedule or NoExecute")
+    return Toleration(key, value, effect)
+
+
+def _range(text: str) -> tuple[int, int]:
+    minimum, _, maximum = text.partition(":")
+    if not minimum.isdigit() or not maximum.isdigit():
+        raise UserError(f"--elastic {text!r}: expected MIN:MAX")
+    return int(minimum), int(maximum)

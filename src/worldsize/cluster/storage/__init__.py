@@ -1,0 +1,1 @@
+"""Volumes, secrets and files on a cluster."""

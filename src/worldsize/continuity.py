@@ -1,0 +1,108 @@
+"""What makes a run one run: the facts that must be equal on all ranks and must not change when the run resumes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from worldsize import checkpoint, environment, parallel
+from worldsize.batch import BatchPlan
+from worldsize.data.samples import Dataset
+from worldsize.errors import UserError
+from worldsize.precision import Precision
+from worldsize.recipe import Recipe
+from worldsize.request import TrainRequest
+from worldsize.world import World
+
+log = logging.getLogger(__name__)
+
+
+def fixed_facts(recipe: Recipe, plan: BatchPlan, dataset: Dataset, precision: Precision, world: World) -> dict[str, Any]:
+    """What must not change during a run, as JSON values; part of every checkpoint."""
+    identity = parallel.identity(recipe)
+    if parallel.named(recipe.parallel).depends_on_world_size(recipe.parallel):
+        identity["parallel"]["processes"] = world.size
+    return {
+        "identity": identity,
+        "data": dataset.fingerprint,
+        "classes": list(dataset.classes),
+        "precision": precision.name,
+        "global_batch": plan.global_batch,
+        "total_steps": plan.total_steps(recipe, len(dataset.train)),
+    }
+
+
+def check_ranks(world: World, facts: dict[str, Any]) -> None:
+    """Refuse ranks with different data or libraries, which would compute different numbers without an error.
+
+    Raises:
+        UserError: on all ranks; names the difference.
+    """
+    own = {"data": facts["data"], "precision": facts["precision"], "versions": environment.versions()}
+    values = world.gather(own)
+    for rank, other in enumerate(values):
+        for what in own:
+            if other[what] != values[0][what]:
+                raise UserError(f"{what} of ranks 0 and {rank} differ: {values[0][what]} and {other[what]}")
+
+
+def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: World) -> checkpoint.Snapshot | None:
+    """The state to resume from, the same on all ranks; None for a new run, or one without a checkpoint.
+
+    Raises:
+        CheckpointError: no intact checkpoint is left.
+        UserError: the recipe, the data or the precision changed.
+    """
+    if request.resume is None:
+        return None
+    folder = request.resume.checkpoints
+    newest = world.collectively(lambda: checkpoint.newest_valid(folder) if world.is_main else None)
+    path = world.gather(newest)[0]
+    if path is None:
+        return None
+    snapshot = world.collectively(lambda: checkpoint.read(path))
+    _check_unchanged(request, snapshot, facts)
+    return snapshot
+
+
+def has_ended(state: dict[str, Any], facts: dict[str, Any]) -> bool:
+    """Whether a checkpoint with this state is the end of its run."""
+    return bool(state["step"] >= facts["total_steps"] and state["evaluated_step"] == state["step"])
+
+
+def _check_unchanged(request: TrainRequest, snapshot: checkpoint.Snapshot, facts: dict[str, Any]) -> None:
+    old = snapshot.state
+    if old["global_batch"] != facts["global_batch"]:
+        raise UserError(
+            f"this run has a global batch of {old['global_batch']} and cannot continue with {facts['global_batch']}: "
+            "steps, epochs and learning rate would change their meaning. Start a new run with --model.weights "
+            "CHECKPOINT/model.safetensors"
+            + (", or resume with the same number of processes" if request.recipe.per_process_batch else "")
+        )
+    changes = _changes(old["identity"], facts["identity"])
+    changes += _changes({"precision in use": old["precision"]}, {"precision in use": facts["precision"]})
+    if old["data"] != facts["data"]:
+        changes.append(f"the dataset: was {_brief(old['data'])}, is {_brief(facts['data'])}")
+    if changes and not request.allow_changes:
+        raise UserError(
+            "this run cannot resume, because its settings or data changed:\n  "
+            + "\n  ".join(changes)
+            + "\nUndo the changes, or pass --allow-changes to continue anyway."
+        )
+    for change in changes:
+        log.warning("continuing although this changed: %s", change)
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) or isinstance(after, dict):
+            found += _changes(before or {}, after or {}, f"{prefix}{key}.")
+        elif before != after:
+            found.append(f"{prefix}{key}: was {before}, is {after}")
+    return found
+
+
+def _brief(fingerprint: dict[str, Any]) -> str:
+    return f"{fingerprint['train_samples']:,}+{fingerprint['val_samples']:,} images ({fingerprint['train'][:8]})"

@@ -1,0 +1,74 @@
+"""Doing a command's work in this process, or starting several processes that do it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from worldsize.errors import UserError
+from worldsize.launch.failure import fail
+from worldsize.place import LOCAL_LAUNCH, Place, threads_per_process
+from worldsize.signals import StopFlag, end_with_parent
+
+
+def distribute(
+    argv: list[str], procs: int, place: Place, work: Callable[[StopFlag], int], workers_may_fail: bool = False
+) -> int:
+    """Call ``work`` in this process; or, if ``procs`` asks for several, run ``worldsize ARGV`` in each of them.
+
+    Args:
+        workers_may_fail: the run continues when another process than rank 0 fails.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserError: ``procs`` contradicts the launcher that started this process.
+    """
+    check_procs(procs)
+    if place.size == 1 and procs > 1:
+        from worldsize.launch import async_workers, local
+
+        outcome = (async_workers if workers_may_fail else local).launch(argv, procs)
+        return fail(outcome.message, outcome.code) if outcome.code else 0
+    if place.size > 1 and procs not in (1, place.local_size):
+        raise UserError(
+            f"--procs {procs}, but {place.launcher} started {place.local_size} processes on this machine: leave --procs out"
+        )
+    # OpenMP reads its number of threads when torch is imported.
+    os.environ["OMP_NUM_THREADS"] = str(threads_per_process(place))
+    stop = StopFlag(launched=place.size > 1, speak=place.rank == 0)
+    stop.install()
+    if LOCAL_LAUNCH in os.environ:
+        end_with_parent()
+    _log_to_terminal(place)
+    return work(stop)
+
+
+def check_procs(procs: int) -> int:
+    """``procs``, if it is a number of processes.
+
+    Raises:
+        UserError: it is less than 1.
+    """
+    if procs < 1:
+        raise UserError(f"--procs {procs}: must be at least 1")
+    return procs
+
+
+class _ToStderr(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        # Looks up sys.stderr each time: the live display replaces it.
+        with suppress(OSError):
+            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
+def _log_to_terminal(place: Place) -> None:
+    """Warnings of rank 0 go to stderr."""
+    logger = logging.getLogger("worldsize")
+    logger.setLevel(logging.INFO)
+    if place.rank == 0:
+        logger.addHandler(_ToStderr(logging.WARNING))

@@ -1,0 +1,41 @@
+"""How a process reports that it failed: once for all ranks, to its launcher and to the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from worldsize.errors import INTERNAL_ERROR
+from worldsize.launch.agent import retried, worker_exit_code
+from worldsize.launch.local import report
+from worldsize.place import LOCAL_LAUNCH
+
+_LOCAL_RANKS = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+_LAUNCHED = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID")
+
+
+def fail(message: str, code: int) -> int:
+    """Report a failure that all ranks agree on; one rank per machine prints it. Returns the exit code."""
+    report(message, code)
+    local_rank = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0")
+    if message and local_rank == "0" and _prints(code):
+        print(f"worldsize: {message}", file=sys.stderr)
+    return worker_exit_code(code)
+
+
+def fail_internally(trace: str) -> int:
+    """Report an unexpected exception. Only this process knows of it, so it prints, whatever its rank."""
+    message = f"internal error in worldsize or in a library; please report it:\n{trace}"
+    report(message, INTERNAL_ERROR)
+    if _prints(INTERNAL_ERROR):
+        print(f"worldsize: {message}", file=sys.stderr)
+    if os.environ.get("WORLD_SIZE", "1") != "1" or any(name in os.environ for name in _LAUNCHED):
+        # A regular exit would wait for the other ranks, which wait for this one.
+        sys.stderr.flush()
+        os._exit(INTERNAL_ERROR)
+    return INTERNAL_ERROR
+
+
+def _prints(code: int) -> bool:
+    """Whether this process prints its failure, and not the launcher that started it."""
+    return LOCAL_LAUNCH not in os.environ or retried(code)

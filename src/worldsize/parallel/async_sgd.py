@@ -1,0 +1,72 @@
+"""Asynchronous SGD with a parameter server: no worker waits for another.
+
+The loop is `worldsize.asynchronous`, the algorithm `parallel.parameter_server`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worldsize import batch
+from worldsize.errors import UserError
+from worldsize.parallel import base
+
+if TYPE_CHECKING:
+    from worldsize.batch import BatchPlan
+    from worldsize.place import Place
+    from worldsize.recipe import Parallel, Recipe
+
+
+class Strategy(base.Strategy):
+    """The replica of one worker."""
+
+    name = "async"
+    about = "a parameter server: nobody waits"
+    processes = "any"
+    identity_settings = ("max_staleness",)
+    settings = identity_settings
+    asynchronous = True
+
+    @classmethod
+    def depends_on_world_size(cls, settings: Parallel) -> bool:
+        # A checkpoint holds only the server, and workers may come and go.
+        return False
+
+    @classmethod
+    def validate(cls, recipe: Recipe) -> None:
+        if recipe.data.shuffle == "block":
+            raise UserError("data.shuffle block is incompatible with strategy async: use --data.shuffle full")
+
+    @classmethod
+    def check(cls, recipe: Recipe, place: Place) -> None:
+        if max_staleness(recipe.parallel, place.size) < place.size - 1:
+            raise UserError(
+                f"--parallel.max-staleness {recipe.parallel.max_staleness} with {place.size} processes: at equal speed each "
+                f"gradient is {place.size - 1} updates old when it arrives, so all would be dropped; allow at least "
+                f"{place.size - 1}"
+            )
+
+    @classmethod
+    def batch_plan(cls, recipe: Recipe, world_size: int) -> BatchPlan:
+        # Each update is one global batch, computed by one worker.
+        return batch.plan(recipe, 1)
+
+    @classmethod
+    def ways(cls, machine: base.Machine) -> list[base.Way]:
+        # Gradients travel through the hosts, where a peer may disappear.
+        return [
+            base.Way(cls.name, "cpu", "gloo", base.LAUNCHERS, machine.no_gloo),
+            base.Way(cls.name, "cuda", "gloo", base.LAUNCHERS, machine.no_gpu or machine.no_gloo),
+        ]
+
+    def __init__(self, parts: base.Parts) -> None:
+        super().__init__(parts)
+        self._bound = max_staleness(parts.settings, parts.world.size)
+
+    def describe(self) -> str:
+        return f"{self.name} (gradients at most {self._bound} updates old)"
+
+
+def max_staleness(settings: Parallel, world_size: int) -> int:
+    """How many updates old a gradient may be; by default 4 per process."""
+    return 4 * world_size if settings.max_staleness is None else settings.max_staleness
