@@ -1,15 +1,15 @@
-# The images that pods run; `worldsize image build` builds, tags and pushes them. Targets:
+# The container images for pods; `worldsize image build` builds, tags and pushes them. Targets:
 #   torch  for --on pytorchjob and trainjob
 #   mpi    also for --on mpijob: with ssh, Open MPI and Horovod
-# BASE is any Debian or Ubuntu whose Python, if it has one, is 3.10 to 3.13. Horovod gets NCCL where BASE brings a CUDA
-# compiler of the same major version as torch's CUDA, as nvidia/cuda:*-devel-ubuntu24.04 does; otherwise it uses the CPU.
+# BASE is any Debian or Ubuntu container image. If it has Python, that must be 3.10 to 3.13. Horovod uses NCCL if BASE has a
+# CUDA compiler of the same major version as torch's CUDA (as in nvidia/cuda:*-devel-ubuntu24.04); otherwise the CPU.
 ARG BASE=python:3.11-slim-bookworm
 
-# All that is large and seldom changes; a change of worldsize's code leaves these layers alone.
+# Large layers that rarely change. Changes to worldsize's code do not rebuild them.
 FROM ${BASE} AS dependencies
 USER root
 ENV LANG=C.UTF-8
-# A compiler and Python's headers are for torch.compile, which needs them when a run starts; libjpeg-dev for the native decoder.
+# torch.compile needs a compiler and Python's headers at run time; the native decoder needs libjpeg-dev.
 RUN set -eu; \
     packages="g++ libjpeg-dev"; \
     [ -e /etc/ssl/certs/ca-certificates.crt ] || packages="$packages ca-certificates"; \
@@ -20,7 +20,7 @@ RUN set -eu; \
     DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $packages; \
     apt-get clean; \
     rm -rf /var/lib/apt/lists/*
-# Ubuntu's images have a user of this number already. Group 0 is for clusters that choose the number themselves.
+# Ubuntu's container images already have a user with UID 1000. Group 0 is for clusters that assign arbitrary UIDs.
 RUN set -eu; \
     if old=$(getent passwd 1000); then userdel "${old%%:*}"; fi; \
     if old=$(getent group 1000); then groupdel "${old%%:*}"; fi; \
@@ -29,8 +29,8 @@ RUN set -eu; \
     chgrp -R 0 /home/worldsize; \
     chmod -R g=u /home/worldsize
 COPY pyproject.toml constraints.txt /tmp/build/
-# An empty package of this name has the same dependencies as worldsize. setuptools will build worldsize itself; Python 3.11
-# comes with one that is too old.
+# Installs worldsize's dependencies through an empty package with the same metadata. setuptools builds worldsize in a later
+# stage; the version that comes with Python 3.11 is too old.
 RUN set -eu; \
     python3 -m venv /opt/worldsize; \
     cd /tmp/build; \
@@ -58,15 +58,15 @@ FROM dependencies AS torch
 COPY --from=package /package /opt/worldsize
 USER 1000:1000
 WORKDIR /home/worldsize
-# Declared before RUN, or buildah would take the label from its cache with an old value.
+# Must come before RUN: otherwise buildah reuses a cached layer with the label's old value.
 ARG CONTENT=unknown
-RUN worldsize --version && python -c "import torch, torchvision, worldsize.job" && worldsize env | grep "native, libjpeg"
+RUN worldsize --version && python -c "import torch, torchvision, worldsize.assemble" && worldsize env | grep "native, libjpeg"
 LABEL worldsize.content=$CONTENT
 
 FROM dependencies AS horovod
 COPY constraints.txt /build/
 COPY scripts/build_horovod.sh scripts/horovod-cxx20.cmake /build/scripts/
-# With what Horovod itself depends on, whether it is in the environment or not.
+# Includes Horovod's dependencies, even those already installed in the environment.
 RUN set -eu; \
     export XDG_CACHE_HOME=/build/cache; \
     /build/scripts/build_horovod.sh /opt/worldsize/bin/python; \
@@ -74,7 +74,7 @@ RUN set -eu; \
         --ignore-installed --prefix=/horovod /build/cache/worldsize/horovod/*/*.whl
 
 FROM dependencies AS mpi-dependencies
-# The host keys that openssh-server makes here would be the same in every copy of the image.
+# Removes the host keys that openssh-server generates: all containers would share them.
 RUN set -eu; \
     packages="openssh-client openssh-server"; \
     command -v mpirun >/dev/null || packages="$packages openmpi-bin"; \
@@ -86,7 +86,7 @@ COPY docker/sshd_config /etc/ssh/sshd_config
 COPY docker/ssh_config /etc/ssh/ssh_config.d/worldsize.conf
 COPY docker/worldsize-sshd /usr/local/bin/
 COPY --from=horovod /horovod /opt/worldsize
-# BASE's, or empty: mpirun is told to pass it on and complains where there is none.
+# BASE's value, or empty: mpirun passes the variable on and warns if it is not set.
 ENV LD_LIBRARY_PATH=$LD_LIBRARY_PATH
 
 FROM mpi-dependencies AS mpi
@@ -94,5 +94,5 @@ COPY --from=package /package /opt/worldsize
 USER 1000:1000
 WORKDIR /home/worldsize
 ARG CONTENT=unknown
-RUN worldsize --version && python -c "import torch, torchvision, horovod.torch, worldsize.job" && worldsize-sshd -t
+RUN worldsize --version && python -c "import torch, torchvision, horovod.torch, worldsize.assemble" && worldsize-sshd -t
 LABEL worldsize.content=$CONTENT

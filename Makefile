@@ -1,4 +1,4 @@
-# Everything a contributor types. Each target sets up .venv first; it needs Python 3.10 to 3.13, make and a C compiler.
+# Commands for development. Each target first creates .venv. Requires Python 3.10 to 3.13, make and a C compiler.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,33 +8,33 @@ BIN := $(VENV)/bin
 demo: $(VENV)/ready  ## train ResNet-50 on handwritten digits with 2 processes
 	$(BIN)/worldsize train digits --procs 2
 
-test: $(VENV)/ready  ## the tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow and not cluster"
+test: $(VENV)/ready  ## run the tests, except slow ones
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not cluster"
 
-test-all: $(VENV)/ready  ## all tests
+test-all: $(VENV)/ready  ## run all tests
 	$(BIN)/python -m pytest
 
-check: $(VENV)/ready  ## style and types
+check: $(VENV)/ready  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-native: $(VENV)/ready  ## the native decoder under sanitizers, and FUZZ_SECONDS (60) of damaged pictures
+native: $(VENV)/ready  ## test the native decoder with sanitizers; fuzz it for FUZZ_SECONDS (60)
 	$(MAKE) -C native check PYTHON=$(abspath $(BIN)/python)
 
-wheel: $(VENV)/ready  ## a wheel in dist/ that brings libjpeg-turbo along; needs patchelf
+wheel: $(VENV)/ready  ## build a wheel in dist/ that includes libjpeg-turbo; needs patchelf
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check auditwheel
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	$(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/worldsize-*.whl
 
-bench: $(VENV)/ready  ## measure again what benchmarks/README.md reports; takes three quarters of an hour on a quiet machine
+bench: $(VENV)/ready  ## repeat the measurements of benchmarks/README.md; 45 minutes on an idle machine
 	$(BIN)/python benchmarks/measure.py all
 
-horovod: $(VENV)/ready  ## build Horovod for .venv's torch and install it there: two minutes, seconds the next time
+horovod: $(VENV)/ready  ## build Horovod for .venv's torch and install it: 2 minutes, later seconds (cached)
 	scripts/build_horovod.sh $(BIN)/python
 
 $(VENV)/ready: pyproject.toml constraints.txt setup.py $(wildcard native/src/*)
-	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "worldsize needs Python 3.10 to 3.13: make PYTHON=python3.11 ...")'
+	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "worldsize requires Python 3.10 to 3.13; pass another one: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,k8s,tensorboard,wandb]"
 	touch $@

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds Horovod against the torch of a Python environment and installs it there: scripts/build_horovod.sh [PYTHON]
-# No wheel of it exists, and pip alone cannot build it: it needs torch at build time and newer C++ than it asks for.
+# There is no wheel, and pip alone cannot build it: it requires torch at build time and a newer C++ than it requests.
 set -euo pipefail
 
 version=0.28.1
@@ -11,16 +11,16 @@ log=$cache/build.log
 
 say() { echo "horovod: $*"; }
 refuse() { say "$*" >&2; exit 64; }
-# Build output is long and nobody reads it unless the build fails.
+# Shows the long build output only if the build fails.
 logged() {
   "$@" >>"$log" 2>&1 && return
   tail -n 30 "$log" >&2
-  say "failed; the whole log: $log" >&2
+  say "failed; see the complete log: $log" >&2
   exit 1
 }
 
-[[ $(uname -s) == Linux ]] || refuse "only built on Linux"
-python=$("${1:-.venv/bin/python}" -c 'import sys; print(sys.executable)') || refuse "no Python: ${1:-.venv/bin/python}"
+[[ $(uname -s) == Linux ]] || refuse "requires Linux"
+python=$("${1:-.venv/bin/python}" -c 'import sys; print(sys.executable)') || refuse "cannot run ${1:-.venv/bin/python}; pass a Python interpreter"
 facts=$("$python" - <<'PY'
 import importlib.util, os, pathlib, sys, sysconfig
 import torch
@@ -29,7 +29,7 @@ nvidia = importlib.util.find_spec("nvidia")
 roots = [pathlib.Path(root) for root in nvidia.submodule_search_locations] if nvidia else []
 nccl = [str(root / "nccl") for root in roots if (root / "nccl/include/nccl.h").exists()]
 headers = [str(path) for root in roots for path in sorted(root.glob("*/include"))]
-# torch's own list needs no GPU, unlike torch.cuda.get_arch_list().
+# Unlike torch.cuda.get_arch_list(), this works without a GPU.
 flags = getattr(torch._C, "_cuda_getArchFlags", str)() or ""
 architectures = sorted({int(word[3:]) for word in flags.split() if word[3:].isdigit()})
 
@@ -37,7 +37,7 @@ memory = [int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.
 for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
     if os.path.exists(limit) and (text := open(limit).read().strip()).isdigit():
         memory.append(int(text))
-# One compiler process takes up to 2.4 GiB.
+# A compiler process uses up to 2.4 GiB.
 jobs = max(1, min(len(os.sched_getaffinity(0)), int(min(memory) / 2.4 / 2**30)))
 
 print(torch.__version__)
@@ -50,13 +50,13 @@ print(":".join(headers))
 print(",".join(map(str, architectures)))
 print(jobs)
 PY
-) || refuse "$python has no working torch: run make first"
+) || refuse "$python cannot import torch: run make first"
 {
   read -r torch; read -r torch_cuda; read -r python_version; read -r python_tag; read -r python_headers
   read -r nccl; read -r cuda_headers; read -r architectures; read -r jobs
 } <<<"$facts"
 
-# What must be on the machine -----------------------------------------------------------------------------------------
+# Required packages ---------------------------------------------------------------------------------------------------
 
 missing_packages() {
   local pair
@@ -74,7 +74,7 @@ trap 'rm -rf "$work"' EXIT
 mapfile -t missing < <(missing_packages)
 if ((${#missing[@]})); then
   if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
-    refuse "these packages are missing: ${missing[*]} (Debian's names); install them and run this again"
+    refuse "missing packages: ${missing[*]} (Debian names); install them and rerun this script"
   fi
   say "installing ${missing[*]}"
   logged apt-get update
@@ -83,9 +83,9 @@ if ((${#missing[@]})); then
   ((${#missing[@]} == 0)) || refuse "still missing after apt-get install: ${missing[*]}"
 fi
 mpi=$(mpirun --version | sed -n 's/^mpirun (Open MPI) //p')
-[[ $mpi ]] || refuse "mpirun is not Open MPI's; only Open MPI is known to work"
+[[ $mpi ]] || refuse "mpirun is not from Open MPI; only Open MPI is supported"
 cmake=$(cmake --version | sed -n 's/^cmake version //p')
-[[ $(printf '%s\n' 3.21 "$cmake" | sort -V | head -n 1) == 3.21 ]] || refuse "needs CMake 3.21 or newer, not $cmake"
+[[ $(printf '%s\n' 3.21 "$cmake" | sort -V | head -n 1) == 3.21 ]] || refuse "requires CMake 3.21 or later; found $cmake"
 
 # CPU or NCCL ---------------------------------------------------------------------------------------------------------
 
@@ -96,11 +96,11 @@ for cuda in "${HOROVOD_CUDA_HOME:-}" "${CUDA_HOME:-}" "${CUDA_PATH:-}" "${nvcc%/
   release=$("$cuda/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
   nccl=${HOROVOD_NCCL_HOME:-$nccl}
   if [[ ${release%%.*} != "${torch_cuda%%.*}" ]]; then
-    say "without NCCL: $cuda is CUDA ${release:-unknown}, torch has CUDA $torch_cuda"
+    say "building without NCCL: $cuda is CUDA ${release:-unknown}, torch uses CUDA $torch_cuda"
   elif [[ ! $nccl ]]; then
-    say "without NCCL: its headers are not in $python's packages; HOROVOD_NCCL_HOME can name another folder"
+    say "building without NCCL: its headers are not in $python's packages; set HOROVOD_NCCL_HOME to their folder"
   else
-    # The GPUs that torch serves, as far as this nvcc knows them.
+    # The GPU architectures that both torch and this nvcc support.
     known=$("$cuda/bin/nvcc" --list-gpu-code | sed s/sm_//)
     architectures=$(grep -Fx "$known" <<<"${architectures//,/$'\n'}" | paste -sd, || true)
     architectures=${HOROVOD_BUILD_CUDA_CC_LIST:-${architectures:-80,90}}
@@ -116,16 +116,16 @@ folder=$cache/$key
 mkdir -p "$folder"
 pip=("$python" -m pip --disable-pip-version-check)
 
-# torch wants setuptools below 82 and horovodrun takes distutils from it; since 70.1 it builds wheels by itself.
+# torch requires setuptools below 82; horovodrun uses its distutils; since 70.1 it builds wheels itself.
 logged "${pip[@]}" install --constraint "$constraints" wheel packaging 'setuptools>=70.1,<82' \
   cffi cloudpickle psutil pyyaml
 
 wheels=("$folder"/*.whl)
 if [[ -e ${wheels[0]} ]]; then
-  say "taking the wheel built before: ${wheels[0]}"
+  say "using the cached wheel ${wheels[0]}"
 else
-  # CMake 4 turns the bundled Gloo away unless told otherwise; gcc 13 no longer brings those headers along unasked;
-  # without debug information the wheel is 1 MB and not 20.
+  # CMake 4 rejects the bundled Gloo without CMAKE_POLICY_VERSION_MINIMUM. gcc 13 no longer includes these headers
+  # implicitly. Stripping debug information shrinks the wheel from 20 MB to 1 MB.
   settings=(
     HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
     HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1
@@ -135,16 +135,16 @@ else
     LDFLAGS="-Wl,--strip-debug ${LDFLAGS:-}"
     MAKEFLAGS="-j$jobs"
   )
-  # The same on every x86-64 machine: a home folder, and so this cache, may be shared by unlike ones.
+  # The same flags on every x86-64 machine: machines with different CPUs may share the home folder and so this cache.
   [[ $(uname -m) != x86_64 ]] || settings+=(HOROVOD_BUILD_ARCH_FLAGS="-mf16c -mavx -mfma")
   if [[ $variant == cpu ]]; then
-    # A CUDA folder beside a CUDA torch is enough for Horovod to want CUDA; it asks torch and believes what it hears.
+    # If there is a CUDA folder and torch has CUDA, Horovod builds with CUDA. Hide torch's CUDA version from it.
     mkdir "$work/python"
     echo 'import torch; torch.version.cuda = None' >"$work/python/sitecustomize.py"
     settings=(-u HOROVOD_CUDA_HOME -u HOROVOD_GPU_OPERATIONS HOROVOD_WITHOUT_CUDA=1 "${settings[@]}")
     settings+=(PYTHONPATH="$work/python${PYTHONPATH:+:$PYTHONPATH}")
   else
-    # The NCCL wheel has no libnccl.so to link with. Shared, for Horovod must use the NCCL that torch has loaded.
+    # The NCCL wheel has no libnccl.so to link against. Linked dynamically, so that Horovod uses the NCCL that torch loaded.
     if [[ ! ${HOROVOD_NCCL_HOME:-} ]]; then
       mkdir -p "$folder/nccl/lib"
       ln -sfn "$nccl/include" "$folder/nccl/include"
@@ -156,22 +156,22 @@ else
       HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_CUDA_HOME="$cuda" CUDA_HOME="$cuda" PATH="$cuda/bin:$PATH"
       HOROVOD_NCCL_HOME="$nccl" HOROVOD_NCCL_LINK=SHARED HOROVOD_BUILD_CUDA_CC_LIST="$architectures"
     )
-    # A toolkit with just the compiler lacks headers that torch's CUDA wheels have.
+    # A toolkit with only the compiler lacks headers that torch's CUDA wheels include.
     [[ -e $cuda/include/cublas_v2.h ]] || settings+=(CPATH="$cuda_headers${CPATH:+:$CPATH}")
   fi
   say "building $version for torch $torch ($variant, Open MPI $mpi, $jobs jobs); about two minutes, log: $log"
-  # Not pip's own cache: it does not know which torch a wheel belongs to.
+  # Without pip's cache, which does not record the torch version of a wheel.
   logged env "${settings[@]}" "${pip[@]}" wheel --no-deps --no-cache-dir --no-build-isolation --no-binary horovod \
     --wheel-dir "$folder/new" "horovod==$version"
-  # Whole or not at all: an interrupted build must not leave a wheel that later calls believe in.
+  # Atomic: an interrupted build must not leave a partial wheel that later calls would use.
   mv "$folder"/new/*.whl "$folder/"
   rmdir "$folder/new"
   wheels=("$folder"/*.whl)
 fi
-# Forced, because a Horovod for another torch has the same version number.
+# --force-reinstall, because a Horovod for another torch has the same version number.
 logged "${pip[@]}" install --no-deps --no-index --force-reinstall "${wheels[0]}"
 
-# Does it work? -------------------------------------------------------------------------------------------------------
+# Check ---------------------------------------------------------------------------------------------------------------
 
 cd "$work"
 "$python" - <<'PY'
@@ -179,8 +179,8 @@ import sys, horovod, torch
 import horovod.torch as hvd
 
 built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built()}
-words = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in built.items())
-print(f"horovod {horovod.__version__} for torch {torch.__version__.split('+')[0]}: {words}")
+features = ", ".join(f"{name} {'yes' if available else 'no'}" for name, available in built.items())
+print(f"horovod {horovod.__version__} for torch {torch.__version__.split('+')[0]}: {features}")
 sys.exit(not (built["MPI"] and built["Gloo"]))
 PY
 cat >check.py <<'PY'
@@ -188,13 +188,13 @@ import torch
 import horovod.torch as hvd
 
 hvd.init()
-assert hvd.size() == 2, f"2 processes were started, Horovod sees {hvd.size()}"
-# Large enough to go the way that gradients go, not the short cut for small messages.
+assert hvd.size() == 2, f"started 2 processes, but Horovod sees {hvd.size()}"
+# Large enough to use the same path as gradients instead of the fast path for small messages.
 ramp = torch.arange(1_000_000, dtype=torch.float64)
 total = hvd.allreduce(ramp * (hvd.rank() + 1), op=hvd.Sum)
-assert torch.equal(total, ramp * 3), "the allreduce of two processes is wrong"
+assert torch.equal(total, ramp * 3), "wrong result of an allreduce over 2 processes"
 PY
 mpirun=(timeout 120 mpirun -np 2 --oversubscribe --bind-to none)
 ((EUID != 0)) || mpirun+=(--allow-run-as-root)
 OMP_NUM_THREADS=1 "${mpirun[@]}" "$python" check.py </dev/null || { say "the check under mpirun failed" >&2; exit 1; }
-say "an allreduce of 2 processes under mpirun is right"
+say "check passed: allreduce over 2 processes under mpirun"
