@@ -1,10 +1,10 @@
-"""What worldsize is measured against: the shortest honest PyTorch loop, without logging, checkpoints or evaluation.
+"""Baseline for worldsize: a minimal PyTorch training loop, without logging, checkpoints or evaluation.
 
     python bare.py --steps 6 --batch 32 --size 224 --precision bf16      one process
     torchrun --nproc-per-node 2 bare.py ...                              several, with DDP
     mpirun -np 2 python bare.py --horovod average|adasum ...             several, with Horovod
 
-Prints one JSON object: when the first step was done (seconds since the epoch), and seconds of each step.
+Prints one JSON object: the time when the first step completed (Unix time, s) and the seconds of each step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import time
 
-import numpy  # noqa: F401  (worldsize imports it, and so do most scripts)
+import numpy  # noqa: F401  (included in the startup time, as in worldsize and most scripts)
 import torch
 import torch.distributed as dist
 import torchvision
@@ -33,11 +33,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    # Horovod takes no tensor in another order than the usual one.
+    # Horovod only accepts contiguous tensors.
     layout = torch.contiguous_format if arguments.horovod else torch.channels_last
     model: nn.Module = torchvision.models.resnet50(num_classes=1000).to(memory_format=layout)
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several:
+    distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if distributed:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True, weight_decay=1e-4, foreach=True)
@@ -53,17 +53,17 @@ def main() -> None:
     labels = torch.randint(0, 1000, (arguments.batch,))
     seconds, first = [], 0.0
     for step in range(arguments.steps):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=arguments.precision == "bf16"):
             loss = nn.functional.cross_entropy(model(pixels), labels, label_smoothing=0.1)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - start)
         first = first if step else time.time()
     if int(os.environ.get("RANK", "0")) == 0:
         print(json.dumps({"first_step_at": first, "seconds": seconds}))
-    if several:
+    if distributed:
         dist.destroy_process_group()
 
 

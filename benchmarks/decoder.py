@@ -1,11 +1,11 @@
-"""One thread, JPEG bytes to a random resized crop of 224 px: the native decoder against what else there is.
+"""Compares the native decoder with other decoders: JPEG bytes to a random resized crop of 224 px, one thread.
 
     python benchmarks/decoder.py FOLDER [ROUNDS]
 
-FOLDER holds JPEGs, at any depth; up to 1,000 are taken. All decoders cut the same boxes and take turns, each once a round;
-those that are not installed are left out. Time is that of the CPU, of all threads of this process, so that what else runs
-on the machine matters less. The limit is entropy decoding alone (native/bench/entropy.c), which no decoder can leave out.
-Prints a table in markdown.
+FOLDER holds JPEGs, at any depth; up to 1,000 are used. All decoders use the same boxes and run once per round, interleaved.
+Decoders that are not installed are skipped. The time is CPU time of all threads of this process, so that other programs on
+the machine matter less. The lower bound is entropy decoding alone (native/bench/entropy.c), which every decoder must do.
+Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.update(OMP_NUM_THREADS="1", RAYON_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # before they are imported
+os.environ.update(OMP_NUM_THREADS="1", RAYON_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # read at import
 
 import numpy as np
 from PIL import Image
@@ -35,20 +35,20 @@ Boxes = np.ndarray
 Decoder = Callable[[list[bytes], Boxes, np.ndarray], object]
 
 
-def ours(pictures: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
+def ours(images: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
     library = native.load()
     assert library is not None
-    cuts = np.zeros((len(pictures), 8), np.int32)
+    cuts = np.zeros((len(images), 8), np.int32)
     cuts[:, :4], cuts[:, 4:6] = boxes, SIZE
     out = np.empty((CHUNK, SIZE, SIZE, 3), np.uint8)
-    for i in range(0, len(pictures), CHUNK):
-        part = slice(i, min(i + CHUNK, len(pictures)))
-        assert library.cut(pictures[part], cuts[part], flips[part], SIZE, out[: part.stop - i]).all()
+    for i in range(0, len(images), CHUNK):
+        part = slice(i, min(i + CHUNK, len(images)))
+        assert library.cut(images[part], cuts[part], flips[part], SIZE, out[: part.stop - i]).all()
     return out
 
 
-def pillow(pictures: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
-    for data, (top, left, h, w), flip in zip(pictures, boxes.tolist(), flips, strict=True):
+def pillow(images: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
+    for data, (top, left, h, w), flip in zip(images, boxes.tolist(), flips, strict=True):
         part = Image.open(io.BytesIO(data)).convert("RGB").crop((left, top, left + w, top + h))
         pixels = np.asarray(part.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
         pixels = np.ascontiguousarray(pixels[:, ::-1] if flip else pixels)
@@ -69,14 +69,14 @@ def torchcodec() -> Decoder:
 
 
 def _tensors(decode: Callable) -> Decoder:
-    """torchvision's antialiased resize, which has AVX2 code for uint8, behind some decoder."""
+    """A decoder followed by torchvision's antialiased resize, which has AVX2 code for uint8."""
     import torch
     from torchvision.transforms.v2 import functional as F
 
     torch.set_num_threads(1)
 
-    def run(pictures: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
-        for data, (top, left, h, w), flip in zip(pictures, boxes.tolist(), flips, strict=True):
+    def run(images: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
+        for data, (top, left, h, w), flip in zip(images, boxes.tolist(), flips, strict=True):
             pixels = F.resized_crop(decode(data), top, left, h, w, [SIZE, SIZE], antialias=True)
             pixels = F.horizontal_flip(pixels) if flip else pixels
             pixels = pixels.permute(1, 2, 0).contiguous()
@@ -104,8 +104,8 @@ def kornia() -> Decoder:
 
 
 def _arrays(decode: Callable, resize: Callable) -> Decoder:
-    def run(pictures: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
-        for data, (top, left, h, w), flip in zip(pictures, boxes.tolist(), flips, strict=True):
+    def run(images: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
+        for data, (top, left, h, w), flip in zip(images, boxes.tolist(), flips, strict=True):
             pixels = resize(decode(data)[top : top + h, left : left + w])
             pixels = np.ascontiguousarray(pixels[:, ::-1] if flip else pixels)
         return pixels
@@ -131,10 +131,10 @@ def dali() -> Decoder:
     built = graph()
     built.build()
 
-    def run(pictures: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
-        for i in range(0, len(pictures) - batch + 1, batch):
+    def run(images: list[bytes], boxes: Boxes, flips: np.ndarray) -> object:
+        for i in range(0, len(images) - batch + 1, batch):
             part = slice(i, i + batch)
-            feed["data"] = [np.frombuffer(data, np.uint8) for data in pictures[part]]
+            feed["data"] = [np.frombuffer(data, np.uint8) for data in images[part]]
             feed["start"], feed["shape"] = list(boxes[part, :2]), list(boxes[part, 2:])
             feed["mirror"] = list(flips[part].astype(np.int32))
             out = built.run()
@@ -153,7 +153,7 @@ PEERS: dict[str, Callable[[], Decoder]] = {
     "kornia-rs decode + resize bilinear": kornia,
     "DALI CPU image_slice + resize": dali,
 }
-OURS, LIMIT = "worldsize, native", "limit: entropy decoding alone"
+OURS, BOUND = "worldsize, native", "lower bound: entropy decoding alone"
 
 
 def entropy(files: list[Path]) -> Callable[[], float]:
@@ -177,37 +177,37 @@ def cpu_seconds(decoder: Decoder, *arguments) -> float:
 
 
 def installed() -> dict[str, Decoder]:
-    found = {}
+    decoders = {}
     for name, make in PEERS.items():
         try:
-            found[name] = make()
+            decoders[name] = make()
         except (ImportError, RuntimeError) as error:
-            print(f"left out: {name}: {str(error).splitlines()[0]}", file=sys.stderr)
-    return found
+            print(f"skipped {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    return decoders
 
 
 def measure(files: list[Path], rounds: int) -> dict[str, list[float]]:
-    """Images per second of each, one figure a round."""
+    """Images per second of each decoder, one number per round."""
     library = native.load()
     if library is None:
         sys.exit(f"no native decoder: {native.why_not()}")
-    pictures = [file.read_bytes() for file in files]
-    heights, widths, _ = library.headers(pictures)
+    images = [file.read_bytes() for file in files]
+    heights, widths, _ = library.headers(images)
     rng = np.random.default_rng(0)
     boxes = random_boxes(heights, widths, rng.random((len(files), 40)), (0.08, 1.0), (3 / 4, 4 / 3))
     flips = rng.random(len(files)) < 0.5
-    decoders, limit = installed(), entropy(files)
+    decoders, entropy_seconds = installed(), entropy(files)
     for decoder in decoders.values():
-        decoder(pictures[:100], boxes[:100], flips[:100])  # warm
-    rates: dict[str, list[float]] = {name: [] for name in (*decoders, LIMIT)}
+        decoder(images[:100], boxes[:100], flips[:100])  # warmup
+    rates: dict[str, list[float]] = {name: [] for name in (*decoders, BOUND)}
     for _ in range(rounds):
         for name, decoder in decoders.items():
-            rates[name].append(len(files) / cpu_seconds(decoder, pictures, boxes, flips))
-        rates[LIMIT].append(len(files) / limit())
+            rates[name].append(len(files) / cpu_seconds(decoder, images, boxes, flips))
+        rates[BOUND].append(len(files) / entropy_seconds())
     return rates
 
 
-def native_can(files: list[Path]) -> list[Path]:
+def supported_natively(files: list[Path]) -> list[Path]:
     library = native.load()
     return [file for file in files if library is None or library.headers([file.read_bytes()])[2].all()]
 
@@ -217,18 +217,20 @@ def main() -> None:
         sys.exit(__doc__)
     suffixes = {".jpg", ".jpeg"}
     files = sorted(path for path in Path(sys.argv[1]).rglob("*") if path.suffix.lower() in suffixes)[:1000]
-    files = native_can(files)
-    files = files[: len(files) // 50 * 50]  # DALI's batches are full
+    files = supported_natively(files)
+    files = files[: len(files) // 50 * 50]  # DALI needs complete batches
     rates = measure(files, int(sys.argv[2]) if len(sys.argv) == 3 else 5)
     processor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     library = native.load()
     assert library is not None
-    print(f"{processor.split(':')[1].strip()}; {library.version}; {len(files)} pictures, {len(rates[OURS])} rounds\n")
-    print("| one thread, JPEG bytes to RandomResizedCrop 224 | images/s (median) | ours / this (median of rounds) |")
+    print(f"{processor.split(':')[1].strip()}; {library.version}; {len(files)} images, {len(rates[OURS])} rounds\n")
+    print(
+        "| one thread, JPEG bytes to RandomResizedCrop 224 | images/s (median) | speedup of worldsize (median of rounds) |"
+    )
     print("| --- | ---: | ---: |")
-    for name, figures in rates.items():
-        ratio = statistics.median(a / b for a, b in zip(rates[OURS], figures, strict=True))
-        print(f"| {name} | {statistics.median(figures):.0f} | {ratio:.2f} |")
+    for name, own in rates.items():
+        ratio = statistics.median(a / b for a, b in zip(rates[OURS], own, strict=True))
+        print(f"| {name} | {statistics.median(own):.0f} | {ratio:.2f} |")
 
 
 if __name__ == "__main__":

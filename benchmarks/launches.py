@@ -1,11 +1,11 @@
-"""Whether threads that decode slow the trainer's own thread, which launches kernels: against a process that decodes.
+"""Measures how much decoding slows down a launch-bound training loop: decoding threads against a decoding process.
 
     python benchmarks/launches.py SHARDS [ROUNDS]
 
-SHARDS is a folder that `worldsize data pack` made. On one core a ResNet-50 is trained that is so thin, on pictures so small,
-that a step is hardly more than the launching of its kernels. On another the loader decodes as fast as it can: not at all, in
-threads of the same process, from which a batch is taken after each step if one is ready, or in a process of its own, which
-drops its batches, as if handing them over cost nothing. They take turns in every round. Prints a table in markdown.
+SHARDS is a folder written by `worldsize data pack`. One core trains a ResNet-50 that is so narrow, on images so small, that
+a step is little more than launching kernels. Another core decodes as fast as possible, in one of three ways: not at all; in
+threads of the same process, with a batch taken after each step if one is ready; in a separate process that discards its
+batches, as if their transfer were free. The three ways are interleaved in every round. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCH, SECONDS, LAUNCHING, DECODING = 128, 5.0, 0, 1
 
 
 class Decoding:
-    """Batches without end, decoded by threads on one core."""
+    """An endless stream of batches, decoded by threads on one core."""
 
     def __init__(self, folder: str) -> None:
         samples = shards.open_dataset(Local(Path(folder))).train
@@ -42,21 +42,21 @@ class Decoding:
         self._loader = Loader(samples, crop, seed=0, workers=1, prefetch=4, pin=False)
         plan = BatchPlan(BATCH, BATCH, 1)
         steps = range(plan.steps_per_epoch(len(samples)))
-        # One stream over all epochs: an epoch's end would show in a set as small as this.
+        # One stream over all epochs: in a small dataset, the ends of epochs would affect the result.
         parts = (part for epoch in count() for part in self._loader._parts(plan, 0, epoch, steps))
         self._stream = Stream(4, parts)
-        self.pictures = 0
+        self.images = 0
         os.sched_setaffinity(0, {DECODING})
         for _ in range(4):
-            self.take()  # threads begin with the first batches, and inherit the core
+            self.take()  # threads start with the first batches and inherit the affinity
         os.sched_setaffinity(0, {LAUNCHING})
 
     def take(self) -> None:
         """Wait for a batch."""
-        self.pictures += len(next(self._stream).labels)
+        self.images += len(next(self._stream).labels)
 
     def take_ready(self) -> None:
-        """Take a batch if one is there."""
+        """Take a batch if one is ready."""
         if all(part.done() for part in self._stream._begun[0].parts):
             self.take()
 
@@ -64,17 +64,17 @@ class Decoding:
         self._loader.close()
 
 
-def decode(folder: str, pictures: Synchronized) -> None:
-    """What the process of its own does, until it is killed."""
+def decode(folder: str, images: Synchronized) -> None:
+    """Body of the decoding process; runs until it is killed."""
     decoding = Decoding(folder)
     os.sched_setaffinity(0, {DECODING})
     while True:
         decoding.take()
-        pictures.value = decoding.pictures
+        images.value = decoding.images
 
 
 def training() -> Callable[[], None]:
-    """A function that launches one training step."""
+    """Return a function that runs one training step."""
     model, pixels, labels = ResNet(Bottleneck, [3, 4, 6, 3], width_per_group=1), torch.randn(2, 3, 32, 32), torch.arange(2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=True)
 
@@ -86,35 +86,35 @@ def training() -> Callable[[], None]:
     return step
 
 
-def speed(step: Callable[[], None], taken: Callable[[], int]) -> tuple[float, float]:
+def speed(step: Callable[[], None], decoded: Callable[[], int]) -> tuple[float, float]:
     """(steps/s, images/s)."""
-    steps, before, begun = 0, taken(), time.perf_counter()
-    while (took := time.perf_counter() - begun) < SECONDS:
+    steps, before, start = 0, decoded(), time.perf_counter()
+    while (took := time.perf_counter() - start) < SECONDS:
         step()
         steps += 1
-    return steps / took, (taken() - before) / took
+    return steps / took, (decoded() - before) / took
 
 
-def beside_threads(folder: str, step: Callable[[], None]) -> tuple[float, float]:
+def with_threads(folder: str, step: Callable[[], None]) -> tuple[float, float]:
     decoding = Decoding(folder)
 
-    def both() -> None:
+    def step_and_take() -> None:
         step()
         decoding.take_ready()
 
-    measured = speed(both, lambda: decoding.pictures)
+    measured = speed(step_and_take, lambda: decoding.images)
     decoding.close()
     return measured
 
 
-def beside_process(folder: str, step: Callable[[], None]) -> tuple[float, float]:
-    spawned = multiprocessing.get_context("spawn")
-    pictures = spawned.Value("q", 0)
-    process = spawned.Process(target=decode, args=(folder, pictures))
+def with_process(folder: str, step: Callable[[], None]) -> tuple[float, float]:
+    context = multiprocessing.get_context("spawn")
+    images = context.Value("q", 0)
+    process = context.Process(target=decode, args=(folder, images))
     process.start()
-    while pictures.value < 4 * BATCH:
+    while images.value < 4 * BATCH:
         time.sleep(0.01)
-    measured = speed(step, lambda: pictures.value)
+    measured = speed(step, lambda: images.value)
     process.kill()
     process.join()
     return measured
@@ -127,17 +127,17 @@ def main() -> None:
     os.sched_setaffinity(0, {LAUNCHING})
     step = training()
     speed(step, int)
-    ways = {
-        "nowhere": lambda: speed(step, int),
-        "in threads": lambda: beside_threads(folder, step),
-        "in a process": lambda: beside_process(folder, step),
+    modes = {
+        "none": lambda: speed(step, int),
+        "in threads": lambda: with_threads(folder, step),
+        "in a process": lambda: with_process(folder, step),
     }
-    measured = [{way: run() for way, run in ways.items()} for _ in range(rounds)]
-    print("| decoding | images/s | steps/s | of those alone |\n| --- | ---: | ---: | ---: |")
-    for way in ways:
-        steps, images = (statistics.median(one[way][i] for one in measured) for i in (0, 1))
-        ratio = statistics.median(one[way][0] / one["nowhere"][0] for one in measured)
-        print(f"| {way} | {images:,.0f} | {steps:.1f} | {ratio:.3f} |")
+    measured = [{mode: run() for mode, run in modes.items()} for _ in range(rounds)]
+    print("| decoding | images/s | steps/s | relative to no decoding |\n| --- | ---: | ---: | ---: |")
+    for mode in modes:
+        steps, images = (statistics.median(one[mode][i] for one in measured) for i in (0, 1))
+        ratio = statistics.median(one[mode][0] / one["none"][0] for one in measured)
+        print(f"| {mode} | {images:,.0f} | {steps:.1f} | {ratio:.3f} |")
 
 
 if __name__ == "__main__":

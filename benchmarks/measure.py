@@ -1,9 +1,8 @@
-"""Measures what benchmarks/README.md reports, and writes the tables to benchmarks/results.
+"""Runs the benchmarks of benchmarks/README.md and writes the tables to benchmarks/results.
 
     python benchmarks/measure.py overhead|scaling|startup|libraries|all
 
-Every figure is a ratio or a difference of two commands that take turns in one run, on a machine that should have nothing
-else to do.
+Every result is a ratio or a difference of two commands, interleaved in one run. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-WARMUP = 2  # first steps of every process that are not counted
+WARMUP = 2  # steps at the start of every process that are not counted
 TRAIN = (
     *("train", "imagenet", "--data.name", "synthetic", "--schedule.warmup-epochs", "0"),
     *("--checkpoint.every-seconds", "100000", "--name", "measured"),
@@ -42,7 +41,7 @@ def main() -> None:
 
 
 def overhead(rounds: int = 3, steps: int = 7, batch: int = 32) -> str:
-    """images/s of `worldsize train` over those of a bare loop: ResNet-50, 224 px, one process, all cores."""
+    """Throughput of `worldsize train` relative to a bare loop: ResNet-50, 224 px, one process, all cores."""
     rows = []
     for precision in ("fp32", "bf16"):
         for turn in range(rounds):
@@ -53,7 +52,7 @@ def overhead(rounds: int = 3, steps: int = 7, batch: int = 32) -> str:
 
 
 def scaling(rounds: int = 3, steps: int = 4, batch: int = 32) -> str:
-    """Weak scaling from one to two processes of one thread each: ResNet-50, 224 px, micro-batch 32."""
+    """Weak scaling from one to two processes with one thread each: ResNet-50, 224 px, micro-batch 32."""
     rows = []
     for precision in ("bf16", "fp32"):
         for turn in range(rounds if precision == "bf16" else 2):
@@ -64,31 +63,31 @@ def scaling(rounds: int = 3, steps: int = 4, batch: int = 32) -> str:
 
 
 def startup(rounds: int = 4) -> str:
-    """Seconds from the command to the end of the first step, two processes, and of `worldsize --help`."""
+    """Seconds from the command to the end of the first step with two processes, and of `worldsize --help`."""
     rows = []
     for turn in range(rounds):
-        begun = time.time()
-        ours = run_worldsize(2, 1, 4, "fp32", threads=1, size=64)[0] - begun
-        begun = time.time()
-        bare = run_bare(2, 1, 4, "fp32", threads=1, size=64)[0] - begun
+        start = time.time()
+        ours = run_worldsize(2, 1, 4, "fp32", threads=1, size=64)[0] - start
+        start = time.time()
+        bare = run_bare(2, 1, 4, "fp32", threads=1, size=64)[0] - start
         rows.append((turn + 1, f"{ours:.2f}", f"{bare:.2f}", f"{ours - bare:+.2f}"))
     helps = []
     for _ in range(9):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "worldsize", "--help"], check=True, capture_output=True)
-        helps.append(time.perf_counter() - begun)
+        helps.append(time.perf_counter() - start)
     text = table(("round", "worldsize train --procs 2, s", "torchrun bare.py, s", "difference, s"), rows)
     difference = statistics.median(float(row[-1]) for row in rows)
     return f"{text}\nMedian difference {difference:+.2f} s. `worldsize --help`: median {statistics.median(helps):.2f} s."
 
 
 def libraries(rounds: int = 3, steps: int = 16, batch: int = 8, size: int = 128) -> str:
-    """images/s of two worldsize processes over those of a bare loop with the same library: ResNet-50, 128 px, fp32."""
+    """Throughput of two worldsize processes relative to a bare loop with the same library: ResNet-50, 128 px, fp32."""
     average, adasum = ("--parallel.strategy", "horovod"), ("--parallel.strategy", "horovod", "--parallel.op", "adasum")
     pairs = [("DDP", (), ()), ("Horovod, MPI", average, ("--horovod", "average"))]
     pairs.append(("Horovod's Adasum, MPI", adasum, ("--horovod", "adasum")))
     if importlib.util.find_spec("horovod") is None:
-        print("without Horovod: `make horovod` builds it", file=sys.stderr)
+        print("skipped Horovod, which is not installed: run `make horovod`", file=sys.stderr)
         del pairs[1:]
     rows = []
     for turn in range(rounds):
@@ -110,14 +109,14 @@ def run_worldsize(
     more: tuple[str, ...] = (),
     mpirun: bool = False,
 ) -> tuple[float, list[float]]:
-    """(time at which the first step was seen to be done, seconds of each step)."""
+    """(Unix time when the first step was complete, seconds of each step)."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "worldsize", *TRAIN, "--out", out, *more]
         command = [*under_mpirun(procs), *command] if mpirun else [*command, "--procs", str(procs)]
         command += ["--global-batch", str(batch * procs), "--micro-batch", str(batch), "--max-steps", str(steps)]
         command += ["--precision", precision, "--data.train-crop-size", str(size), "--track.every-seconds", "0"]
-        # One epoch, so that neither an evaluation nor a checkpoint falls among the steps; pictures that need no cutting,
-        # as the bare loop has; and a short evaluation afterwards.
+        # One epoch, so that no evaluation or checkpoint interrupts the steps. Images that need no cropping, as in the bare
+        # loop. A short evaluation at the end.
         command += ["--data.samples", str(batch * procs * steps), "--data.train-crop", "none", "--data.no-flip"]
         command += ["--epochs", "1", "--data.val-resize-size", "32", "--data.val-crop-size", "32"]
         metrics = Path(out) / "measured" / "metrics.jsonl"
@@ -139,7 +138,7 @@ def under_mpirun(procs: int) -> list[str]:
 def run_bare(
     procs: int, steps: int, batch: int, precision: str, threads: int = 0, size: int = 224, more: tuple[str, ...] = ()
 ) -> tuple[float, list[float]]:
-    """The same of bare.py; ``more`` options are Horovod's, and mpirun starts it."""
+    """The same for bare.py. If there are ``more`` options, they are for Horovod, and mpirun starts the processes."""
     command = [sys.executable, str(HERE / "bare.py"), *more]
     if more:
         command = [*under_mpirun(procs), *command]
@@ -148,8 +147,8 @@ def run_bare(
     command += ["--steps", str(steps), "--batch", str(batch)]
     command += ["--size", str(size), "--precision", precision, "--threads", str(threads)]
     done = subprocess.run(command, env=environment(threads), check=True, capture_output=True, text=True)
-    told = json.loads(done.stdout.strip().splitlines()[-1])
-    return told["first_step_at"], told["seconds"]
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    return result["first_step_at"], result["seconds"]
 
 
 def environment(threads: int) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""The whole loader on storage that answers slowly: the full shuffle against the block shuffle.
+"""Compares the full shuffle with the block shuffle on high-latency storage, with the complete loader.
 
     python benchmarks/slow_storage.py SHARDS [ROUNDS]
 
-SHARDS is a folder that `worldsize data pack` made. Each read is held back by a latency, and all reads together by a
-bandwidth, as on a disk across the network. The two take turns, an epoch each a round. Prints a table in markdown.
+SHARDS is a folder written by `worldsize data pack`. Simulates network storage: every read has a latency, and all reads share
+a bandwidth. The two shuffles are interleaved, one epoch each per round. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -27,52 +27,52 @@ MB_S = 500.0
 
 
 class Slow(Local):
-    """A folder whose reads take time.
+    """A folder with slow reads.
 
     Attributes:
-        latency: seconds before each.
-        requests: how many there were.
+        latency: of every read, s.
+        requests: number of reads so far.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.latency, self.requests = 0.0, 0
-        self._line, self._free = threading.Lock(), 0.0
+        self._network, self._free_at = threading.Lock(), 0.0
 
-    several, together = Store.several, False  # by `read`, not past it
+    several, reads_many = Store.several, False  # so that every read goes through `read`
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         self._wait(length)
         return super().read(name, offset, length)
 
     def _wait(self, length: int) -> None:
-        with self._line:
+        with self._network:
             self.requests += 1
-            sent = max(self._free, time.perf_counter() + self.latency) + length / (MB_S * 1e6)
-            self._free = sent
+            sent = max(self._free_at, time.perf_counter() + self.latency) + length / (MB_S * 1e6)
+            self._free_at = sent
         time.sleep(max(0.0, sent - time.perf_counter()))
 
 
 def epoch(store: Slow, number: int, block: bool) -> tuple[float, float]:
-    """(images/s, requests per picture) of a whole epoch, the filling of the first pool included."""
+    """(images/s, requests per image) of one epoch, including filling the first pool."""
     samples, order = shards.open_dataset(store).train, None
     if block:
         order = BlockShuffle(0, len(samples), BATCH, BLOCK, POOL)
         samples = samples.in_blocks(BLOCK, order.kept(1, READERS))
     crop = RandomResizedCrop(224, True, (0.08, 1.0), (3 / 4, 4 / 3))
     loader = Loader(samples, crop, seed=0, workers=cores(), readers=READERS, prefetch=4, pin=False, order=order)
-    requests, begun = store.requests, time.perf_counter()
-    pictures = sum(len(batch.labels) for batch in loader.training(BatchPlan(BATCH, BATCH, 1), 0, number))
-    took = time.perf_counter() - begun
+    requests, start = store.requests, time.perf_counter()
+    images = sum(len(batch.labels) for batch in loader.training(BatchPlan(BATCH, BATCH, 1), 0, number))
+    took = time.perf_counter() - start
     loader.close()
-    return pictures / took, (store.requests - requests) / pictures
+    return images / took, (store.requests - requests) / images
 
 
 def main() -> None:
     store, rounds = Slow(Path(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 5
     print(f"{MB_S:.0f} MB/s, {READERS} reads at once, batches of {BATCH}, block {BLOCK}, pool {POOL}\n")
-    print("The ratio is the median of the rounds' own.\n")
-    print("| latency of a read | full shuffle, images/s | block shuffle, images/s | ratio | reads per picture |")
+    print("The ratio is the median of the ratios within each round.\n")
+    print("| read latency | full shuffle, images/s | block shuffle, images/s | ratio | reads per image |")
     print("| ---: | ---: | ---: | ---: | ---: |")
     for latency in (0.0, 0.005, 0.02, 0.1):
         store.latency = latency
