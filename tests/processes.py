@@ -53,6 +53,12 @@ def start(*arguments: str | Path, cwd: Path, **env: str) -> subprocess.Popen[str
     )
 
 
+def workers(launcher: int) -> list[int]:
+    """The process ids that a launcher has started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [int(pid) for pid in children]
+
+
 # Forks rank processes from one process that has imported torch: importing it takes longer than most runs.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["rank"])

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from worldsize import asynchronous, cli, model, worker
+from worldsize import asynchronous, cli, model, state, tree, worker
 from worldsize.data import loader
-from worldsize.parallel import base, ddp, hooks
+from worldsize.parallel import base, bitwise, ddp, hooks
 
 
 def no_synchronization() -> None:
@@ -25,9 +25,16 @@ def no_synchronization() -> None:
     ddp.Strategy.gradients = lambda self, last: self._ddp.no_sync()
 
 
-def plain_momentum() -> None:
-    """BatchNorm's standard moving average, updated for each micro-batch."""
-    model.micro_momentum = lambda momentum, a, accumulation: momentum
+def last_statistics() -> None:
+    """BatchNorm's running statistics of the last micro-batch of each rank instead of all of them."""
+    take = model.RunningStatistics.take
+
+    def last(self):
+        take(self)
+        self.collect(0)
+        return take(self)
+
+    model.RunningStatistics.take = last
 
 
 def own_statistics() -> None:
@@ -44,6 +51,34 @@ def order_by_rank() -> None:
         return training(self, plan, rank, epoch, first_step)
 
     loader.Loader.training = own
+
+
+def from_left_to_right() -> None:
+    """The strategy bitwise adds micro-batches one after the other instead of along a tree."""
+
+    def push(self, value, index, level=0):
+        self._nodes = [(level, index, self._add(self._nodes[0][2], value) if self._nodes else value)]
+
+    tree.TreeSum.push = push
+
+
+def mean_before_sum() -> None:
+    """The strategy bitwise divides each loss by the micro-batches of its rank."""
+    begin, mean = bitwise.Strategy.__init__, bitwise.Strategy.mean
+
+    def divided(self, parts):
+        begin(self, parts)
+        self.loss_divisor = parts.accumulation
+        self._reducer._tree_mean._scale = 1 / parts.world.size
+
+    bitwise.Strategy.__init__ = divided
+    bitwise.Strategy.mean = lambda self, nodes: mean(self, nodes) / self._accumulation
+
+
+def statistics_averaged_when_saved() -> None:
+    """The strategy bitwise keeps a moving average per rank, as the other strategies do."""
+    bitwise.Strategy.mean = base.Strategy.mean
+    state.TrainState.consensus = lambda self, world, step: self.statistics.averaged(world, step)
 
 
 def full_rank() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize.batch import BatchPlan, plan, shard, world_sizes
+from worldsize.batch import BatchPlan, evaluation_share, plan, shard, world_sizes
 from worldsize.errors import UserError
 from worldsize.recipe import Recipe
 
@@ -59,6 +59,14 @@ def test_shards_are_consecutive_complete_and_of_nearly_one_size(samples, world):
     assert list(itertools.chain.from_iterable(shards)) == list(range(samples))
     sizes = [len(s) for s in shards]
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(samples=st.integers(0, 10_000), world=st.integers(1, 70), batch=st.integers(1, 300))
+def test_ranks_evaluate_complete_batches_and_every_sample_once(samples, world, batch):
+    shares = [evaluation_share(samples, rank, world, batch) for rank in range(world)]
+    assert list(itertools.chain.from_iterable(shares)) == list(range(samples))
+    assert all(share.start % batch == 0 for share in shares if share)
+    assert max(map(len, shares)) - min(map(len, shares)) < 2 * batch
 
 
 @given(accumulation=SMALL, micro=SMALL, world=st.integers(1, 64))

@@ -56,7 +56,7 @@ def test_world_size_changes_only_rounding_in_float32(runs, size):
     "rule",
     [
         "no_synchronization",
-        pytest.param("plain_momentum", marks=pytest.mark.slow),
+        pytest.param("last_statistics", marks=pytest.mark.slow),
         pytest.param("own_statistics", marks=pytest.mark.slow),
         pytest.param("order_by_rank", marks=pytest.mark.slow),
     ],

@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "worldsize"
 
 # Layers from the bottom up: a module may import from its own line and the lines above it.
 LAYERS = [
-    ("errors", "signals"),
+    ("errors", "signals", "tree"),
     ("recipe", "clock", "place"),
     ("catalog", "batch", "schedule", "world", "run"),
     ("arguments", "data"),
@@ -21,8 +21,8 @@ LAYERS = [
     ("cluster",),
     ("checkpoint", "evaluate", "request", "control", "environment", "loaders"),
     ("continuity",),
-    ("meter", "progress", "state"),
-    ("saver", "compute"),
+    ("progress", "state"),
+    ("saver", "compute", "meter"),
     ("loop", "worker"),
     ("train", "asynchronous"),
     ("assemble",),

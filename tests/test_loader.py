@@ -241,9 +241,27 @@ def test_evaluation_skips_broken_images(tmp_path, world):
     np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels[readable])
 
 
-def test_a_set_smaller_than_the_world_leaves_some_ranks_without_work():
-    loader = make(in_memory(2), crop="resized")
-    assert [sum(len(b.labels) for b in loader.evaluation(rank, 5, 4)) for rank in range(5)] == [0, 0, 1, 0, 1]
+def test_fewer_batches_than_ranks_leave_some_ranks_without_work():
+    loader = make(in_memory(6), crop="resized")
+    assert [sum(len(b.labels) for b in loader.evaluation(rank, 5, 4)) for rank in range(5)] == [0, 0, 4, 0, 2]
+    loader.close()
+
+
+def test_evaluation_has_the_same_batches_at_every_world_size():
+    batches = [[b.indices.tolist() for b in evaluated(in_memory(), world, crop="resized")] for world in (1, 2, 5)]
+    assert batches[0] == [list(range(i, min(i + 4, 29))) for i in range(0, 29, 4)]
+    assert batches[1] == batches[2] == batches[0]
+
+
+def test_batches_name_the_samples_that_replace_broken_ones(tmp_path):
+    broken = (0, 8, 9)
+    loader = make(in_files(tmp_path, broken=broken))
+    plan, labels = BatchPlan(4, 4, 1), in_memory().labels
+    shuffled = permute(SEED, 0, np.arange(28), 29)
+    expected = [next(i for i in range(k, k + 29) if i % 29 not in broken) % 29 for k in shuffled.tolist()]
+    batches = list(loader.training(plan, 0, 0))
+    assert [i for b in batches for i in b.indices.tolist()] == expected
+    assert [y for b in batches for y in b.labels.tolist()] == labels[expected].tolist()
     loader.close()
 
 

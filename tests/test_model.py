@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torchvision
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
 from worldsize import model, optim
 from worldsize.errors import UserError
-from worldsize.model import RunningStatistics, micro_momentum
+from worldsize.model import RunningStatistics
 from worldsize.place import Place
 from worldsize.recipe import Model, Optimizer, Recipe
+from worldsize.tree import fold
 from worldsize.world import World
 
 CPU = torch.device("cpu")
@@ -61,28 +62,44 @@ def test_the_cifar_stem_keeps_all_pixels():
     assert seen["shape"] == (2, 64, 32, 32)
 
 
-@given(momentum=st.floats(0.001, 0.999), accumulation=st.integers(1, 64))
-def test_micro_momenta_give_all_micro_batches_equal_weight(momentum, accumulation):
-    weights = [0.0] * accumulation
-    old = 1.0
-    for a in range(1, accumulation + 1):
-        m = micro_momentum(momentum, a, accumulation)
-        weights = [w * (1 - m) for w in weights]
-        weights[a - 1] = m
-        old *= 1 - m
-    assert old == pytest.approx(1 - momentum)
-    assert weights == pytest.approx([momentum / accumulation] * accumulation)
-
-
-def test_averaged_statistics_are_restored():
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 5])
+def test_running_statistics_are_moving_averages_of_the_mean_over_micro_batches(micro_batches):
     network = build(name="resnet18")
-    network(torch.randn(4, 3, 32, 32))
-    statistics = RunningStatistics(network, 1)
-    before = {k: v.clone() for k, v in statistics.tensors().items()}
+    layers, momentum = model.norms(network), 0.1
+    expected = {f"{i}.{kind}": start for i in range(len(layers)) for kind, start in (("mean", 0.0), ("var", 1.0))}
+    statistics = RunningStatistics(network)
+    for _ in range(3):
+        seen = []
+        for micro_batch in range(micro_batches):
+            with mean_and_variance_of_inputs(layers) as inputs:
+                network(torch.randn(4, 3, 32, 32))
+            seen.append(inputs)
+            statistics.collect(micro_batch)
+        statistics.advance(fold(statistics.take(), torch.add) / micro_batches)
+        for name, old in expected.items():
+            expected[name] = (1 - momentum) * old + momentum * torch.stack([inputs[name] for inputs in seen]).mean(0)
+    for name, tensor in statistics.tensors().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
     with statistics.averaged(SINGLE, step=5):
         assert int(network.bn1.num_batches_tracked) == 5
-        network.bn1.running_mean.zero_()
-    assert all(torch.equal(v, before[k]) for k, v in statistics.tensors().items())
+        assert torch.equal(network.bn1.running_var, statistics.tensors()["0.var"])
+
+
+@contextmanager
+def mean_and_variance_of_inputs(layers):
+    """Yields a dictionary that the next forward pass fills, computed from the definition of BatchNorm."""
+    found = {}
+
+    def look(i):
+        def hook(layer, inputs):
+            found[f"{i}.mean"], found[f"{i}.var"] = inputs[0].mean((0, 2, 3)), inputs[0].var((0, 2, 3))
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(look(i)) for i, layer in enumerate(layers)]
+    yield found
+    for hook in hooks:
+        hook.remove()
 
 
 @pytest.mark.parametrize("name", ["resnet50", "mobilenet_v3_small", "convnext_tiny", "vit_b_16"])

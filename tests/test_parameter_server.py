@@ -20,6 +20,7 @@ from worldsize.data.samples import ArraySamples
 from worldsize.model import RunningStatistics
 from worldsize.parallel.ledger import Ledger
 from worldsize.parallel.parameter_server import Report, Server
+from worldsize.tree import fold
 
 TIMEOUT_S = 10.0  # for events that must happen
 
@@ -259,19 +260,18 @@ def test_statistics_sent_by_workers_equal_those_of_ordinary_batchnorm(accumulati
 
     served, worker = network(), network()
     worker.load_state_dict(served.state_dict())
-    averages, at_worker = RunningStatistics(served, accumulation), RunningStatistics(worker, accumulation)
+    averages, at_worker = RunningStatistics(served), RunningStatistics(worker)
     plain = [network() for _ in range(accumulation)]
     for own in plain:
         own.load_state_dict(served.state_dict())
     for _ in range(6):
-        at_worker.reset()
         for micro, own in enumerate(plain):
             images = torch.randn(5, 3, 4, 4).double() * 3 + 1
-            at_worker.before_micro(micro)
             worker(images)
+            at_worker.collect(micro)
             own(images)
-        averages.advance([t.clone() for t in at_worker.tensors().values()])
+        averages.advance(fold(at_worker.take(), torch.add) / accumulation)
     assert len(averages.tensors()) == 4
     for name, tensor in averages.tensors().items():
-        mean = torch.stack([RunningStatistics(own, 1).tensors()[name] for own in plain]).mean(0)
+        mean = torch.stack([RunningStatistics(own).tensors()[name] for own in plain]).mean(0)
         torch.testing.assert_close(tensor, mean, rtol=1e-12, atol=1e-12)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import distance, identical, losses, momentum, newest, records, start, weights
+from processes import distance, identical, losses, momentum, newest, records, start, weights, workers
 
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "432", "--data.classes", "10"),
@@ -52,12 +52,6 @@ def start_until(cwd: Path, name: str, procs: int, step: int, *more: str):
             return process
         time.sleep(0.02)
     raise AssertionError(f"the run did not reach step {step}: {process.communicate()[0]}")
-
-
-def workers(launcher: int) -> list[int]:
-    """The process ids that a launcher has started."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(pid) for pid in children]
 
 
 @pytest.fixture(scope="module")

@@ -59,8 +59,9 @@ def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None
     """
     begun = time.monotonic()
     preflight(request, place)
-    _set_determinism(request.recipe.deterministic)
-    world = join(place, request.recipe)
+    settings = request.recipe.parallel
+    _set_determinism(request.recipe.deterministic or parallel.named(settings).same_bits)
+    world = join(place, request.recipe, parallel.threads(settings))
     setting = _setting(_autoresumed(request, world), world)
     request = setting.request
     facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world)
@@ -96,6 +97,7 @@ def _set_determinism(deterministic: bool) -> None:
     torch.backends.cudnn.deterministic = deterministic
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time only
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
@@ -168,21 +170,13 @@ def _assemble(
 def _state(setting: Setting, network: nn.Module) -> TrainState:
     recipe, world, plan = setting.request.recipe, setting.world, setting.plan
     optimizer = optim.build(network, recipe.optimizer, world.device)
-    module = _compiled(network, recipe.model.compile, plan.accumulation)
+    module: nn.Module = torch.compile(network) if recipe.model.compile else network  # type: ignore[assignment]
     steps_per_epoch = plan.steps_per_epoch(len(setting.dataset.train))
     strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch))
     # After the strategy, which may replace the network's norm layers.
-    statistics = model.RunningStatistics(network, plan.accumulation)
+    statistics = model.RunningStatistics(network)
     scaler = setting.precision.scaler(strategy.local_gradients)
     return TrainState(network, strategy.optimizer, scaler, statistics, strategy)
-
-
-def _compiled(network: nn.Module, wanted: bool, accumulation: int) -> nn.Module:
-    if not wanted:
-        return network
-    # Each micro-batch of a step has its own BatchNorm momentum, so torch compiles the model once for each.
-    torch._dynamo.config.recompile_limit = accumulation + 8
-    return torch.compile(network)  # type: ignore[return-value]
 
 
 def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Summary | None:

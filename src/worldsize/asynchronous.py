@@ -38,7 +38,6 @@ class AsyncTrainer(Loop):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._weights = [p.detach() for p in self.state.model.parameters()]
-        self._statistics = list(self.state.statistics.tensors().values())
         self._speeds = [0.0] * self.world.size
         self._unreported: list[Step] = []  # applied, but not yet passed to the trackers
         self._to_evaluate: deque[tuple[Progress, Snapshot]] = deque()
@@ -48,7 +47,7 @@ class AsyncTrainer(Loop):
 
     def fit(self) -> Result | None:
         weights = sum(w.numel() for w in self._weights)
-        gradient = weights + sum(s.numel() for s in self._statistics)
+        gradient = weights + self.state.statistics.size
         links = connect(self.world, gradient, weights, self._weights[0].dtype, self.recipe.parallel.timeout_s)
         if self.world.is_main:
             return self._serve(links)
@@ -168,11 +167,9 @@ class AsyncTrainer(Loop):
         assert report.gradient is not None
         gradient = report.gradient.to(self.world.device)
         parameters = list(self.state.model.parameters())
-        sizes = [t.numel() for t in self._weights + self._statistics]
-        parts = gradient.split(sizes)
-        for parameter, part in zip(parameters, parts, strict=False):
+        *parts, statistics = gradient.split([*(w.numel() for w in self._weights), self.state.statistics.size])
+        for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
-        statistics = [p.view(s.shape) for p, s in zip(parts[len(parameters) :], self._statistics, strict=True)]
         self.state.statistics.advance(statistics)
         self.state.optimizer.step()
         self.state.optimizer.zero_grad()

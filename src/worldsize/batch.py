@@ -91,8 +91,14 @@ def world_sizes(global_batch: int, micro_batch: int) -> list[int]:
 
 
 def shard(samples: int, rank: int, world_size: int) -> range:
-    """The part of 0..samples-1 that ``rank`` evaluates.
+    """The part of 0..samples-1 that belongs to ``rank``.
 
     Shards are consecutive and disjoint, cover all samples, and differ in size by at most one.
     """
     return range(samples * rank // world_size, samples * (rank + 1) // world_size)
+
+
+def evaluation_share(samples: int, rank: int, world_size: int, batch: int) -> range:
+    """The samples that ``rank`` evaluates: complete batches of ``batch`` samples, only the split's last one is smaller."""
+    batches = shard(-(-samples // batch), rank, world_size)
+    return range(batches.start * batch, min(batches.stop * batch, samples))

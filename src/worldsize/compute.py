@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -17,6 +20,24 @@ from worldsize.data.rng import Use, seed_of
 from worldsize.precision import Precision
 from worldsize.recipe import Recipe
 from worldsize.state import TrainState
+
+
+@dataclass(frozen=True)
+class Computed:
+    """One rank's part of a step.
+
+    ``sums``: (loss, correct predictions) summed over the samples of each micro-batch, float64 (accumulation, 2) on the
+    device; ``samples``: the digest of each micro-batch's samples in order; ``data_s``: seconds of waiting for images.
+    """
+
+    sums: torch.Tensor
+    samples: list[int]
+    data_s: float
+
+
+def digest(samples: NDArray[np.int64]) -> int:
+    """63 bits of the SHA-256 of the samples' numbers in order."""
+    return int.from_bytes(hashlib.sha256(samples.tobytes()).digest()[:8], "little") >> 1
 
 
 @dataclass(frozen=True)
@@ -31,18 +52,13 @@ class Compute:
     precision: Precision
     normalise: Normalise
 
-    def gradient(
-        self, batches: Iterator[Batch], step: int, before_last: Callable[[], None] = lambda: None
-    ) -> tuple[torch.Tensor, float]:
+    def gradient(self, batches: Iterator[Batch], step: int, before_last: Callable[[], None] = lambda: None) -> Computed:
         """Compute the gradient of this rank's part of the run's step ``step``, into the parameters' ``grad``.
 
         Args:
             before_last: called before the last micro-batch is computed.
-
-        Returns:
-            (loss, correct predictions) summed over the samples, float64 (2,) on the device; seconds of waiting for images.
         """
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        sums, samples = [], []
         data_s = 0.0
         for micro in range(self.plan.accumulation):
             begin = time.perf_counter()
@@ -51,19 +67,20 @@ class Compute:
             last = micro == self.plan.accumulation - 1
             if last:
                 before_last()
-            self.state.statistics.before_micro(micro)
             group = self.rank * self.plan.accumulation + micro
             torch.manual_seed(seed_of(self.recipe.seed, Use.TORCH, step, group))
             with self.state.strategy.gradients(last):
-                sums += self._forward_backward(batch.pixels, batch.labels)
-        return sums, data_s
+                sums.append(self._forward_backward(batch.pixels, batch.labels))
+            self.state.statistics.collect(group)
+            samples.append(digest(batch.indices))
+        return Computed(torch.stack(sums), samples, data_s)
 
     def _forward_backward(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         labels = labels.to(self.device, non_blocking=True)
         with self.precision.autocast():
             logits = self.state.strategy.module(self.normalise(pixels))
             loss = functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
-        self.state.scaler.scale(loss / self.plan.accumulation).backward()
+        self.state.scaler.scale(loss / self.state.strategy.loss_divisor).backward()
         correct = (logits.detach().argmax(1) == labels).sum()
         return torch.stack([loss.detach().double() * len(labels), correct.double()])
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from worldsize import checkpoint, model, precision
+from worldsize import checkpoint, model, parallel, precision
 from worldsize.data import open_dataset
 from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset
@@ -26,7 +26,7 @@ def evaluate_checkpoint(path: Path, recipe: Recipe, place: Place) -> Result:
         CheckpointError: damaged, or of another model.
         UserError: the dataset's classes differ from those it was trained on.
     """
-    world = join(place, recipe)
+    world = join(place, recipe, parallel.threads(recipe.parallel))
     # Of RUN/checkpoints/step-N: listings are cached next to the run.
     cache = path.absolute().parents[2] / ".cache"
     dataset = world.collectively(lambda: open_dataset(recipe.data, cache), local_first=True)

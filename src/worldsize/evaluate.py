@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -40,7 +41,10 @@ def evaluate(
     stopping: Callable[[], bool] = lambda: False,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Result | None:
-    """Evaluate the model on the loader's split. Sums over samples are reduced across ranks once, at the end.
+    """Evaluate the model on the loader's split. Sums over batches are gathered from all ranks once, at the end.
+
+    The batches are the same at every world size, and the sum over batches is exact before it is rounded (`math.fsum`), so
+    the result has the same bits at every world size.
 
     Args:
         batch: samples per forward pass; changes the result only by rounding.
@@ -53,7 +57,7 @@ def evaluate(
     Raises:
         DataError: no image could be decoded.
     """
-    sums = torch.zeros(4, dtype=torch.float64, device=world.device)
+    sums: list[torch.Tensor] = []
     was_training = model.training
     model.eval()
     done, stopped = 0, False
@@ -65,7 +69,7 @@ def evaluate(
                 labels = images.labels.to(world.device, non_blocking=True)
                 with precision.autocast():
                     logits = model(normalise(images.pixels))
-                sums += _sums(logits, labels)
+                sums.append(_sums(logits, labels))
                 progress(done := done + len(labels))
     finally:
         model.train(was_training)
@@ -81,11 +85,12 @@ def _sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return torch.stack([loss, correct[:, 0].sum(), correct.sum(), torch.tensor(len(labels), device=loss.device)])
 
 
-def _reduce(sums: torch.Tensor, broken: int, stopped: bool, world: World) -> Result | None:
-    parts = world.gather((sums.tolist(), stopped))
+def _reduce(sums: list[torch.Tensor], broken: int, stopped: bool, world: World) -> Result | None:
+    parts = world.gather((torch.stack(sums).tolist() if sums else [], stopped))
     if any(part[1] for part in parts):
         return None
-    loss, top1, top5, samples = (sum(column) for column in zip(*(part[0] for part in parts), strict=True))
+    batches = [batch for part in parts for batch in part[0]]
+    loss, top1, top5, samples = (math.fsum(batch[i] for batch in batches) for i in range(4))
     if samples == 0:
         raise DataError("none of the validation images could be decoded; see the log for their names")
     return Result(loss / samples, top1 / samples, top5 / samples, int(samples), broken)

@@ -16,6 +16,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from worldsize.errors import UserError
 from worldsize.recipe import Recipe
+from worldsize.tree import TreeSum
 from worldsize.world import World
 
 
@@ -156,66 +157,77 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 class RunningStatistics:
-    """BatchNorm's running statistics, made independent of the world size without communication.
+    """BatchNorm's running statistics: moving averages that are updated once per step.
 
-    All micro-batches of a step must enter the moving average with equal weight, whichever rank computes them.
-    A rank computes A of them in sequence; with momentum m / (A - (A - a) m) for the a-th (a = 1..A), each has
-    weight m/A and the old value 1 - m. Each rank keeps its own moving average. The mean of these moving averages
-    over ranks equals the moving average of the means, so they are averaged only when they are read.
+    All micro-batches of a step enter them with equal weight, whichever rank computes them. The layers have momentum 1, so
+    a forward pass leaves the mean and the variance of its micro-batch in their buffers; `collect` keeps a sum of these,
+    `advance` applies their mean. The layers contain the moving averages only inside `averaged`. Unless a strategy sums
+    over all ranks, each rank has moving averages of its own micro-batches; their mean over ranks equals the moving average
+    of the means, so ranks exchange them only when they are read.
     """
 
-    def __init__(self, model: nn.Module, accumulation: int) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._norms = norms(model)
-        self._momenta = [m.momentum for m in self._norms]
-        self._accumulation = accumulation
+        self._buffers = [buffer for layer in self._norms for buffer in _statistics(layer)]
+        self._momentum = _flat([torch.full_like(b, _momentum(layer)) for layer in self._norms for b in _statistics(layer)])
+        for layer in self._norms:
+            layer.momentum = 1.0
+        self._averages = _flat(self._buffers)
+        self._sum: TreeSum[torch.Tensor] = TreeSum(torch.Tensor.add_)
 
-    def before_micro(self, micro: int) -> None:
-        """Set the momentum of micro-batch ``micro`` (0-based) of this step."""
-        if self._accumulation == 1:
-            return
-        for layer, momentum in zip(self._norms, self._momenta, strict=True):
-            if momentum is not None:
-                layer.momentum = micro_momentum(momentum, micro + 1, self._accumulation)
+    def collect(self, micro_batch: int) -> None:
+        """After the forward pass of ``micro_batch`` of this step, counted over all ranks: add its statistics to the sum."""
+        self._sum.push(_flat(self._buffers), micro_batch)
+
+    def take(self) -> list[torch.Tensor]:
+        """The sums over this rank's micro-batches of the step as nodes of `worldsize.tree`, each (n,)."""
+        return self._sum.take()
+
+    def advance(self, mean: torch.Tensor) -> None:
+        """Apply one step, given the mean (n,) of its micro-batches."""
+        self._averages.mul_(1 - self._momentum).add_(self._momentum * mean)
+
+    @property
+    def size(self) -> int:
+        """n, the number of values."""
+        return self._averages.numel()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """This rank's statistics by layer number; references, not copies."""
-        found = {}
-        for i, layer in enumerate(self._norms):
-            assert layer.running_mean is not None and layer.running_var is not None
-            found[f"{i}.mean"], found[f"{i}.var"] = layer.running_mean, layer.running_var
-        return found
+        """This rank's moving averages by layer number; references, not copies."""
+        parts = self._averages.split([b.numel() for b in self._buffers])
+        return {f"{i // 2}.{('mean', 'var')[i % 2]}": part for i, part in enumerate(parts)}
 
-    def reset(self) -> None:
-        """Set them to zero: after the next step they contain momentum times that step's mean, the input of `advance`."""
-        for tensor in self.tensors().values():
-            tensor.zero_()
-
-    def advance(self, step: list[torch.Tensor]) -> None:
-        """Apply one step, given the values of `tensors`, in order, of a replica that called `reset` before that step."""
-        own = iter(zip(self.tensors().values(), step, strict=True))
-        for momentum in self._momenta:
-            for tensor, contribution in (next(own), next(own)):
-                tensor.mul_(1 - (momentum or 0.0)).add_(contribution)
+    def load_from_model(self) -> None:
+        """Take the values in the layers, such as those of a checkpoint, as the moving averages."""
+        self._averages.copy_(_flat(self._buffers))
 
     @contextmanager
     def averaged(self, world: World, step: int) -> Iterator[None]:
         """Within this context the model has the mean over all ranks and ``num_batches_tracked`` is ``step``."""
-        own = self.tensors()
-        kept = {name: tensor.clone() for name, tensor in own.items()}
         for layer in self._norms:
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(step)
-        average(list(own.values()), world)
-        try:
-            yield
-        finally:
-            for name, tensor in own.items():
-                tensor.copy_(kept[name])
+        mean = self._averages.clone()
+        average([mean], world)
+        for buffer, part in zip(self._buffers, mean.split([b.numel() for b in self._buffers]), strict=True):
+            buffer.copy_(part)
+        yield  # afterwards the next forward pass overwrites them
 
 
-def micro_momentum(momentum: float, a: int, accumulation: int) -> float:
-    """Momentum of the a-th (1-based) of ``accumulation`` micro-batches; each gets weight momentum / accumulation."""
-    return momentum / (accumulation - (accumulation - a) * momentum)
+def _statistics(layer: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Its running mean and variance."""
+    assert layer.running_mean is not None and layer.running_var is not None
+    return layer.running_mean, layer.running_var
+
+
+def _momentum(layer: _BatchNorm) -> float:
+    assert layer.momentum is not None, "cumulative averages of BatchNorm are not supported"
+    return layer.momentum
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """All tensors concatenated, a copy, (n,)."""
+    return torch.cat(tensors) if tensors else torch.zeros(0)
 
 
 def average(tensors: list[torch.Tensor], world: World) -> None:

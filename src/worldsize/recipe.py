@@ -16,7 +16,7 @@ import tyro
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 DatasetName = Literal["digits", "cifar10", "imagenet", "folder", "synthetic"]
-StrategyName = Literal["auto", "single", "dataparallel", "ddp", "adasum", "horovod", "localsgd", "async"]
+StrategyName = Literal["auto", "single", "dataparallel", "ddp", "bitwise", "adasum", "horovod", "localsgd", "async"]
 TrackerName = Literal["tensorboard", "wandb"]
 
 # Text about the recipe: for its YAML file, not for the command line.
@@ -168,7 +168,10 @@ class Parallel(Settings):
     strategy: StrategyName = _operational(
         "auto", description="`worldsize strategies` explains them; auto: single for one process, ddp for more"
     )
-    bucket_mb: float = _operational(25.0, gt=0, description="ddp: size of a gradient bucket, MiB")
+    threads: int = Field(
+        1, ge=1, description="bitwise: threads per process that compute on a CPU; another number gives other bits"
+    )
+    bucket_mb: float = _operational(25.0, gt=0, description="ddp, bitwise: size of a gradient bucket, MiB")
     gradient_as_bucket_view: bool = _operational(
         True, description="ddp: gradients are views of the buckets, which saves one copy"
     )

@@ -29,10 +29,15 @@ class TrainState:
     statistics: RunningStatistics
     strategy: Strategy
 
+    def advance_statistics(self) -> None:
+        """Apply the statistics that this step's micro-batches left. With some strategies all ranks must call it."""
+        self.statistics.advance(self.strategy.mean(self.statistics.take()))
+
     @contextmanager
     def consensus(self, world: World, step: int) -> Iterator[None]:
         """Within this context the model combines all ranks after ``step``: it is the one to evaluate and save."""
-        with self.strategy.consensus(), self.statistics.averaged(world, step):
+        shared = self.strategy.same_bits  # all ranks have the same statistics already
+        with self.strategy.consensus(), self.statistics.averaged(world.alone() if shared else world, step):
             yield
 
     def gather(self, world: World) -> Tensors:
@@ -57,6 +62,7 @@ class TrainState:
         except RuntimeError as error:
             reason = str(error).splitlines()[1:2] or [str(error)]
             raise CheckpointError(f"the checkpoint belongs to another model: {reason[0].strip()}") from None
+        self.statistics.load_from_model()
         if snapshot.state["optimizer"] == type(self.optimizer).__name__:
             optim.load_state_tensors(self.optimizer, self.model, snapshot.optimizer)
         if self.scaler.is_enabled() and snapshot.state["scaler"]:

@@ -12,8 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
+from worldsize.batch import evaluation_share
 from worldsize.control import Control, Decision
 from worldsize.data.loader import Batch
 from worldsize.errors import Stopped
@@ -60,15 +59,15 @@ class Trainer(Loop):
         progress = self.progress
         lr = self.lr(progress.step)
         set_lr(self.state.optimizer, lr)
-        sums, data_s = self.compute.gradient(batches, progress.step, self._propose)
+        computed = self.compute.gradient(batches, progress.step, self._propose)
+        self.state.advance_statistics()
         norm = self.compute.unscale_and_clip()
         self.state.strategy.update(self._optimizer_step)
         self.state.scaler.update()
         self.state.optimizer.zero_grad()
         progress.step += 1
         progress.epoch_step += 1
-        values = torch.cat([sums, norm.double().view(1)])
-        self._meter.add(progress.step, progress.epoch + progress.epoch_step / self.steps_per_epoch, lr, values, data_s)
+        self._meter.add(progress.step, progress.epoch + progress.epoch_step / self.steps_per_epoch, lr, computed, norm)
         return self._control.decide()
 
     def _optimizer_step(self) -> None:
@@ -112,7 +111,7 @@ class Trainer(Loop):
     def _evaluate(self) -> Result:
         progress = self.progress
         begin = time.monotonic()
-        share = -(-len(self.val_loader.samples) // self.world.size)
+        share = len(evaluation_share(len(self.val_loader.samples), 0, self.world.size, self.plan.micro_batch))
         with self.state.consensus(self.world, progress.step):
             result = evaluate(
                 self.state.model,

@@ -37,16 +37,16 @@ class Worker:
         compute, state = self._compute, self._compute.state
         step = self._fetch(grant.steps)
         unflatten(grant.weights, [p.detach() for p in state.model.parameters()])
-        state.statistics.reset()
-        sums, data_s = compute.gradient(self._stream, step)
+        computed = compute.gradient(self._stream, step)
+        statistics = state.strategy.mean(state.statistics.take())
         norm = compute.unscale_and_clip()
         overflow = state.scaler.is_enabled() and not torch.isfinite(norm)
         state.scaler.update()
-        gradient = None if overflow else self._gradient()
+        gradient = None if overflow else flatten([*self._gradients(), statistics])
         state.optimizer.zero_grad()
-        values = torch.cat([sums, norm.double().view(1)]).cpu()
+        values = torch.cat([computed.sums.sum(0), norm.double().view(1)]).cpu()
         self._submitted_at = time.perf_counter()
-        return Report(step, grant.version, gradient, values, self._submitted_at - begin, waited_s, data_s)
+        return Report(step, grant.version, gradient, values, self._submitted_at - begin, waited_s, computed.data_s)
 
     def _fetch(self, steps: list[int]) -> int:
         """Start loading the steps that are new to this worker. Returns the first step in the queue."""
@@ -56,17 +56,16 @@ class Worker:
                 self._fetching.append(step)
         return self._fetching.pop(0)
 
-    def _gradient(self) -> torch.Tensor:
+    def _gradients(self) -> list[torch.Tensor]:
         parameters = self._compute.state.model.parameters()
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        return flatten(parts + list(self._compute.state.statistics.tensors().values()))
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
 
 
 def replica(compute: Compute, strategy: Strategy) -> Compute:
     """A copy of ``compute`` with its own copy of the model and an optimizer that never steps."""
     model = copy.deepcopy(compute.state.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    statistics = RunningStatistics(model, compute.plan.accumulation)
+    statistics = RunningStatistics(model)  # collects a step's statistics; the moving averages are rank 0's
     own = copy.copy(strategy)
     own.module = model
     return replace(

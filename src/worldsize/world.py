@@ -109,8 +109,11 @@ class World:
             dist.destroy_process_group()
 
 
-def join(place: Place, recipe: Recipe) -> World:
+def join(place: Place, recipe: Recipe, threads: int | None = None) -> World:
     """Set up this process's device and threads, and join the process group.
+
+    Args:
+        threads: threads that compute on a CPU; None: this process's share of the cores.
 
     Raises:
         UserError: the device does not exist, or the group does not have the requested size.
@@ -118,7 +121,7 @@ def join(place: Place, recipe: Recipe) -> World:
     """
     import torch
 
-    threads = threads_per_process(place)
+    threads = threads or threads_per_process(place)
     torch.set_num_threads(threads)
     device = _device(place, recipe.device)
     if device.type == "cpu":

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worldsize.batch import BatchPlan, shard
+from worldsize.batch import BatchPlan, evaluation_share
 from worldsize.data.crops import Crop, Draws, Pixels
 from worldsize.data.order import FullShuffle, Indices, Order
 from worldsize.data.prepare import Preparation
@@ -39,10 +39,14 @@ _MAX_TRIES = 100  # images to try as a replacement for a broken one
 
 @dataclass(frozen=True)
 class Batch:
-    """``pixels``: uint8 (n, size, size, 3), in pinned memory for a GPU; ``labels``: int64 (n,)."""
+    """``pixels``: uint8 (n, size, size, 3), in pinned memory for a GPU; ``labels``: int64 (n,).
+
+    ``indices``: the sample at each place, after broken images are replaced, int64 (n,).
+    """
 
     pixels: torch.Tensor
     labels: torch.Tensor
+    indices: Indices
 
 
 class BrokenImages:
@@ -146,8 +150,11 @@ class Loader:
                 yield self._submit(crop or self.crop, indices, epoch, replace=True)
 
     def evaluation(self, rank: int, world_size: int, batch: int) -> Iterator[Batch]:
-        """This rank's part of the split in order, every sample once. Broken images are skipped."""
-        own = shard(len(self.samples), rank, world_size)
+        """This rank's part of the split in order, every sample once. Broken images are skipped.
+
+        Batch i has the samples ``i * batch`` and following, at every world size; a rank gets complete batches.
+        """
+        own = evaluation_share(len(self.samples), rank, world_size, batch)
         starts = range(own.start, own.stop, batch)
         requests = (np.arange(start, min(start + batch, own.stop)) for start in starts)
         return Stream(self._prefetch, (self._submit(self.crop, indices, 0, replace=False) for indices in requests))
@@ -163,16 +170,17 @@ class Loader:
         pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8, pin_memory=self._pin)
         labels = torch.empty(len(indices), dtype=torch.int64, pin_memory=self._pin)
         draws = uniforms(self._seed, Use.AUGMENT, epoch, indices, crop.draws)
+        indices = indices.copy()  # `_replace` changes it
         places = Places(crop, indices, draws, pixels.numpy(), labels.numpy())
         if self.samples.pixels is not None:
-            return _Pending(pixels, labels, [self._pool.submit(self._fill_from_memory, places)])
+            return _Pending(pixels, labels, indices, [self._pool.submit(self._fill_from_memory, places)])
         assert isinstance(self.samples, EncodedSamples)
         chunk = self._chunk(len(indices))
         parts = []
         for part in (places.part(slice(i, i + chunk)) for i in range(0, len(indices), chunk)):
             read = self._readers.submit(self.samples.several, part.indices)
             parts.append(self._pool.submit(self._fill_from_files, part, read, replace))
-        return _Pending(pixels, labels, parts)
+        return _Pending(pixels, labels, indices, parts)
 
     def _chunk(self, batch: int) -> int:
         """Images per task, so that the batches in preparation have two tasks per thread."""
@@ -211,6 +219,7 @@ class Loader:
             (reason,) = self._preparation.fill(place.crop, self.samples.several(candidate), place.draws, place.pixels)
             if reason is None:
                 place.labels[:] = self.samples.labels[candidate]
+                place.indices[:] = candidate
                 return True
             self.broken.add(int(candidate[0]), reason)
         first = self.samples.name(int(place.indices[0]))
@@ -262,11 +271,12 @@ class _Pending:
 
     pixels: torch.Tensor
     labels: torch.Tensor
+    indices: Indices
     parts: list[Future[list[bool]]]
 
     def result(self) -> Batch:
         filled = [ok for part in self.parts for ok in part.result()]
         if all(filled):
-            return Batch(self.pixels, self.labels)
+            return Batch(self.pixels, self.labels, self.indices)
         keep = torch.tensor(filled)
-        return Batch(self.pixels[keep], self.labels[keep])
+        return Batch(self.pixels[keep], self.labels[keep], self.indices[keep.numpy()])

@@ -104,11 +104,12 @@ def check(recipe: Recipe, place: Place) -> None:
 def identity(recipe: Recipe) -> dict[str, Any]:
     """All settings that determine a run's numbers, as nested values that JSON can hold.
 
-    Of `recipe.Parallel`: nothing if the numbers are those of `single`; else the strategy and the settings it reads.
+    Of `recipe.Parallel`: nothing if the numbers are those of `single` up to rounding and the strategy promises no more;
+    else the strategy and the settings it reads.
     """
     kept = recipe.identity()
     strategy = named(recipe.parallel)
-    if not strategy.exact(recipe.parallel):
+    if strategy.same_bits or not strategy.exact(recipe.parallel):
         kept["parallel"] = {"strategy": strategy.name} | {
             name: getattr(recipe.parallel, name) for name in strategy.identity_settings
         }
@@ -127,6 +128,11 @@ def batch_plan(recipe: Recipe, world_size: int) -> BatchPlan:
 def lr_batch(settings: Parallel, plan: BatchPlan, place: Place) -> int:
     """The number of samples that the learning rate is scaled to."""
     return running(settings, place.size).lr_batch(settings, plan, place)
+
+
+def threads(settings: Parallel) -> int | None:
+    """CPU threads per process, if the strategy's numbers depend on it."""
+    return named(settings).threads(settings)
 
 
 def build(parts: Parts) -> Strategy:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from worldsize import batch
 from worldsize.clock import elapsed_ms, stamp
+from worldsize.tree import fold
 
 if TYPE_CHECKING:
     import torch
@@ -98,9 +99,11 @@ class Strategy(ABC):
         rate: what the learning rate is scaled to: the ``global batch``, or the samples of one ``process``.
         settings: the settings of `recipe.Parallel` that it reads and not every strategy does.
         identity_settings: those of ``settings`` that change a run's numbers.
+        same_bits: whether a run has the same bits at every world size, not only the same numbers up to rounding.
         asynchronous: whether ranks do not step together, see `worldsize.asynchronous`.
         needs_mpi: whether a cluster must start it with mpirun.
         local_gradients: whether ranks still hold different gradients when ``update`` is called.
+        loss_divisor: the loss of a micro-batch is divided by it before the backward pass.
         module: what to call for the forward pass.
         optimizer: what steps, and what a checkpoint saves.
         backend: what carries messages between processes, for people; None for one process.
@@ -113,9 +116,11 @@ class Strategy(ABC):
     rate: ClassVar[Literal["global batch", "process"]] = "global batch"
     settings: ClassVar[tuple[str, ...]] = ()
     identity_settings: ClassVar[tuple[str, ...]] = ()
+    same_bits: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False
     needs_mpi: ClassVar[bool] = False
     local_gradients: bool = False
+    loss_divisor: int
     module: nn.Module
     optimizer: torch.optim.Optimizer
 
@@ -159,6 +164,11 @@ class Strategy(ABC):
         return batch.plan(recipe, world_size)
 
     @classmethod
+    def threads(cls, settings: Parallel) -> int | None:
+        """CPU threads per process, if the numbers depend on it; None: each process takes its share of the cores."""
+        return None
+
+    @classmethod
     def lr_batch(cls, settings: Parallel, plan: BatchPlan, place: Place) -> int:
         """The number of samples that the learning rate is scaled to: those behind one step of an optimizer."""
         return plan.global_batch
@@ -180,6 +190,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def __init__(self, parts: Parts) -> None:
+        self._accumulation = self.loss_divisor = parts.accumulation
         self.module = parts.module
         self.optimizer = parts.optimizer
         self.backend = parts.world.backend
@@ -192,6 +203,14 @@ class Strategy(ABC):
     def gradients(self, last: bool) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch; ``last`` is True for the last one of the step."""
         return nullcontext()
+
+    def mean(self, nodes: list[torch.Tensor]) -> torch.Tensor:
+        """The mean of a quantity over the micro-batches of the step, (n,): of this rank, or of all ranks.
+
+        Args:
+            nodes: its sums over this rank's micro-batches, each (n,), as nodes of `worldsize.tree`.
+        """
+        return fold(nodes, lambda left, right: left + right) / self._accumulation
 
     def update(self, step: Callable[[], None]) -> None:
         """Apply the optimizer (``step``) once gradients are ready."""

@@ -1,0 +1,163 @@
+"""The strategy `bitwise`: the same bits at every world size, under every launcher, through interruptions."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import reference
+from processes import environment, newest, records, start, weights, workers, worldsize
+
+SLOW = pytest.mark.slow
+ADAMW = "{name: adamw, lr: 0.0005, clip_norm: 1.0, nesterov: false}"
+# All values of a record but those that are times.
+NUMBERS = ("epoch", "step", "loss", "top1", "lr", "grad_norm", "broken", "train_loss", "train_top1", "val_loss", "val_top1")
+
+
+def recipe(cwd: Path, precision: str = "fp32", model: str = "resnet18", micro_batch: int = 12, optimizer: str = "") -> Path:
+    """The recipe of `reference`, with the strategy bitwise; M = 48 / micro_batch."""
+    text = reference.RECIPE.format(precision=precision, model=model)
+    lines = [line for line in text.splitlines() if not line.startswith(("micro_batch:", *["optimizer:"] * bool(optimizer)))]
+    lines += [f"micro_batch: {micro_batch}", "parallel: {strategy: bitwise}", *[f"optimizer: {optimizer}"] * bool(optimizer)]
+    path = cwd / f"{precision}-{model}-{micro_batch}{'-adamw' * bool(optimizer)}.yaml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(ranks):
+    """runs(size, sabotage=..., **settings of `recipe`) trains once and returns the run folder."""
+    finished: dict[tuple, Path] = {}
+
+    def run(size: int, sabotage: str | None = None, **settings) -> Path:
+        key = (size, sabotage, *settings.items())
+        if key not in finished:
+            name = f"run-{len(finished)}"
+            ranks(size, sabotage=sabotage).run("train", recipe(ranks.cwd, **settings), "--name", name)
+            finished[key] = ranks.cwd / "runs" / name
+        return finished[key]
+
+    return run
+
+
+def bits(run: Path) -> str:
+    """The SHA-256 of the final weights and running statistics."""
+    return hashlib.sha256((newest(run) / "model.safetensors").read_bytes()).hexdigest()
+
+
+def numbers(run: Path) -> list[dict]:
+    """All records without times."""
+    lines = records(run, "step") + records(run, "epoch")
+    assert len(lines) >= 20
+    return [{key: value for key, value in line.items() if key in NUMBERS} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [
+        (2, {}),
+        (4, {}),
+        pytest.param(2, {"micro_batch": 8}, marks=SLOW),  # the ranks' nodes: 2 and 1 micro-batches, 1 and 2
+        pytest.param(3, {"micro_batch": 4}, marks=SLOW),
+        pytest.param(4, {"micro_batch": 4}, marks=SLOW),
+        pytest.param(8, {"micro_batch": 6}, marks=SLOW),
+        pytest.param(2, {"precision": "bf16"}, marks=SLOW),
+        pytest.param(2, {"precision": "fp16"}, marks=SLOW),
+        pytest.param(2, {"optimizer": ADAMW}, marks=SLOW),
+        pytest.param(2, {"model": "mobilenet_v3_small"}, marks=SLOW),  # has dropout
+        pytest.param(2, {"model": "resnet50"}, marks=SLOW),
+        pytest.param(4, {"model": "resnet50", "precision": "bf16"}, marks=SLOW),
+    ],
+)
+def test_the_world_size_changes_no_bit(runs, size, settings):
+    single, distributed = runs(1, **settings), runs(size, **settings)
+    assert numbers(distributed) == numbers(single)
+    assert bits(distributed) == bits(single)
+
+
+@SLOW
+def test_it_computes_the_numbers_of_a_single_process(runs, ranks):
+    """Up to the rounding of the first steps."""
+    ranks(1).run("train", recipe(ranks.cwd), "--parallel.strategy", "single", "--name", "single")
+    expected = [step["loss"] for step in records(ranks.cwd / "runs" / "single", "step")]
+    assert [step["loss"] for step in records(runs(2), "step")][:8] == pytest.approx(expected[:8], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "size"),
+    [
+        ("from_left_to_right", 1),
+        pytest.param("mean_before_sum", 2, marks=SLOW),
+        pytest.param("statistics_averaged_when_saved", 2, marks=SLOW),
+    ],
+)
+def test_each_rule_is_needed(runs, rule, size):
+    """With one rule broken the weights differ, so the comparison above detects it."""
+    settings = {"micro_batch": 12 if size == 1 else 8}
+    assert bits(runs(size, sabotage=rule, **settings)) != bits(runs(3 - size, **settings))
+
+
+def test_a_process_sends_as_much_as_in_a_ring_all_reduce(runs):
+    parameters = sum(t.numel() * t.element_size() for name, t in weights(runs(2)).items() if "running" not in name)
+    for size in (2, 4):
+        assert records(runs(size), "step")[-1]["sent_bytes"] == pytest.approx(parameters, rel=0.05)
+
+
+@SLOW
+@pytest.mark.parametrize("launcher", ["procs", "torchrun", "mpirun"])
+def test_every_launcher_gives_the_same_bits(runs, tmp_path, launcher):
+    command = ["-m", "worldsize", "train", str(recipe(tmp_path)), "--name", "a"]
+    if launcher == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("needs mpirun (Debian: openmpi-bin)")
+    words = {
+        "procs": [sys.executable, *command, "--procs", "2"],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *command],
+        "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable, *command],
+    }
+    done = subprocess.run(
+        words[launcher], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert bits(tmp_path / "runs" / "a") == bits(runs(1))
+
+
+@SLOW
+def test_interruptions_at_changing_world_sizes_change_no_bit(runs, tmp_path):
+    """Two processes until kill -9, one until SIGTERM, four to the end."""
+    run, save = tmp_path / "runs" / "a", ("--checkpoint.every-steps", "1")
+    first = start("train", recipe(tmp_path), "--name", "a", "--procs", "2", *save, cwd=tmp_path)
+    reached = wait_for_two_steps(first, run)
+    os.kill(random.Random(0).choice(workers(first.pid)), signal.SIGKILL)
+    first.communicate(timeout=60)
+    second = start("train", "--resume", run, *save, cwd=tmp_path)
+    assert wait_for_two_steps(second, run) > reached
+    second.send_signal(signal.SIGTERM)
+    assert second.communicate(timeout=60) and second.returncode == 75
+    last = worldsize("train", "--resume", run, "--procs", "4", cwd=tmp_path)
+    assert last.returncode == 0, last.stderr
+    assert numbers(run) == numbers(runs(1))
+    assert bits(run) == bits(runs(1))
+
+
+def wait_for_two_steps(process: subprocess.Popen[str], run: Path) -> int:
+    """Wait until the process has saved two more steps; returns the last step's number, before the end."""
+    before = saved(run)
+    deadline = time.monotonic() + 120
+    while saved(run) < before + 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert process.poll() is None and before + 2 <= saved(run) < 16, process.communicate()[0]
+    return saved(run)
+
+
+def saved(run: Path) -> int:
+    steps = [int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-????????")]
+    return max(steps, default=0)
