@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "worldsize"
 
 # Layers from the bottom up: a module may import from its own line and the lines above it.
 LAYERS = [
-    ("errors", "signals", "tree"),
+    ("errors", "signals", "tree", "fingerprint"),
     ("recipe", "clock", "place"),
     ("catalog", "batch", "schedule", "world", "run"),
     ("arguments", "data"),
@@ -26,7 +26,7 @@ LAYERS = [
     ("loop", "worker"),
     ("train", "asynchronous"),
     ("assemble",),
-    ("eval_checkpoint", "bench"),
+    ("eval_checkpoint", "bench", "reproduce"),
     ("cli",),
     ("__main__",),
 ]

@@ -47,6 +47,8 @@ class Train:
     """Resume OUT/NAME if it exists; for schedulers that restart jobs. Requires --name."""
     retries: int = 3
     """With --autoresume: give up after this many starts in a row without a new checkpoint."""
+    stop_after: int | None = None
+    """Save and stop after this step, as after Ctrl-C (exit code 75); --resume continues."""
 
 
 @dataclass
@@ -59,6 +61,26 @@ class Evaluate:
     settings: Settings
     procs: int = 1
     """Processes on this machine; each uses one GPU, or its share of the cores."""
+
+
+@dataclass
+class Prove:
+    """Run the first steps of RECIPE with several numbers of processes, and compare what they compute.
+
+    Compares the order of samples, losses, gradient norms, weights and BatchNorm statistics, and prints one table. Exits
+    with 0 if the strategy keeps its promise (bitwise: the same bits; ddp: the same numbers up to rounding), else with 1.
+    Everything runs in a temporary folder.
+    """
+
+    settings: Settings
+    procs: str = "1,2,4"
+    """Numbers of processes on this machine, separated by commas; the first is the reference."""
+    steps: int = 20
+    """Steps of each run."""
+    strategy: str | None = None
+    """Strategy (default: the recipe's; of a recipe with `auto`, bitwise)."""
+    interrupt: bool = False
+    """Stop each run in the middle, and resume it."""
 
 
 @dataclass

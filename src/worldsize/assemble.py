@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from worldsize import catalog, checkpoint, environment, model, optim, parallel, precision, run, track
+from worldsize import catalog, checkpoint, environment, fingerprint, model, optim, parallel, precision, run, track
 from worldsize.asynchronous import AsyncTrainer
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
@@ -65,7 +65,7 @@ def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None
     setting = _setting(_autoresumed(request, world), world)
     request = setting.request
     facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world)
-    check_ranks(world, facts)
+    check_ranks(world, facts, parallel.named(settings).same_bits)
     snapshot = snapshot_to_resume(request, facts, world)
     if snapshot is not None and has_ended(snapshot.state, facts):
         world.close()
@@ -149,7 +149,7 @@ def _assemble(
     mine = world.alone() if state.strategy.asynchronous else world
     if snapshot is not None:
         world.collectively(lambda: state.restore(snapshot, mine))
-    progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress()
+    progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress(chain=fingerprint.of_run(facts))
     normalise = Normalise(recipe.data, world.device, setting.precision.weights)
     return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
         recipe=recipe,
@@ -163,6 +163,7 @@ def _assemble(
         trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
         saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, catalog.to_yaml(recipe), facts),
         stop=stop,
+        stop_after=setting.request.stop_after,
         progress=progress,
     )
 
@@ -257,4 +258,5 @@ def _summary(trainer: Loop, result: Result, seconds: float) -> Summary:
         images_per_s=at.step * trainer.plan.global_batch / max(at.train_s, 1e-9),
         seconds=seconds,
         checkpoint=str(newest) if newest else None,
+        chain=at.chain,
     )

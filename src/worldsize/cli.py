@@ -21,6 +21,7 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
   worldsize train RECIPE [--procs N] [--SETTING VALUE ...]    train; RECIPE is a name or a YAML file
   worldsize train --resume RUN [--procs N]                    resume a run at the exact step where it stopped
   worldsize eval RUN|CHECKPOINT [--SETTING VALUE ...]         evaluate a trained model
+  worldsize prove RECIPE [--procs 1,2,4]                      show that the number of processes does not change a run
   worldsize recipes [NAME]                                    list the recipes; with NAME, print its YAML
   worldsize strategies                                        list the parallel strategies and what works here
   worldsize bench strategies [--procs N]                      compare their speed on this machine
@@ -78,6 +79,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "train": _train,
         "agent": _agent,
         "eval": _eval,
+        "prove": _prove,
         "recipes": _recipes,
         "strategies": _strategies,
         "bench": _bench,
@@ -174,6 +176,13 @@ def _eval(argv: list[str]) -> int:
         return 0
 
     return distribute(["eval", *argv], parsed.procs, place, work)
+
+
+def _prove(argv: list[str]) -> int:
+    """``worldsize prove``."""
+    from worldsize.reproduce.commands import prove
+
+    return prove(argv)
 
 
 def _recipes(argv: list[str]) -> int:

@@ -32,13 +32,18 @@ def fixed_facts(recipe: Recipe, plan: BatchPlan, dataset: Dataset, precision: Pr
     }
 
 
-def check_ranks(world: World, facts: dict[str, Any]) -> None:
+def check_ranks(world: World, facts: dict[str, Any], same_bits: bool) -> None:
     """Refuse ranks with different data or libraries, which would compute different numbers without an error.
+
+    Args:
+        same_bits: also refuse different processors or GPUs, which round differently.
 
     Raises:
         UserError: on all ranks; names the difference.
     """
     own = {"data": facts["data"], "precision": facts["precision"], "versions": environment.versions()}
+    if same_bits:
+        own["hardware"] = environment.hardware(world)
     values = world.gather(own)
     for rank, other in enumerate(values):
         for what in own:

@@ -23,6 +23,20 @@ def versions() -> dict[str, str | None]:
     return {"worldsize": worldsize.__version__, "python": platform.python_version()} | {p: _version(p) for p in _PACKAGES}
 
 
+def hardware(world: World) -> dict[str, Any]:
+    """What the bits of a run depend on, besides its recipe, data and versions: with equal values they are equal."""
+    import torch
+
+    cuda = world.device.type == "cuda"
+    return {
+        "device": device_name(world.device.type),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": None if cuda else world.threads,
+        "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+    }
+
+
 def describe(world: World, precision: str, strategy: Strategy) -> dict[str, Any]:
     """What a run records about its machines."""
     import torch
@@ -39,6 +53,7 @@ def describe(world: World, precision: str, strategy: Strategy) -> dict[str, Any]
         "precision": precision,
         "platform": platform.platform(),
         "versions": versions(),
+        "hardware": hardware(world),
     }
 
 

@@ -27,7 +27,8 @@ from worldsize.world import World
 class Loop(ABC):
     """Everything a training loop needs, built by `worldsize.assemble`.
 
-    ``lr_batch`` is the number of samples that the learning rate is scaled to.
+    ``lr_batch`` is the number of samples that the learning rate is scaled to. ``stop_after`` is a step after which to save
+    and stop, as after a signal.
     """
 
     recipe: Recipe
@@ -41,6 +42,7 @@ class Loop(ABC):
     trackers: Trackers
     saver: Saver
     stop: StopFlag
+    stop_after: int | None = None
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:

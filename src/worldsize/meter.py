@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from worldsize import fingerprint
 from worldsize.batch import BatchPlan
 from worldsize.clock import elapsed_ms, stamp
 from worldsize.compute import Computed
@@ -106,4 +107,5 @@ class Meter:
             communication_ms=wait_ms,
             sent_bytes=round(sum(sent) / n),
             broken=broken,
+            samples=fingerprint.of_samples(samples.reshape(-1).tolist()),
         )

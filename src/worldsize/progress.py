@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from worldsize import fingerprint
 from worldsize.evaluate import Result
 from worldsize.track.base import Epoch, Step
 
@@ -17,7 +18,7 @@ class Progress:
     ``step`` counts optimizer steps of the run, ``epoch_step`` those of epoch ``epoch`` (0-based). The ``epoch_*`` sums are
     over the steps of this epoch, ``train_s`` over those of the run. ``evaluation`` was made after step ``evaluated_step``,
     -1 for none. In an asynchronous run, ``missing`` lists steps that were assigned but are not done yet, although later
-    steps are.
+    steps are. ``chain`` is the fingerprint of the steps so far (see `worldsize.fingerprint`).
     """
 
     step: int = 0
@@ -32,6 +33,7 @@ class Progress:
     evaluation: dict[str, float | int] | None = None
     evaluated_step: int = -1
     missing: list[int] = field(default_factory=list)
+    chain: str = fingerprint.NOT_RECORDED
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -40,6 +42,14 @@ class Progress:
     def from_dict(cls, state: dict[str, Any]) -> Progress:
         """The inverse of `as_dict`; ignores unknown keys, and uses defaults for keys that an older version did not save."""
         return cls(**{name: state[name] for name in cls.__dataclass_fields__ if name in state})
+
+    def chained(self, steps: Sequence[Step]) -> list[Step]:
+        """The completed steps with their fingerprints, which extend the chain."""
+        linked = []
+        for step in steps:
+            self.chain = fingerprint.link(self.chain, vars(step))
+            linked.append(replace(step, chain=self.chain))
+        return linked
 
     def add(self, steps: Sequence[Step]) -> None:
         """Add completed steps of this epoch to the sums."""

@@ -18,7 +18,8 @@ class TrainRequest:
 
     ``stem`` begins the run's name if ``name`` is None; ``resume`` is the run to continue, None for a new one;
     ``allow_changes`` continues although the recipe or the data changed. ``autoresume`` continues the run ``name`` if it
-    exists, ``retries`` times in a row without a new checkpoint. ``procs`` is the number of processes to start here.
+    exists, ``retries`` times in a row without a new checkpoint. ``procs`` is the number of processes to start here,
+    ``stop_after`` a step after which the run saves and stops.
     """
 
     recipe: Recipe
@@ -30,6 +31,7 @@ class TrainRequest:
     autoresume: bool = False
     retries: int = 3
     procs: int = 1
+    stop_after: int | None = None
 
     @property
     def cache(self) -> Path:
@@ -70,6 +72,7 @@ def from_arguments(argv: list[str]) -> TrainRequest:
         autoresume=parsed.autoresume,
         retries=parsed.retries,
         procs=parsed.procs,
+        stop_after=parsed.stop_after,
     )
 
 
@@ -80,6 +83,8 @@ def preflight(request: TrainRequest, place: Place) -> None:
         UserError: batches, strategy, names, trackers.
     """
     parallel.check(request.recipe, place)
+    if request.stop_after is not None and (request.stop_after < 1 or parallel.named(request.recipe.parallel).asynchronous):
+        raise UserError(f"--stop-after {request.stop_after}: pass a step from 1, and a strategy other than async")
     track.check(request.recipe.track)
     if request.autoresume and (request.name is None or request.resume is not None):
         raise UserError("--autoresume requires --name NAME and excludes --resume")

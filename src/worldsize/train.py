@@ -83,9 +83,10 @@ class Trainer(Loop):
         self.check_broken(broken, self.train_loader)
         every = self.recipe.checkpoint.every_steps
         save = decision.save or (every is not None and progress.step % every == 0)
-        if decision.collect or decision.stop or save:
+        stop = decision.stop or progress.step == self.stop_after
+        if decision.collect or stop or save:
             self._collect(broken)
-        if decision.stop:
+        if stop:
             self.saver.save(progress, wait=True)
             raise Stopped(f"stopped after step {progress.step:,} of {self.total_steps:,}")
         if save:
@@ -95,6 +96,7 @@ class Trainer(Loop):
         """Pass the steps since the last call, over all ranks, to the trackers; raise Diverged if they are not finite."""
         self._collected = time.monotonic()
         steps = self._meter.collect(len(self.train_loader.broken.known) if broken is None else broken)
+        steps = self.progress.chained(steps)
         self.progress.add(steps)
         self.trackers.steps(steps)
         self.check_finite(steps)

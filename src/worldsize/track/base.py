@@ -47,8 +47,10 @@ class Step:
     Times are milliseconds, the mean over ranks: ``data_ms`` is spent waiting for images, ``communication_ms`` waiting for
     other ranks after this rank's backward pass, ``compute_ms`` is the rest of ``step_ms``. ``sent_bytes`` is the number of
     bytes that one rank sends, the mean over ranks. ``rank_images_per_s`` is each rank's samples divided by its time without
-    communication: it shows which rank slows down the others. ``details`` has values of specific strategies; for async: the
-    worker that computed the gradient, its staleness in updates, and the number of active workers.
+    communication: it shows which rank slows down the others. ``samples`` is a digest of the samples in order and ``chain``
+    the run's fingerprint after this step (see `worldsize.fingerprint`); empty: not recorded. ``details`` has values of
+    specific strategies; for async: the worker that computed the gradient, its staleness in updates, and the number of
+    active workers.
     """
 
     step: int
@@ -65,6 +67,8 @@ class Step:
     communication_ms: float
     sent_bytes: int
     broken: int
+    samples: str = ""
+    chain: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -93,7 +97,10 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Summary:
-    """Final metrics. ``images_per_s`` covers training steps only, ``seconds`` the total run time of this process."""
+    """Final metrics. ``images_per_s`` covers training steps only, ``seconds`` the total run time of this process.
+
+    ``chain`` is the run's fingerprint after the last step, as in `Step`.
+    """
 
     top1: float
     top5: float
@@ -105,6 +112,7 @@ class Summary:
     images_per_s: float
     seconds: float
     checkpoint: str | None
+    chain: str = ""
 
 
 class Tracker(ABC):

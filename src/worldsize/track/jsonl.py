@@ -1,4 +1,7 @@
-"""metrics.jsonl: one JSON object per line, ``{"kind": "step" | "epoch", ...}``; numbers as in `track.base`."""
+"""metrics.jsonl: one JSON object per line, ``{"kind": "step" | "epoch", ...}``; numbers as in `track.base`.
+
+The numbers that a fingerprint covers are written without rounding, all others with seven digits.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from worldsize.fingerprint import COVERED
 from worldsize.recipe import Track
 from worldsize.run import RunFolder
 from worldsize.track import base
@@ -31,15 +35,15 @@ class Tracker(base.Tracker):
         self._file.close()
 
     def _line(self, kind: str, values: dict[str, Any]) -> None:
-        plain = {k: _rounded(v) for k, v in (values | values.pop("details")).items()}
+        plain = {k: _rounded(v, k in COVERED) for k, v in (values | values.pop("details")).items()}
         self._file.write(json.dumps({"kind": kind, **plain}) + "\n")
         self._file.flush()
 
 
-def _rounded(value: Any) -> Any:
-    """Round to seven digits, the precision of float32; null for NaN and infinity, which JSON does not have."""
+def _rounded(value: Any, exact: bool = False) -> Any:
+    """Round to seven digits unless ``exact``; null for NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
+        return (value if exact else float(f"{value:.7g}")) if math.isfinite(value) else None
     return [_rounded(v) for v in value] if isinstance(value, list) else value
 
 

@@ -1,0 +1,1 @@
+"""Computing parts of a run again, to prove, inspect or verify it. Never changes the run."""

@@ -1,0 +1,229 @@
+"""``worldsize prove``: runs a recipe at several world sizes and compares everything that the steps compute."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from worldsize import catalog, parallel
+from worldsize.arguments import Prove
+from worldsize.errors import UserError
+from worldsize.recipe import Recipe
+from worldsize.reproduce import compare, scratch
+from worldsize.reproduce.compare import StepDifference, TensorDifference
+from worldsize.reproduce.scratch import Steps
+
+# How far losses and gradient norms of the first step may differ by rounding alone.
+_ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
+# What differs between machines and settings, by its name in environment.json.
+_CAUSES = {
+    "threads": "the number of threads per process",
+    "device": "the processor or GPU",
+    "instructions": "the processor's instructions",
+    "cuda": "the CUDA version",
+    "cudnn": "the cuDNN version",
+}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run with ``procs`` processes compared with the first one; None where nothing differs."""
+
+    procs: int
+    sha256: str
+    samples: StepDifference | None = None
+    numbers: StepDifference | None = None
+    state: TensorDifference | None = None
+    first_state: TensorDifference | None = None  # right after the first step whose numbers differ
+    cause: str = ""
+
+    @property
+    def identical(self) -> bool:
+        return self.samples is None and self.numbers is None and self.state is None
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was run and compared."""
+
+    strategy: str
+    promise: str
+    steps: int
+    results: list[Compared]
+    holds: bool
+
+
+def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
+    """Run the recipe's first steps at each world size, and compare.
+
+    Raises:
+        UserError: the world sizes cannot share the batch.
+        ComputationFailed: a run failed.
+    """
+    sizes = world_sizes(asked.procs)
+    recipe = shared_by(sizes, with_strategy(recipe, asked.strategy), tell)
+    for size in sizes:
+        parallel.running(recipe.parallel, size)
+        parallel.batch_plan(recipe, size)
+    with tempfile.TemporaryDirectory(prefix="worldsize-prove-") as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(catalog.to_yaml(recipe), "utf-8")
+        return _prove(path, recipe, sizes, asked, tell)
+
+
+def world_sizes(text: str) -> list[int]:
+    """The numbers in ``1,2,4``.
+
+    Raises:
+        UserError: not at least two different numbers.
+    """
+    try:
+        sizes = list(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        sizes = []
+    if len(sizes) < 2 or min(sizes) < 1:
+        raise UserError(f"--procs {text!r}: pass at least two numbers of processes, such as 1,2,4")
+    return sizes
+
+
+def with_strategy(recipe: Recipe, name: str | None) -> Recipe:
+    """The recipe with this strategy; without a name, its own, or `bitwise` if it is ``auto``."""
+    if name is None and recipe.parallel.strategy != "auto":
+        return recipe
+    values = recipe.model_dump(mode="json")
+    values["parallel"]["strategy"] = name or "bitwise"
+    return catalog.validate(values, "--strategy")
+
+
+def shared_by(sizes: list[int], recipe: Recipe, tell: Callable[[str], None]) -> Recipe:
+    """The recipe, with the largest micro-batch that lets every world size share the batch.
+
+    Raises:
+        UserError: there is none, or the batch depends on the world size.
+    """
+    if recipe.per_process_batch is not None:
+        raise UserError(
+            "per_process_batch gives each world size another batch, so their numbers differ: "
+            "add --per-process-batch None --global-batch N"
+        )
+    together = math.lcm(*sizes)
+    fitting = [n for n in range(recipe.micro_batch, 0, -1) if recipe.global_batch % (n * together) == 0]
+    if not fitting:
+        raise UserError(
+            f"{' and '.join(map(str, sizes))} processes cannot share a global batch of {recipe.global_batch}: "
+            f"pass a --global-batch that is a multiple of {together}"
+        )
+    if fitting[0] == recipe.micro_batch:
+        return recipe
+    tell(
+        f"micro-batches of {fitting[0]} instead of {recipe.micro_batch}, so that {max(sizes)} processes can share "
+        f"the global batch of {recipe.global_batch}"
+    )
+    return recipe.model_copy(update={"micro_batch": fitting[0]})
+
+
+def _prove(path: Path, recipe: Recipe, sizes: list[int], asked: Prove, tell: Callable[[str], None]) -> Proof:
+    runs: dict[int, Steps] = {}
+    for size in sizes:
+        interrupted = ", stopped and resumed once" if asked.interrupt else ""
+        tell(f"{size} process{'es' * (size > 1)}: {asked.steps} steps{interrupted}")
+        runs[size] = _steps(path, size, asked)
+    results = [Compared(sizes[0], runs[sizes[0]].sha256)]
+    results += [_compared(path, sizes[0], size, runs, tell) for size in sizes[1:]]
+    strategy = parallel.named(recipe.parallel)
+    steps = len(runs[sizes[0]].records)
+    if strategy.same_bits:
+        return Proof(strategy.name, "the same bits", steps, results, all(r.identical for r in results))
+    if not strategy.exact(recipe.parallel):
+        holds = all(r.samples is None for r in results)
+        return Proof(strategy.name, "the same samples, its own numbers at each world size", steps, results, holds)
+    tolerance = _rounding(path.parent / str(sizes[0]))
+    holds = all(r.samples is None and _first_step_agrees(runs[sizes[0]], runs[r.procs], tolerance) for r in results)
+    return Proof(strategy.name, f"the same numbers up to rounding ({tolerance:g} in the first step)", steps, results, holds)
+
+
+def _steps(path: Path, size: int, asked: Prove) -> Steps:
+    half = asked.steps // 2
+    if not asked.interrupt or half == 0:
+        return scratch.train(path, path.parent, str(size), size, asked.steps)
+    scratch.train(path, path.parent, str(size), size, half)
+    return scratch.resume(path.parent / str(size), size, asked.steps)
+
+
+def _compared(path: Path, reference: int, size: int, runs: dict[int, Steps], tell: Callable[[str], None]) -> Compared:
+    ours, theirs = runs[reference], runs[size]
+    samples = compare.first_difference(ours.records, theirs.records, ("samples",))
+    numbers = compare.first_difference(ours.records, theirs.records)
+    state = compare.tensors(_state(theirs), _state(ours))
+    if samples is None and numbers is None and state is None:
+        return Compared(size, theirs.sha256)
+    first = numbers.step if numbers else len(ours.records)
+    tell(f"{size} processes differ from {reference}: comparing the weights after step {first}")
+    early = [scratch.train(path, path.parent, f"{n}-until-{first}", n, first) for n in (reference, size)]
+    cause = _cause(path.parent / str(reference), path.parent / str(size))
+    return Compared(size, theirs.sha256, samples, numbers, state, compare.tensors(_state(early[1]), _state(early[0])), cause)
+
+
+def _state(steps: Steps) -> dict[str, Any]:
+    optimizer = load_file(steps.checkpoint / "optimizer.safetensors")
+    return load_file(steps.checkpoint / "model.safetensors") | {f"optimizer {k}": v for k, v in optimizer.items()}
+
+
+def _cause(a: Path, b: Path) -> str:
+    """The likely cause of different bits: what environment.json says differs."""
+    one, other = (json.loads((run / "environment.json").read_text("utf-8"))["hardware"] for run in (a, b))
+    causes = [f"{_CAUSES[k]} ({one[k]} and {other[k]})" for k in _CAUSES if one[k] != other[k]]
+    return "; ".join(causes) or "the order of additions, or a layer that mixes samples of several micro-batches"
+
+
+def _rounding(run: Path) -> float:
+    environment = json.loads((run / "environment.json").read_text("utf-8"))
+    return _ROUNDING[environment["precision"]]
+
+
+def _first_step_agrees(a: Steps, b: Steps, tolerance: float) -> bool:
+    one, other = a.records[0], b.records[0]
+    return all(math.isclose(one[name], other[name], rel_tol=tolerance) for name in ("loss", "grad_norm"))
+
+
+def table(proof: Proof) -> list[tuple[str, ...]]:
+    """Rows of text, the first one with titles."""
+    rows: list[tuple[str, ...]] = [("processes", "samples", "loss and gradient", "weights and statistics", "SHA-256")]
+    for i, result in enumerate(proof.results):
+        if i == 0:
+            rows.append((str(result.procs), "-", "-", "-", result.sha256[:16]))
+            continue
+        samples = "same" if result.samples is None else f"differ from step {result.samples.step}"
+        numbers = "same bits" if result.numbers is None else _numbers(result.numbers)
+        state = "same bits" if result.state is None else _tensors(result.state)
+        rows.append((str(result.procs), samples, numbers, state, result.sha256[:16]))
+    return rows
+
+
+def _numbers(found: StepDifference) -> str:
+    return f"step {found.step}: {found.name} differs by {found.relative:.1e}"
+
+
+def _tensors(found: TensorDifference) -> str:
+    return f"{found.count} of {found.total} differ, most in {found.name} by {found.relative:.1e}"
+
+
+def verdict(proof: Proof) -> list[str]:
+    """Lines that explain the table."""
+    sizes = ", ".join(str(r.procs) for r in proof.results)
+    holds = "holds" if proof.holds else "is BROKEN"
+    lines = [f"The promise of {proof.strategy} {holds}: {proof.promise}, with {sizes} processes, after {proof.steps} steps."]
+    for result in proof.results:
+        if result.numbers is not None and result.first_state is not None:
+            lines.append(
+                f"{result.procs} processes: first differs in step {result.numbers.step}, most in "
+                f"{result.first_state.name} (by {result.first_state.relative:.1e}); likely cause: {result.cause}"
+            )
+    return lines

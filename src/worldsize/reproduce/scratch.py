@@ -1,0 +1,83 @@
+"""Runs parts of a training in a scratch folder, with the command that a user would type."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worldsize import checkpoint
+from worldsize.errors import SUCCESS, CheckpointError, Stopped, UserError, WorldsizeError
+from worldsize.run import RunFolder
+
+# Nothing but the steps: no evaluation, and no checkpoint before the end.
+_ONLY_STEPS = ("--evaluate-every", "1000000", "--checkpoint.every-steps", "None", "--checkpoint.every-seconds", "None")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps that were computed: the records of metrics.jsonl in order, and the checkpoint after the last one."""
+
+    records: list[dict[str, Any]]
+    checkpoint: Path
+
+    @property
+    def sha256(self) -> str:
+        """Of the weights and running statistics."""
+        return hashlib.sha256((self.checkpoint / "model.safetensors").read_bytes()).hexdigest()
+
+
+class ComputationFailed(WorldsizeError):
+    """A part of the training failed; the message is its own."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+def train(recipe: Path, out: Path, name: str, procs: int, until: int, settings: Sequence[str] = ()) -> Steps:
+    """Train the recipe from the start to step ``until``, as ``out/name``.
+
+    Raises:
+        ComputationFailed: the training failed.
+    """
+    words = ["train", str(recipe), "--out", str(out), "--name", name]
+    return _run([*words, "--procs", str(procs), "--stop-after", str(until), *_ONLY_STEPS, *settings], out / name)
+
+
+def resume(folder: Path, procs: int, until: int, settings: Sequence[str] = ()) -> Steps:
+    """Continue the run in ``folder`` to step ``until``; as `train`."""
+    words = ["train", "--resume", str(folder), "--procs", str(procs), "--stop-after", str(until)]
+    return _run([*words, *_ONLY_STEPS, *settings], folder)
+
+
+def _run(words: list[str], folder: Path) -> Steps:
+    done = subprocess.run([sys.executable, "-m", "worldsize", *words], capture_output=True, text=True, check=False)
+    if done.returncode not in (SUCCESS, Stopped.exit_code):
+        message = done.stderr.strip().removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed"
+        raise ComputationFailed(message, done.returncode)
+    newest = checkpoint.newest_valid(folder / "checkpoints")
+    if newest is None:
+        raise CheckpointError(f"{folder} has no checkpoint")
+    return Steps(steps_of(RunFolder(folder)), newest)
+
+
+def steps_of(run: RunFolder) -> list[dict[str, Any]]:
+    """The step records of metrics.jsonl, in order.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        lines = run.metrics.read_text("utf-8").splitlines()
+        records = [json.loads(line) for line in lines]
+    except OSError as error:
+        raise UserError(f"{run.metrics}: {error.strerror}") from None
+    except ValueError:
+        raise UserError(f"{run.metrics} is damaged: a line is not JSON") from None
+    return [record for record in records if record["kind"] == "step"]
