@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from worldsize import checkpoint
 from worldsize.errors import CheckpointError
+from worldsize.recipe import Checkpoint
 
 
 def snapshot(step: int, top1: float | None = None) -> checkpoint.Snapshot:
@@ -112,9 +113,9 @@ def test_no_checkpoint_and_no_valid_checkpoint(tmp_path):
 def test_the_newest_and_the_best_are_kept(tmp_path):
     for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, None), (5, 0.8)):
         checkpoint.write(tmp_path, snapshot(step, top1))
-    checkpoint.prune(tmp_path, 5, keep=2, best=True)
+    checkpoint.prune(tmp_path, 5, Checkpoint(keep=2, best=True))
     assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["5", "4", "2"]
-    checkpoint.prune(tmp_path, 5, keep=1, best=False)
+    checkpoint.prune(tmp_path, 5, Checkpoint(keep=1, best=False))
     assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["5"]
 
 
@@ -132,7 +133,7 @@ def test_a_failure_at_any_point_keeps_the_older_one_and_leaves_no_temporary_file
         "save_file": (checkpoint, "save_file"),
     }
     monkeypatch.setattr(*target[call], fail)
-    writer = checkpoint.Writer(tmp_path, keep=2, best=True)
+    writer = checkpoint.Writer(tmp_path, Checkpoint(keep=2))
     writer.save(snapshot(2))
     assert writer.wait() is None
     assert "No space left" in str(writer.failed)
@@ -144,7 +145,7 @@ def test_a_failure_at_any_point_keeps_the_older_one_and_leaves_no_temporary_file
 def test_a_damaged_newer_checkpoint_does_not_cause_deletion_of_the_one_just_written(tmp_path):
     checkpoint.write(tmp_path, snapshot(200))
     (tmp_path / "step-00000200" / "state.json").write_text("")
-    writer = checkpoint.Writer(tmp_path, keep=1, best=True)
+    writer = checkpoint.Writer(tmp_path, Checkpoint(keep=1))
     writer.save(snapshot(150))
     assert writer.wait() == tmp_path / "step-00000150"
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000150"]
@@ -153,7 +154,7 @@ def test_a_damaged_newer_checkpoint_does_not_cause_deletion_of_the_one_just_writ
 def test_a_value_that_json_cannot_represent_is_a_reported_failure(tmp_path):
     bad = snapshot(1)
     bad.state["evaluation"] = {"top1": float("nan")}
-    writer = checkpoint.Writer(tmp_path, keep=1, best=True)
+    writer = checkpoint.Writer(tmp_path, Checkpoint(keep=1))
     writer.save(bad)
     writer.wait()
     assert writer.failed

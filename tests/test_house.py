@@ -22,6 +22,7 @@ LAYERS = [
     ("checkpoint", "evaluate", "request", "control", "environment", "loaders"),
     ("continuity",),
     ("progress", "state"),
+    ("inspector",),
     ("saver", "compute", "meter"),
     ("loop", "worker"),
     ("train", "asynchronous"),

@@ -84,6 +84,44 @@ class Prove:
 
 
 @dataclass
+class Replay:
+    """Compute past steps of a run again, from the nearest checkpoint before them, and show what the model saw.
+
+    Reports whether each step matches metrics.jsonl, and writes an HTML page about the first one: the images after cropping
+    and augmentation with labels, predictions and losses, and the norms of gradients, weights and updates. Exits with 1 if
+    a step that should be bit-identical is not. The run is not changed.
+    """
+
+    step: str
+    """The step, counted from 1 as in metrics.jsonl, or a range such as 120:125."""
+    procs: int | None = None
+    """Processes (default: as many as the run had)."""
+    from_start: bool = False
+    """If no checkpoint is early enough, start at the beginning of the run."""
+    out: Path | None = None
+    """The page (default: RUN-step-N.html in the current folder)."""
+
+
+@dataclass
+class Audit:
+    """Verify a run: its chain of fingerprints, its checkpoints, and parts of it by computing them again.
+
+    Checks that metrics.jsonl, the checkpoints, result.json, recipe.yaml and the dataset belong together. Then computes
+    randomly chosen windows between two checkpoints again, and compares their bits. Exits with 0 and a certificate, or
+    with 1 and the first inconsistent step. The run is not changed.
+    """
+
+    windows: int = 5
+    """Windows to compute again, at most."""
+    seed: int | None = None
+    """Seed of the choice of windows (default: random, printed)."""
+    procs: int | None = None
+    """Processes (default: as many as the run had)."""
+    out: Path | None = None
+    """Also write the certificate to this JSON file."""
+
+
+@dataclass
 class BenchStrategies:
     """Compare all strategies that work on this machine: real runs on synthetic images, interleaved in rounds.
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from worldsize import catalog, checkpoint, environment, fingerprint, model, optim, parallel, precision, run, track
+from worldsize import catalog, checkpoint, environment, fingerprint, inspector, model, optim, parallel, precision, run, track
 from worldsize.asynchronous import AsyncTrainer
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
@@ -156,7 +156,16 @@ def _assemble(
         plan=plan,
         world=world,
         state=state,
-        compute=Compute(recipe, plan, mine.rank, world.device, state, setting.precision, normalise),
+        compute=Compute(
+            recipe,
+            plan,
+            mine.rank,
+            world.device,
+            state,
+            setting.precision,
+            normalise,
+            inspector.from_environment(world.rank, dataset.train),
+        ),
         lr_batch=parallel.lr_batch(recipe.parallel, plan, world.place),
         train_loader=train_loader(recipe, dataset.train, plan, world),
         val_loader=val_loader(recipe, dataset.val, world),

@@ -34,6 +34,7 @@ from safetensors.torch import load_file, save_file
 
 from worldsize import run
 from worldsize.errors import CheckpointError
+from worldsize.recipe import Checkpoint as Retention
 
 log = logging.getLogger(__name__)
 
@@ -209,20 +210,29 @@ def top1_of(checkpoint: Path) -> float | None:
         return None
 
 
-def prune(folder: Path, step: int, keep: int, best: bool) -> None:
-    """Delete all checkpoints except the ``keep`` newest up to ``step`` and, with ``best``, the one with the highest top-1.
+def prune(folder: Path, step: int, settings: Retention) -> None:
+    """Delete all checkpoints up to ``step`` that the settings do not keep.
 
     Checkpoints after ``step``, the run's current position, are damaged ones that were skipped when the run resumed.
     """
     everything = list_checkpoints(folder)
     checkpoints = [path for path in everything if _step_of(path) <= step]
     scored = [(score, path) for path in reversed(checkpoints) if (score := top1_of(path)) is not None]
-    kept = set(checkpoints[:keep])
-    if best and scored:
+    kept = set(checkpoints[: settings.keep])
+    if settings.best and scored:
         kept.add(max(scored, key=lambda pair: pair[0])[1])
+    if settings.history != "none":
+        older = checkpoints if settings.history == "all" else thinned(checkpoints, step)
+        kept |= set(older)
     for path in set(everything) - kept:
         shutil.rmtree(path, ignore_errors=True)
     remove_leftovers(folder)
+
+
+def thinned(checkpoints: list[Path], step: int) -> list[Path]:
+    """The oldest checkpoint of each age from 2**k to 2**(k+1) - 1 steps before ``step``: log2(step) of them at most."""
+    oldest = {(step - _step_of(path)).bit_length(): path for path in sorted(checkpoints, key=_step_of, reverse=True)}
+    return list(oldest.values())
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -237,10 +247,9 @@ class Writer:
     If a snapshot cannot be written (disk full), logs a warning; older checkpoints are kept and training continues.
     """
 
-    def __init__(self, folder: Path, keep: int, best: bool) -> None:
+    def __init__(self, folder: Path, settings: Retention) -> None:
         self._folder = folder
-        self._keep = keep
-        self._best = best
+        self._settings = settings
         self._thread: threading.Thread | None = None
         self._newest: Path | None = None
         self._failed: str | None = None
@@ -276,7 +285,7 @@ class Writer:
             )
             return
         self._failed, self._newest = None, path
-        prune(self._folder, snapshot.step, self._keep, self._best)
+        prune(self._folder, snapshot.step, self._settings)
 
 
 def _sha256(path: Path) -> str:

@@ -22,6 +22,8 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
   worldsize train --resume RUN [--procs N]                    resume a run at the exact step where it stopped
   worldsize eval RUN|CHECKPOINT [--SETTING VALUE ...]         evaluate a trained model
   worldsize prove RECIPE [--procs 1,2,4]                      show that the number of processes does not change a run
+  worldsize replay RUN --step N                               compute a past step again; show what the model saw
+  worldsize audit RUN                                         verify a run and compute parts of it again
   worldsize recipes [NAME]                                    list the recipes; with NAME, print its YAML
   worldsize strategies                                        list the parallel strategies and what works here
   worldsize bench strategies [--procs N]                      compare their speed on this machine
@@ -80,6 +82,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
         "agent": _agent,
         "eval": _eval,
         "prove": _prove,
+        "replay": _replay,
+        "audit": _audit,
         "recipes": _recipes,
         "strategies": _strategies,
         "bench": _bench,
@@ -183,6 +187,20 @@ def _prove(argv: list[str]) -> int:
     from worldsize.reproduce.commands import prove
 
     return prove(argv)
+
+
+def _replay(argv: list[str]) -> int:
+    """``worldsize replay``."""
+    from worldsize.reproduce.commands import replay
+
+    return replay(argv)
+
+
+def _audit(argv: list[str]) -> int:
+    """``worldsize audit``."""
+    from worldsize.reproduce.commands import audit
+
+    return audit(argv)
 
 
 def _recipes(argv: list[str]) -> int:

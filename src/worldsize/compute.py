@@ -17,6 +17,7 @@ from worldsize.batch import BatchPlan
 from worldsize.data.loader import Batch
 from worldsize.data.pixels import Normalise
 from worldsize.data.rng import Use, seed_of
+from worldsize.inspector import Inspector
 from worldsize.precision import Precision
 from worldsize.recipe import Recipe
 from worldsize.state import TrainState
@@ -51,6 +52,7 @@ class Compute:
     state: TrainState
     precision: Precision
     normalise: Normalise
+    inspector: Inspector | None = None
 
     def gradient(self, batches: Iterator[Batch], step: int, before_last: Callable[[], None] = lambda: None) -> Computed:
         """Compute the gradient of this rank's part of the run's step ``step``, into the parameters' ``grad``.
@@ -70,16 +72,27 @@ class Compute:
             group = self.rank * self.plan.accumulation + micro
             torch.manual_seed(seed_of(self.recipe.seed, Use.TORCH, step, group))
             with self.state.strategy.gradients(last):
-                sums.append(self._forward_backward(batch.pixels, batch.labels))
+                sums.append(self._forward_backward(batch.pixels, batch.labels, self._look(step, batch)))
             self.state.statistics.collect(group)
             samples.append(digest(batch.indices))
         return Computed(torch.stack(sums), samples, data_s)
 
-    def _forward_backward(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _look(self, step: int, batch: Batch) -> Callable[[torch.Tensor], None] | None:
+        """What to call with the logits of a micro-batch, if this step is inspected."""
+        inspector = self.inspector
+        if inspector is None or not inspector.wants(step + 1):
+            return None
+        return lambda logits: inspector.forward(batch, logits, self.recipe.label_smoothing)
+
+    def _forward_backward(
+        self, pixels: torch.Tensor, labels: torch.Tensor, look: Callable[[torch.Tensor], None] | None = None
+    ) -> torch.Tensor:
         labels = labels.to(self.device, non_blocking=True)
         with self.precision.autocast():
             logits = self.state.strategy.module(self.normalise(pixels))
             loss = functional.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
+        if look is not None:
+            look(logits)
         self.state.scaler.scale(loss / self.state.strategy.loss_divisor).backward()
         correct = (logits.detach().argmax(1) == labels).sum()
         return torch.stack([loss.detach().double() * len(labels), correct.double()])

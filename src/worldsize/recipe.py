@@ -210,8 +210,13 @@ class Checkpoint(Settings):
     """When checkpoints are saved, and how many are kept."""
 
     every_steps: int | None = _operational(None, ge=1, description="save every this many steps")
+    every_epochs: int | None = _operational(None, ge=1, description="save at the end of every this many epochs")
     every_seconds: float | None = _operational(300.0, gt=0, description="save every this many seconds")
     keep: int = _operational(2, ge=1, description="number of newest checkpoints to keep")
+    history: Literal["none", "thin", "all"] = _operational(
+        "none",
+        description="older checkpoints, where `replay` and `audit` can start: keep none, all, or (thin) log2 of all",
+    )
     best: bool = _operational(True, description="also keep the checkpoint with the highest validation top-1")
 
 

@@ -33,7 +33,7 @@ class Saver:
         self._state = state
         self._recipe = recipe_yaml
         self._facts = dict(facts)
-        self._writer = checkpoint.Writer(folder, settings.keep, settings.best)
+        self._writer = checkpoint.Writer(folder, settings)
         self._saved = time.monotonic()
 
     def due(self) -> bool:

@@ -62,13 +62,22 @@ class Trainer(Loop):
         computed = self.compute.gradient(batches, progress.step, self._propose)
         self.state.advance_statistics()
         norm = self.compute.unscale_and_clip()
-        self.state.strategy.update(self._optimizer_step)
+        self._update(progress.step + 1)
         self.state.scaler.update()
         self.state.optimizer.zero_grad()
         progress.step += 1
         progress.epoch_step += 1
         self._meter.add(progress.step, progress.epoch + progress.epoch_step / self.steps_per_epoch, lr, computed, norm)
         return self._control.decide()
+
+    def _update(self, step: int) -> None:
+        inspector = self.compute.inspector
+        if inspector is None or not inspector.wants(step):
+            self.state.strategy.update(self._optimizer_step)
+            return
+        inspector.before_update(self.state.model)
+        self.state.strategy.update(self._optimizer_step)
+        inspector.after_update(step, self.state.model)
 
     def _optimizer_step(self) -> None:
         self.state.scaler.step(self.state.optimizer)
@@ -81,8 +90,7 @@ class Trainer(Loop):
         progress = self.progress
         broken = len(self.train_loader.broken.known) + decision.new_broken
         self.check_broken(broken, self.train_loader)
-        every = self.recipe.checkpoint.every_steps
-        save = decision.save or (every is not None and progress.step % every == 0)
+        save = decision.save or self._save_due()
         stop = decision.stop or progress.step == self.stop_after
         if decision.collect or stop or save:
             self._collect(broken)
@@ -91,6 +99,15 @@ class Trainer(Loop):
             raise Stopped(f"stopped after step {progress.step:,} of {self.total_steps:,}")
         if save:
             self.saver.save(progress)
+
+    def _save_due(self) -> bool:
+        """Whether the recipe asks for a checkpoint after this step or epoch."""
+        settings, progress = self.recipe.checkpoint, self.progress
+        steps, epochs = settings.every_steps, settings.every_epochs
+        ends_epoch = progress.epoch_step == self.steps_per_epoch
+        return (steps is not None and progress.step % steps == 0) or (
+            epochs is not None and ends_epoch and (progress.epoch + 1) % epochs == 0
+        )
 
     def _collect(self, broken: int | None = None) -> None:
         """Pass the steps since the last call, over all ranks, to the trackers; raise Diverged if they are not finite."""

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from worldsize import arguments, catalog
-from worldsize.errors import FAILED, SUCCESS
+import json
+import random
+from pathlib import Path
+from typing import TypeVar
+
+from worldsize import arguments, catalog, run
+from worldsize.errors import FAILED, SUCCESS, UserError
 from worldsize.recipe import Recipe
+from worldsize.run import RunFolder
+
+T = TypeVar("T")
 
 
 def prove(argv: list[str]) -> int:
@@ -21,6 +29,38 @@ def prove(argv: list[str]) -> int:
     print_table(proofs.table(proof))
     print("\n".join(proofs.verdict(proof)))
     return SUCCESS if proof.holds else FAILED
+
+
+def replay(argv: list[str]) -> int:
+    """``worldsize replay``."""
+    folder, asked = _of_run(arguments.Replay, argv, "replay RUN")
+    from worldsize.reproduce import replay as replays
+
+    result = replays.replay(folder, asked.step, asked.procs, asked.from_start, asked.out, tell)
+    print("\n".join(replays.report(result)))
+    return FAILED if result.difference is not None and result.promised else SUCCESS
+
+
+def audit(argv: list[str]) -> int:
+    """``worldsize audit``."""
+    folder, asked = _of_run(arguments.Audit, argv, "audit RUN")
+    from worldsize.reproduce import audit as audits
+
+    seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**32)
+    certificate = audits.audit(folder, asked.windows, seed, asked.procs, tell)
+    print("\n".join(audits.text(certificate)))
+    if asked.out is not None:
+        asked.out.write_text(json.dumps(certificate.as_dict(), indent=1) + "\n", "utf-8")
+    return SUCCESS if certificate.problem is None else FAILED
+
+
+def _of_run(kind: type[T], argv: list[str], title: str) -> tuple[RunFolder, T]:
+    """The run folder that the command line begins with, and its other arguments."""
+    if not argv or argv[0].startswith("-"):
+        if not arguments.asks_help(argv):
+            raise UserError(f"RUN is required: worldsize {title}, a folder such as runs/digits-1")
+        arguments.parse(kind, argv, None, title)
+    return run.open_existing(Path(argv[0])), arguments.parse(kind, argv[1:], None, title)
 
 
 def tell(line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsize.fingerprint import COVERED
@@ -11,7 +12,8 @@ from worldsize.fingerprint import COVERED
 if TYPE_CHECKING:
     import torch
 
-_NUMBERS = tuple(name for name in COVERED if name not in ("step", "samples"))
+# The numbers of a step that are compared.
+NUMBERS = tuple(name for name in COVERED if name not in ("step", "samples"))
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,23 @@ class TensorDifference:
     total: int
 
 
+@dataclass(frozen=True)
+class Replay:
+    """The steps ``first`` to ``last``: the run's records and those computed again; their first difference."""
+
+    first: int
+    last: int
+    start: int
+    procs: int
+    promised: bool
+    recorded: list[dict[str, Any]]
+    again: list[dict[str, Any]]
+    difference: StepDifference | None
+    page: Path
+
+
 def first_difference(
-    a: list[dict[str, Any]], b: list[dict[str, Any]], names: tuple[str, ...] = _NUMBERS
+    a: list[dict[str, Any]], b: list[dict[str, Any]], names: tuple[str, ...] = NUMBERS
 ) -> StepDifference | None:
     """The first difference of two lists of step records, which begin with the same step."""
     for one, other in zip(a, b, strict=False):

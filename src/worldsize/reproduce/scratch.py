@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worldsize import checkpoint
+from worldsize import checkpoint, environment, parallel
 from worldsize.errors import SUCCESS, CheckpointError, Stopped, UserError, WorldsizeError
+from worldsize.recipe import Recipe
 from worldsize.run import RunFolder
 
 # Nothing but the steps: no evaluation, and no checkpoint before the end.
@@ -81,3 +83,59 @@ def steps_of(run: RunFolder) -> list[dict[str, Any]]:
     except ValueError:
         raise UserError(f"{run.metrics} is damaged: a line is not JSON") from None
     return [record for record in records if record["kind"] == "step"]
+
+
+def checkpoints(run: RunFolder) -> dict[int, tuple[Path, dict[str, Any]]]:
+    """The run's intact checkpoints: path and state.json by step.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = {}
+    for path in checkpoint.list_checkpoints(run.checkpoints):
+        try:
+            checkpoint.check(path)
+        except CheckpointError:
+            continue
+        state = json.loads((path / "state.json").read_text("utf-8"))
+        found[int(state["step"])] = (path, state)
+    if not found:
+        raise CheckpointError(f"{run.path} has no intact checkpoint")
+    return found
+
+
+def compute_again(
+    run: RunFolder, start: Path | None, until: int, procs: int, folder: Path, settings: tuple[str, ...] = ()
+) -> Steps:
+    """Compute the run's steps from the checkpoint ``start`` (None: from the beginning) to ``until``, in ``folder``."""
+    if start is None:
+        return train(run.recipe, folder, "again", procs, until, settings)
+    copy = RunFolder(folder / "again")
+    shutil.copytree(start, copy.checkpoints / start.name)
+    shutil.copy(run.recipe, copy.recipe)
+    return resume(copy.path, procs, until, settings)
+
+
+def environment_of(run: RunFolder) -> dict[str, Any]:
+    """environment.json of the run.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    try:
+        found: dict[str, Any] = json.loads(run.environment.read_text("utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"{run.environment} is missing or damaged") from None
+    return found
+
+
+def warnings(run: RunFolder, recipe: Recipe, procs: int | None) -> list[str]:
+    """Why bits may differ from the run's although nothing is wrong: another machine, other versions, other processes."""
+    recorded = environment_of(run)
+    kind = "cuda" if recorded.get("hardware", {}).get("cuda") else "cpu"
+    old = {"device": recorded["device"], **recorded["versions"]}
+    new = {"device": environment.device_name(kind), **environment.versions()}
+    found = [f"{name}: was {old.get(name)}, is {new[name]}" for name in new if old.get(name) != new[name]]
+    if procs not in (None, recorded["world_size"]) and not parallel.named(recipe.parallel).same_bits:
+        found.append(f"processes: was {recorded['world_size']}, is {procs}")
+    return found

@@ -1,0 +1,197 @@
+"""``worldsize audit``: verifies the records of a run, and computes parts of it again."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from worldsize import catalog, fingerprint, parallel
+from worldsize.data import open_dataset
+from worldsize.recipe import Recipe
+from worldsize.reproduce import compare, scratch
+from worldsize.run import RunFolder
+
+
+@dataclass(frozen=True)
+class Window:
+    """Steps between two checkpoints, ``first`` to ``last``, that were computed again with ``procs`` processes."""
+
+    first: int
+    last: int
+    procs: int
+    sha256: str
+
+
+@dataclass
+class Certificate:
+    """What an audit found. ``problem`` is the first inconsistency, with its step if it has one; None: there is none."""
+
+    run: str
+    steps: int
+    recorded: int
+    chain: str
+    recipe: dict[str, Any]
+    data: dict[str, Any]
+    environment: dict[str, Any]
+    seed: int
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    windows: list[Window] = field(default_factory=list)
+    problem: str | None = None
+    problem_step: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Inconsistent(Exception):
+    """The run contradicts itself."""
+
+    def __init__(self, problem: str, step: int | None = None) -> None:
+        super().__init__(problem)
+        self.step = step
+
+
+def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Callable[[str], None]) -> Certificate:
+    """Verify the run's chain, and compute ``windows`` of the intervals between its checkpoints again.
+
+    Args:
+        seed: of the choice of windows.
+        procs: number of processes (default: those of the run).
+
+    Raises:
+        UserError: it has no checkpoint or no metrics.
+    """
+    recipe = catalog.load(str(run.recipe))
+    found = scratch.checkpoints(run)
+    records = scratch.steps_of(run)
+    last = found[max(found)][1]
+    recorded = sum(bool(record.get("chain")) for record in records)
+    data = open_dataset(recipe.data, run.path.parent / ".cache").fingerprint
+    certificate = Certificate(
+        run=str(run.path),
+        steps=len(records),
+        recorded=recorded,
+        chain=records[-1].get("chain", "") if records else "",
+        recipe=parallel.identity(recipe),
+        data=data,
+        environment=scratch.environment_of(run),
+        seed=seed,
+    )
+    for warning in scratch.warnings(run, recipe, procs):
+        tell(f"the bits may differ: {warning}")
+    try:
+        _verify_origin(recipe, data, last)
+        chains = verify_chain(records, last)
+        for step, (path, state) in sorted(found.items()):
+            if step in chains and state.get("chain", chains[step]) != chains[step]:
+                raise Inconsistent(f"{path.name} belongs to another run, or metrics.jsonl was changed", step)
+            certificate.checkpoints[path.name] = scratch.Steps([], path).sha256
+        _verify_result(run, chains)
+        _replay_windows(run, records, found, certificate, windows, procs, tell)
+    except Inconsistent as inconsistent:
+        certificate.problem, certificate.problem_step = str(inconsistent), inconsistent.step
+    return certificate
+
+
+def _verify_origin(recipe: Recipe, data: dict[str, Any], state: dict[str, Any]) -> None:
+    recorded = copy.deepcopy(state["identity"])
+    recorded.get("parallel", {}).pop("processes", None)
+    if parallel.identity(recipe) != recorded:
+        raise Inconsistent("recipe.yaml is not the recipe that the checkpoints were trained with")
+    if data != state["data"]:
+        raise Inconsistent("the dataset is not the one that the checkpoints were trained with")
+
+
+def verify_chain(records: list[dict[str, Any]], state: dict[str, Any]) -> dict[int, str]:
+    """The chain after each recorded step.
+
+    Args:
+        records: of metrics.jsonl.
+        state: state.json of a checkpoint.
+
+    Raises:
+        Inconsistent: a step is missing, or was changed.
+    """
+    head = fingerprint.of_run(state) if records and records[0].get("chain") else fingerprint.NOT_RECORDED
+    chains: dict[int, str] = {}
+    for expected, record in enumerate(records, start=1):
+        if record["step"] != expected:
+            raise Inconsistent(f"step {expected:,} is missing in metrics.jsonl", expected)
+        if not record.get("chain"):
+            continue
+        head = fingerprint.link(head, record)
+        if record["chain"] != head:
+            origin = ", or the recipe or the data changed during the run" if expected == 1 else ""
+            raise Inconsistent(f"step {expected:,} in metrics.jsonl was changed{origin}", expected)
+        chains[expected] = head
+    return chains
+
+
+def _verify_result(run: RunFolder, chains: dict[int, str]) -> None:
+    if not run.result.exists() or not chains:
+        return
+    result = json.loads(run.result.read_text("utf-8"))
+    if result.get("chain") != chains.get(result["steps"]):
+        raise Inconsistent("result.json does not belong to the last step of metrics.jsonl", result["steps"])
+
+
+def _replay_windows(
+    run: RunFolder,
+    records: list[dict[str, Any]],
+    found: dict[int, tuple[Path, dict[str, Any]]],
+    certificate: Certificate,
+    windows: int,
+    procs: int | None,
+    tell: Callable[[str], None],
+) -> None:
+    ends = [0, *sorted(found)]
+    pairs = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
+    chosen = sorted(random.Random(certificate.seed).sample(pairs, min(windows, len(pairs))))
+    for first, last in chosen:
+        size = procs or int(found[last][1]["world_size"])
+        tell(f"computing steps {first + 1:,} to {last:,} again, with {size} process{'es' * (size > 1)}")
+        with tempfile.TemporaryDirectory(prefix="worldsize-audit-") as folder:
+            again = scratch.compute_again(run, found[first][0] if first else None, last, size, Path(folder))
+            _compare(records[first:last], again, found[last][0])
+            certificate.windows.append(Window(first + 1, last, size, again.sha256))
+
+
+def _compare(records: list[dict[str, Any]], again: scratch.Steps, expected: Path) -> None:
+    names = tuple(name for name in fingerprint.COVERED if records and name in records[0])
+    if found := compare.first_difference(records, again.records, names):
+        raise Inconsistent(
+            f"step {found.step:,}: {found.name} is {found.a} in metrics.jsonl and {found.b} when computed again", found.step
+        )
+    for name in ("model", "optimizer"):
+        file = f"{name}.safetensors"
+        if (expected / file).read_bytes() != (again.checkpoint / file).read_bytes():
+            raise Inconsistent(f"{expected.name}/{file} is not what its steps compute", again.records[-1]["step"])
+
+
+def text(certificate: Certificate) -> list[str]:
+    """The certificate for people."""
+    environment = certificate.environment
+    lines = [
+        "",
+        f"run          {certificate.run}",
+        f"steps        {certificate.steps:,}, of which {certificate.recorded:,} have a fingerprint"
+        + (" (the others: not recorded)" if certificate.recorded < certificate.steps else ""),
+        f"chain        {certificate.chain or 'not recorded'}",
+        f"data         {certificate.data['train_samples']:,} training images, {certificate.data['train'][:16]}",
+        f"environment  {environment['device']}, torch {environment['versions']['torch']}, {environment['precision']}, "
+        f"{environment['strategy']}, {environment['world_size']} processes",
+        *(f"checkpoint   {name}  sha256 {sha256[:16]}" for name, sha256 in certificate.checkpoints.items()),
+        *(f"window       steps {w.first:,} to {w.last:,}: bit-identical, {w.procs} processes" for w in certificate.windows),
+        f"seed         {certificate.seed}",
+        "",
+    ]
+    if certificate.problem is None:
+        return [*lines, "CONSISTENT: the records agree, and every window leads from one checkpoint's bits to the next."]
+    return [*lines, f"INCONSISTENT: {certificate.problem}"]
