@@ -230,9 +230,14 @@ def prune(folder: Path, step: int, settings: Retention) -> None:
 
 
 def thinned(checkpoints: list[Path], step: int) -> list[Path]:
-    """The oldest checkpoint of each age from 2**k to 2**(k+1) - 1 steps before ``step``: log2(step) of them at most."""
-    oldest = {(step - _step_of(path)).bit_length(): path for path in sorted(checkpoints, key=_step_of, reverse=True)}
-    return list(oldest.values())
+    """The oldest and the newest checkpoint of each age from 2**k to 2**(k+1) - 1 steps before ``step``.
+
+    The distance between two of them is at most twice the age of the newer one, if checkpoints are saved regularly.
+    """
+    by_age = sorted(checkpoints, key=_step_of)
+    newest = {(step - _step_of(path)).bit_length(): path for path in by_age}
+    oldest = {(step - _step_of(path)).bit_length(): path for path in reversed(by_age)}
+    return list({*newest.values(), *oldest.values()})
 
 
 def remove_leftovers(folder: Path) -> None:

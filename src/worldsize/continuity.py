@@ -56,7 +56,7 @@ def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: Worl
 
     Raises:
         CheckpointError: no intact checkpoint is left.
-        UserError: the recipe, the data or the precision changed.
+        UserError: the recipe, the data or the precision changed, or the run has passed ``stop_after``.
     """
     if request.resume is None:
         return None
@@ -66,6 +66,8 @@ def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: Worl
     if path is None:
         return None
     snapshot = world.collectively(lambda: checkpoint.read(path))
+    if request.stop_after is not None and snapshot.step >= request.stop_after:
+        raise UserError(f"{request.folder} has already done {snapshot.step:,} steps: pass a later --stop-after")
     _check_unchanged(request, snapshot, facts)
     return snapshot
 

@@ -4,6 +4,7 @@
 code   meaning
 =====  ==========================================================================
 0      success
+1      ``prove``, ``replay`` or ``audit``: what it verifies does not hold
 64     user error: recipe, command line, folder or name; fix it first (do not retry)
 65     data error: more broken images than the recipe allows
 66     checkpoint error: no intact checkpoint, or it belongs to another run
@@ -38,8 +39,9 @@ import difflib
 from collections.abc import Iterable
 
 SUCCESS = 0
-# Of a job on a cluster.
+# What a command verifies does not hold; or a job on a cluster failed.
 FAILED = 1
+# Of a job on a cluster.
 PREFLIGHT_FAILED = 2
 TIMED_OUT = 3
 DETACHED = 130

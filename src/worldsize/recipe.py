@@ -215,7 +215,7 @@ class Checkpoint(Settings):
     keep: int = _operational(2, ge=1, description="number of newest checkpoints to keep")
     history: Literal["none", "thin", "all"] = _operational(
         "none",
-        description="older checkpoints, where `replay` and `audit` can start: keep none, all, or (thin) log2 of all",
+        description="older checkpoints, where `replay` and `audit` can start: keep none, all, or (thin) fewer of the older",
     )
     best: bool = _operational(True, description="also keep the checkpoint with the highest validation top-1")
 

@@ -65,11 +65,14 @@ def write(out: Path, run: RunFolder, result: Replay, seen: Seen) -> None:
 
 def _summary(result: Replay) -> str:
     same = "bit-identical" if result.difference is None else f"different from step {result.difference.step:,}"
-    rows: list[tuple[str, ...]] = [("", "recorded", "computed again")]
+    names = ("lr", "loss", "top1", "grad_norm", "step_ms", "data_ms", "communication_ms")
+    rows: list[tuple[str, ...]] = [("step", *names)]
     for one, other in zip(result.recorded, result.again, strict=True):
-        for name in ("loss", "top1", "grad_norm", "lr", "step_ms", "data_ms", "communication_ms"):
-            rows.append((f"step {one['step']:,} {name}", _number(one[name]), _number(other[name])))
-    head = f"<p>Computed again from step {result.start:,} with {result.procs} processes: {same}.</p>"
+        rows.append((f"{one['step']:,}, recorded", *(_number(one[name]) for name in names)))
+        rows.append((f"{one['step']:,}, computed again", *(_number(other[name]) for name in names)))
+    head = (
+        f"<p>Computed again from step {result.start:,} with {result.procs} process{'es' * (result.procs > 1)}: {same}.</p>"
+    )
     return head + _table(rows)
 
 

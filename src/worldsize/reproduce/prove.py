@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from worldsize import catalog, parallel
 from worldsize.arguments import Prove
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
+from worldsize.recipe import Parallel, Recipe
 from worldsize.reproduce import compare, scratch
 from worldsize.reproduce.compare import StepDifference, TensorDifference
 from worldsize.reproduce.scratch import Steps
@@ -41,7 +41,8 @@ class Compared:
     samples: StepDifference | None = None
     numbers: StepDifference | None = None
     state: TensorDifference | None = None
-    first_state: TensorDifference | None = None  # right after the first step whose numbers differ
+    first_step: int = 0  # the first step whose numbers differ; the last step if only the final weights do
+    first_state: TensorDifference | None = None  # right after it
     cause: str = ""
 
     @property
@@ -69,13 +70,13 @@ def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
     """
     sizes = world_sizes(asked.procs)
     recipe = shared_by(sizes, with_strategy(recipe, asked.strategy), tell)
-    for size in sizes:
-        parallel.running(recipe.parallel, size)
-        parallel.batch_plan(recipe, size)
+    recipes = {size: for_size(recipe, size) for size in sizes}
+    for size, own in recipes.items():
+        parallel.batch_plan(own, size)
     with tempfile.TemporaryDirectory(prefix="worldsize-prove-") as folder:
-        path = Path(folder) / "recipe.yaml"
-        path.write_text(catalog.to_yaml(recipe), "utf-8")
-        return _prove(path, recipe, sizes, asked, tell)
+        for size, own in recipes.items():
+            (Path(folder) / f"{size}.yaml").write_text(catalog.to_yaml(own), "utf-8")
+        return _prove(Path(folder), recipe, sizes, asked, tell)
 
 
 def world_sizes(text: str) -> list[int]:
@@ -100,6 +101,13 @@ def with_strategy(recipe: Recipe, name: str | None) -> Recipe:
     values = recipe.model_dump(mode="json")
     values["parallel"]["strategy"] = name or "bitwise"
     return catalog.validate(values, "--strategy")
+
+
+def for_size(recipe: Recipe, size: int) -> Recipe:
+    """The recipe as it runs at this world size: one process cannot run `ddp`, whose numbers are those of `single`."""
+    if size > 1 or parallel.named(recipe.parallel) is not parallel.named(Parallel()):
+        return recipe
+    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"strategy": "auto"})})
 
 
 def shared_by(sizes: list[int], recipe: Recipe, tell: Callable[[str], None]) -> Recipe:
@@ -129,14 +137,14 @@ def shared_by(sizes: list[int], recipe: Recipe, tell: Callable[[str], None]) -> 
     return recipe.model_copy(update={"micro_batch": fitting[0]})
 
 
-def _prove(path: Path, recipe: Recipe, sizes: list[int], asked: Prove, tell: Callable[[str], None]) -> Proof:
+def _prove(folder: Path, recipe: Recipe, sizes: list[int], asked: Prove, tell: Callable[[str], None]) -> Proof:
     runs: dict[int, Steps] = {}
     for size in sizes:
         interrupted = ", stopped and resumed once" if asked.interrupt else ""
         tell(f"{size} process{'es' * (size > 1)}: {asked.steps} steps{interrupted}")
-        runs[size] = _steps(path, size, asked)
+        runs[size] = _steps(folder, size, asked)
     results = [Compared(sizes[0], runs[sizes[0]].sha256)]
-    results += [_compared(path, sizes[0], size, runs, tell) for size in sizes[1:]]
+    results += [_compared(folder, sizes[0], size, runs, tell) for size in sizes[1:]]
     strategy = parallel.named(recipe.parallel)
     steps = len(runs[sizes[0]].records)
     if strategy.same_bits:
@@ -144,20 +152,20 @@ def _prove(path: Path, recipe: Recipe, sizes: list[int], asked: Prove, tell: Cal
     if not strategy.exact(recipe.parallel):
         holds = all(r.samples is None for r in results)
         return Proof(strategy.name, "the same samples, its own numbers at each world size", steps, results, holds)
-    tolerance = _rounding(path.parent / str(sizes[0]))
+    tolerance = _rounding(folder / str(sizes[0]))
     holds = all(r.samples is None and _first_step_agrees(runs[sizes[0]], runs[r.procs], tolerance) for r in results)
     return Proof(strategy.name, f"the same numbers up to rounding ({tolerance:g} in the first step)", steps, results, holds)
 
 
-def _steps(path: Path, size: int, asked: Prove) -> Steps:
+def _steps(folder: Path, size: int, asked: Prove) -> Steps:
     half = asked.steps // 2
     if not asked.interrupt or half == 0:
-        return scratch.train(path, path.parent, str(size), size, asked.steps)
-    scratch.train(path, path.parent, str(size), size, half)
-    return scratch.resume(path.parent / str(size), size, asked.steps)
+        return scratch.train(folder / f"{size}.yaml", folder, str(size), size, asked.steps)
+    scratch.train(folder / f"{size}.yaml", folder, str(size), size, half)
+    return scratch.resume(folder / str(size), size, asked.steps)
 
 
-def _compared(path: Path, reference: int, size: int, runs: dict[int, Steps], tell: Callable[[str], None]) -> Compared:
+def _compared(folder: Path, reference: int, size: int, runs: dict[int, Steps], tell: Callable[[str], None]) -> Compared:
     ours, theirs = runs[reference], runs[size]
     samples = compare.first_difference(ours.records, theirs.records, ("samples",))
     numbers = compare.first_difference(ours.records, theirs.records)
@@ -165,10 +173,11 @@ def _compared(path: Path, reference: int, size: int, runs: dict[int, Steps], tel
     if samples is None and numbers is None and state is None:
         return Compared(size, theirs.sha256)
     first = numbers.step if numbers else len(ours.records)
-    tell(f"{size} processes differ from {reference}: comparing the weights after step {first}")
-    early = [scratch.train(path, path.parent, f"{n}-until-{first}", n, first) for n in (reference, size)]
-    cause = _cause(path.parent / str(reference), path.parent / str(size))
-    return Compared(size, theirs.sha256, samples, numbers, state, compare.tensors(_state(early[1]), _state(early[0])), cause)
+    tell(f"{size} processes differ from {reference} in step {first}: comparing the weights after it")
+    early = [scratch.train(folder / f"{n}.yaml", folder, f"{n}-until-{first}", n, first) for n in (reference, size)]
+    cause = _cause(folder / str(reference), folder / str(size))
+    first_state = compare.tensors(_state(early[1]), _state(early[0]))
+    return Compared(size, theirs.sha256, samples, numbers, state, first, first_state, cause)
 
 
 def _state(steps: Steps) -> dict[str, Any]:
@@ -221,9 +230,9 @@ def verdict(proof: Proof) -> list[str]:
     holds = "holds" if proof.holds else "is BROKEN"
     lines = [f"The promise of {proof.strategy} {holds}: {proof.promise}, with {sizes} processes, after {proof.steps} steps."]
     for result in proof.results:
-        if result.numbers is not None and result.first_state is not None:
+        if result.first_state is not None:
             lines.append(
-                f"{result.procs} processes: first differs in step {result.numbers.step}, most in "
-                f"{result.first_state.name} (by {result.first_state.relative:.1e}); likely cause: {result.cause}"
+                f"{result.procs} processes: first differs in step {result.first_step}, most in "
+                f"{result.first_state.name} (by {result.first_state.relative:.1e}). Likely cause: {result.cause}"
             )
     return lines

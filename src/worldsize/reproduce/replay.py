@@ -71,11 +71,10 @@ def replay(
 
 def _recorded(run: RunFolder, first: int, last: int) -> list[dict[str, Any]]:
     records = {record["step"]: record for record in scratch.steps_of(run)}
-    if last not in records or first not in records:
-        raise UserError(
-            f"{run.path} has the steps 1 to {max(records, default=0):,}, not {first if first not in records else last:,}"
-        )
-    return [records[step] for step in range(first, last + 1) if step in records]
+    missing = [step for step in range(first, last + 1) if step not in records]
+    if missing:
+        raise UserError(f"{run.path} has the steps 1 to {max(records, default=0):,}, but not step {missing[0]:,}")
+    return [records[step] for step in range(first, last + 1)]
 
 
 def _start(run: RunFolder, first: int, from_start: bool) -> tuple[int, Path | None]:

@@ -1,0 +1,289 @@
+"""Proving that the world size changes nothing, and computing steps of a run again: prove, replay, audit."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import itertools
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from processes import records, worldsize
+from worldsize import cli, fingerprint
+from worldsize.checkpoint import list_checkpoints, thinned
+from worldsize.data.crops import PadCrop
+from worldsize.data.digits import open_dataset
+from worldsize.data.rng import Use, uniforms
+from worldsize.errors import UserError
+from worldsize.recipe import Data
+from worldsize.reproduce import prove, replay
+
+# Eight steps of digits per epoch; checkpoints after steps 8, 16 and 24.
+SETTINGS = (
+    *("--model.name", "shufflenet_v2_x0_5", "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
+    *("--epochs", "3", "--schedule.warmup-epochs", "0", "--checkpoint.every-epochs", "1", "--checkpoint.history", "all"),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(ranks) -> Path:
+    """A finished run of one process; do not modify."""
+    ranks(1).run("train", "digits", *SETTINGS, "--name", "finished")
+    return ranks.cwd / "runs" / "finished"
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> Path:
+    """A copy of `finished`."""
+    return shutil.copytree(finished, tmp_path / "runs" / "finished")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def audit(run: Path, capsys, *arguments: str) -> tuple[int, str]:
+    before = contents(run)
+    code = cli.main(["audit", str(run), *arguments])
+    assert contents(run) == before
+    return code, capsys.readouterr().out
+
+
+# Records
+
+
+def test_checkpoints_and_the_result_have_the_head_of_the_chain(finished):
+    steps = records(finished, "step")
+    assert len({step["samples"] for step in steps}) == len(steps) == 24
+    for path in list_checkpoints(finished / "checkpoints"):
+        state = json.loads((path / "state.json").read_text())
+        assert state["chain"] == steps[state["step"] - 1]["chain"]
+    assert json.loads((finished / "result.json").read_text())["chain"] == steps[-1]["chain"]
+
+
+@pytest.mark.parametrize("name", fingerprint.COVERED)
+def test_a_link_covers_each_number(finished, name):
+    step = records(finished, "step")[3]
+    changed = step | {name: step[name] + ("0" if name == "samples" else 1e-9)}
+    assert fingerprint.link("head", changed) != fingerprint.link("head", step) != fingerprint.link("other", step)
+
+
+@pytest.mark.parametrize("every", [1, 22, 1000])
+def test_thinning_keeps_few_checkpoints_and_the_more_the_newer(tmp_path, every):
+    kept: list[Path] = []
+    for step in range(every, every * 300, every):
+        kept = thinned([*kept, tmp_path / f"step-{step:08d}"], step)
+        ages = sorted(step - int(path.name.removeprefix("step-")) for path in kept)
+        assert len(ages) <= 20
+        assert (ages[0], ages[-1]) == (0, step - every)  # the last one and the first one
+        assert all(older <= 2 * max(newer, every) for newer, older in itertools.pairwise(ages))
+
+
+# audit
+
+
+def test_an_audit_of_an_untouched_run_certifies_it(run, capsys, tmp_path):
+    code, output = audit(run, capsys, "--windows", "0", "--out", str(tmp_path / "certificate.json"))
+    assert code == 0, output
+    assert "CONSISTENT" in output and "24, of which 24 have a fingerprint" in output
+    certificate = json.loads((tmp_path / "certificate.json").read_text())
+    assert certificate["chain"] == records(run, "step")[-1]["chain"]
+    weights = run / "checkpoints" / "step-00000024" / "model.safetensors"
+    assert certificate["checkpoints"]["step-00000024"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def edit_line(run: Path) -> str:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"step": 11,' in line)
+    loss = json.loads(lines[at])["loss"]
+    lines[at] = lines[at].replace(f'"loss": {loss}', f'"loss": {loss - 0.01}')
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return "step 11 in metrics.jsonl was changed"
+
+
+def skip_step(run: Path) -> str:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if '"step": 12,' not in line))
+    return "step 12 is missing"
+
+
+def edit_recipe(run: Path) -> str:
+    text = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(text.replace("label_smoothing: 0.1", "label_smoothing: 0.0"))
+    assert (run / "recipe.yaml").read_text() != text
+    return "recipe.yaml is not the recipe"
+
+
+def other_data(run: Path) -> str:
+    text = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(text)
+    for path in list_checkpoints(run / "checkpoints"):
+        rewrite_state(path, lambda state: state["data"].update(train="0" * 64))
+    return "the dataset is not the one"
+
+
+def swap_checkpoint(run: Path) -> str:
+    shutil.rmtree(run / "checkpoints" / "step-00000016")
+    shutil.copytree(run / "checkpoints" / "step-00000008", run / "checkpoints" / "step-00000016")
+    rewrite_state(run / "checkpoints" / "step-00000016", lambda state: state.update(step=16))
+    return "step-00000016 belongs to another run"
+
+
+def edit_result(run: Path) -> str:
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"chain": "0" * 64}))
+    return "result.json does not belong"
+
+
+def rewrite_state(checkpoint: Path, change) -> None:
+    """Change state.json as a forger would, with a valid manifest."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    change(state)
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    seal(checkpoint)
+
+
+def seal(checkpoint: Path) -> None:
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for name in manifest["files"]:
+        content = (checkpoint / name).read_bytes()
+        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("forge", [edit_line, skip_step, edit_recipe, other_data, swap_checkpoint, edit_result])
+def test_an_audit_finds_what_was_changed(run, capsys, forge):
+    expected = forge(run)
+    code, output = audit(run, capsys, "--windows", "0")
+    assert code == 1
+    assert f"INCONSISTENT: {expected}" in output
+
+
+def test_a_run_without_fingerprints_is_audited_as_far_as_it_is_recorded(run, capsys):
+    """As runs of older versions."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    plain = [{k: v for k, v in line.items() if k not in ("chain", "samples")} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in plain))
+    for path in list_checkpoints(run / "checkpoints"):
+        rewrite_state(path, lambda state: state.pop("chain"))
+    code, output = audit(run, capsys, "--windows", "0")
+    assert code == 0, output
+    assert "of which 0 have a fingerprint (the others: not recorded)" in output
+
+
+@pytest.mark.slow
+def test_an_audit_computes_windows_again(run, tmp_path):
+    done = worldsize("audit", run, "--seed", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"window +steps (\d+ to \d+)", done.stdout) == ["1 to 8", "9 to 16", "17 to 24"]
+    forged = run / "checkpoints" / "step-00000016"
+    weights = bytearray((forged / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (forged / "model.safetensors").write_bytes(weights)
+    seal(forged)
+    done = worldsize("audit", run, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "INCONSISTENT: step-00000016/model.safetensors is not what its steps compute" in done.stdout
+
+
+# replay
+
+
+@pytest.mark.slow
+def test_a_replayed_step_is_bit_identical_and_its_page_shows_the_images_of_the_step(run, tmp_path):
+    before = contents(run)
+    done = worldsize("replay", run, "--step", "18:20", "--out", "page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "computing steps 17 to 20 again" in done.stdout
+    assert "steps 18 to 20: bit-identical to metrics.jsonl" in done.stdout
+    assert contents(run) == before
+    page = (tmp_path / "page.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    shown = {hashlib.sha256(pixels.tobytes()).hexdigest() for pixels in images_of(page)}
+    assert shown == {hashlib.sha256(pixels.tobytes()).hexdigest() for pixels in expected_images(step=18)}
+    names = dict(re.findall(r"predicted.*?<span class=muted>(.*?)</span>.*?()</figure>", page))
+    assert len(names) == 160
+
+
+def images_of(page: str) -> list[np.ndarray]:
+    encoded = re.findall(r"data:image/png;base64,([^\"]+)", page)
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(text)))) for text in encoded]
+
+
+def expected_images(step: int) -> np.ndarray:
+    """The images of a step of `finished`, from the sample order and the crop's definition."""
+    from worldsize.data.order import permute
+
+    data = Data(name="digits", train_crop="pad", train_crop_size=32, val_resize_size=32, val_crop_size=32)
+    train, crop = open_dataset(data, Path()).train, PadCrop(32, flip=False, padding=2)
+    epoch, first = divmod(step - 1, 8)
+    chosen = permute(0, epoch, np.arange(first * 160, (first + 1) * 160), len(train))
+    return crop.batch(train.pixels[chosen], uniforms(0, Use.AUGMENT, epoch, chosen, crop.draws))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--step", "25"), "has the steps 1 to 24, but not step 25"),
+        (("--step", "0"), "steps are counted from 1"),
+        (("--step", "9:8"), "must not be empty"),
+        (("--step", "last"), "pass a step such as 120"),
+        (("--step", "5"), "no checkpoint before step 5, only at 8, 16, 24. Pass --from-start"),
+    ],
+)
+def test_steps_that_cannot_be_replayed_are_refused_with_a_remedy(run, tmp_path, monkeypatch, capfd, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    assert cli.main(["replay", str(run), *arguments]) == 64
+    assert message in capfd.readouterr().err
+    assert contents(tmp_path) == before
+
+
+# prove
+
+
+@pytest.mark.slow
+def test_prove_finds_equal_bits_and_names_the_difference_of_other_strategies(tmp_path):
+    small = ("--model.name", "shufflenet_v2_x0_5", "--steps", "4", "--procs", "1,2", "--precision", "fp32")
+    done = worldsize("prove", "digits", *small, "--interrupt", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The promise of bitwise holds: the same bits" in done.stdout
+    hashes = re.findall(r"\b[0-9a-f]{16}\b", done.stdout)
+    assert len(hashes) == 2 and len(set(hashes)) == 1
+    done = worldsize("prove", "digits", *small, "--strategy", "ddp", cwd=tmp_path)
+    assert "The promise of ddp holds: the same numbers up to rounding" in done.stdout, done.stdout + done.stderr
+    assert re.search(
+        r"2 processes: first differs in step \d, most in .*likely cause", done.stdout, re.DOTALL | re.IGNORECASE
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_prove_shares_the_batch_with_the_largest_micro_batch_that_fits():
+    from worldsize import catalog
+
+    told: list[str] = []
+    recipe = catalog.load("digits")
+    assert prove.shared_by([1, 2], recipe, told.append).micro_batch == 32 and told == []
+    assert prove.shared_by([1, 2, 4], recipe, told.append).micro_batch == 16
+    assert "micro-batches of 16 instead of 32" in told[0]
+    with pytest.raises(UserError, match="pass a --global-batch that is a multiple of 3"):
+        prove.shared_by([1, 3], recipe, told.append)
+
+
+@pytest.mark.parametrize("text", ["", "2", "1,1", "0,1", "1,two"])
+def test_prove_needs_two_world_sizes(text):
+    with pytest.raises(UserError, match="at least two numbers of processes"):
+        prove.world_sizes(text)
+
+
+def test_steps_are_numbers_or_ranges():
+    assert replay.steps("7") == (7, 7)
+    assert replay.steps("7:9") == (7, 9)
