@@ -103,13 +103,15 @@ def _measure(variant: Variant, turn: int, arguments: BenchStrategies, folder: Pa
     }
     command = [sys.executable, "-m", "worldsize", "train", "imagenet", "--data.no-flip", *variant.settings]
     command += ["--schedule.warmup-epochs", "0", "--optimizer.lr", "0.001"]
+    threads = str(max(1, cores() // arguments.procs))
+    if variant.threads:
+        settings["parallel.threads"] = threads
     command += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     if variant.mpirun:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         command = ["mpirun", "-np", str(arguments.procs), *root, "--oversubscribe", "--bind-to", "none", *command]
     else:
         command += ["--procs", str(arguments.procs)]
-    threads = str(max(1, cores() // arguments.procs))
     done = subprocess.run(
         command, env=os.environ | {"OMP_NUM_THREADS": threads}, capture_output=True, text=True, check=False
     )

@@ -53,7 +53,7 @@ class Variant:
     """One row of ``bench strategies``: its name and the settings it adds.
 
     ``backend`` is the `Way.backend` it needs (None: any), ``mpirun`` whether mpirun starts it, ``pairs`` whether it works
-    only at powers of two.
+    only at powers of two, ``threads`` whether its number of threads is a setting.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Variant:
     backend: str | None = None
     mpirun: bool = False
     pairs: bool = False
+    threads: bool = False
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ class Strategy(base.Strategy):
     def threads(cls, settings: Parallel) -> int | None:
         return settings.threads
 
+    @classmethod
+    def variants(cls) -> list[base.Variant]:
+        return [base.Variant(cls.name, ("--parallel.strategy", cls.name), threads=True)]
+
     def __init__(self, parts: base.Parts) -> None:
         from worldsize.parallel.tree_reduce import TreeReducer
 
