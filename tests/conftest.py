@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from hypothesis import settings
 
@@ -25,6 +26,9 @@ from worldsize.cluster.api.client import Cluster
 # A background job of a shell ignores Ctrl-C, and its child processes would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests run in two processes, beside those that they start; with more threads than cores torch takes ten times as long.
+torch.set_num_threads(1)
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("ci")

@@ -363,7 +363,7 @@ def test_the_identity_of_a_strategy_is_that_of_older_checkpoints(settings, expec
         ({"bucket_mb": 10}, None),
         (
             {"strategy": "adasum", "bucket_mb": 10},
-            "parallel.bucket_mb 10.0 has no effect with strategy adasum: use .*ddp, or",
+            "parallel.bucket_mb 10.0 has no effect with strategy adasum: use .*ddp or bitwise, or",
         ),
         ({"strategy": "single", "op": "adasum"}, "use --parallel.strategy horovod, or leave it at average"),
         ({"strategy": "localsgd", "predivide": 2}, "use --parallel.strategy ddp or horovod"),

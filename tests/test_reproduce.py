@@ -143,6 +143,27 @@ def edit_result(run: Path) -> str:
     return "result.json does not belong"
 
 
+def remove_fingerprint(run: Path) -> str:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    lines[10] = re.sub(r', "chain": "[0-9a-f]+"', "", lines[10])
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return f"step {json.loads(lines[10])['step']} in metrics.jsonl was changed"
+
+
+def remove_all_fingerprints(run: Path) -> str:
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(re.sub(r', "chain": "[0-9a-f]+"', "", text))
+    return "step-00000008 belongs to another run, or metrics.jsonl was changed"
+
+
+def damage_checkpoint(run: Path) -> str:
+    path = run / "checkpoints" / "step-00000008" / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    return f"{path.parent}: optimizer.safetensors is damaged"
+
+
 def rewrite_state(checkpoint: Path, change) -> None:
     """Change state.json as a forger would, with a valid manifest."""
     state = json.loads((checkpoint / "state.json").read_text())
@@ -159,7 +180,13 @@ def seal(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("forge", [edit_line, skip_step, edit_recipe, other_data, swap_checkpoint, edit_result])
+FORGERIES = (
+    *(edit_line, skip_step, remove_fingerprint, remove_all_fingerprints),
+    *(edit_recipe, other_data, swap_checkpoint, damage_checkpoint, edit_result),
+)
+
+
+@pytest.mark.parametrize("forge", FORGERIES)
 def test_an_audit_finds_what_was_changed(run, capsys, forge):
     expected = forge(run)
     code, output = audit(run, capsys, "--windows", "0")
@@ -247,17 +274,33 @@ def test_steps_that_cannot_be_replayed_are_refused_with_a_remedy(run, tmp_path, 
     assert contents(tmp_path) == before
 
 
+def test_an_asynchronous_run_is_not_computed_again(run, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    text = (run / "recipe.yaml").read_text()
+    (run / "recipe.yaml").write_text(text.replace("strategy: auto", "strategy: async"))
+    assert cli.main(["replay", str(run), "--step", "20"]) == 64
+    assert "the order of its updates depends on time" in capfd.readouterr().err
+
+
+def test_a_run_is_not_stopped_after_a_step_that_it_has_done(run, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "--resume", str(run), "--stop-after", "24"]) == 64
+    assert "has already done 24 steps: pass a later --stop-after" in capfd.readouterr().err
+
+
 # prove
 
 
 @pytest.mark.slow
 def test_prove_finds_equal_bits_and_names_the_difference_of_other_strategies(tmp_path):
     small = ("--model.name", "shufflenet_v2_x0_5", "--steps", "4", "--procs", "1,2", "--precision", "fp32")
-    done = worldsize("prove", "digits", *small, "--interrupt", cwd=tmp_path)
+    done = worldsize("prove", "digits", *small, "--interrupt", "--against", "torch", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The promise of bitwise holds: the same bits" in done.stdout
     hashes = re.findall(r"\b[0-9a-f]{16}\b", done.stdout)
     assert len(hashes) == 2 and len(set(hashes)) == 1
+    loss, weights = re.search(r"plain PyTorch loop .* by (\S+) in the loss .* by (\S+) in the weights", done.stdout).groups()
+    assert float(loss) < 1e-5 and float(weights) < 1e-3
     done = worldsize("prove", "digits", *small, "--strategy", "ddp", cwd=tmp_path)
     assert "The promise of ddp holds: the same numbers up to rounding" in done.stdout, done.stdout + done.stderr
     assert re.search(

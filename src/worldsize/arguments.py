@@ -81,6 +81,8 @@ class Prove:
     """Strategy (default: the recipe's; of a recipe with `auto`, bitwise)."""
     interrupt: bool = False
     """Stop each run in the middle, and resume it."""
+    against: Literal["torch"] | None = None
+    """Also compare with a plain PyTorch loop of one process: losses and weights, up to rounding."""
 
 
 @dataclass

@@ -149,7 +149,8 @@ def _assemble(
     mine = world.alone() if state.strategy.asynchronous else world
     if snapshot is not None:
         world.collectively(lambda: state.restore(snapshot, mine))
-    progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress(chain=fingerprint.of_run(facts))
+    chain = fingerprint.NOT_RECORDED if state.strategy.asynchronous else fingerprint.of_run(facts)
+    progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress(chain=chain)
     normalise = Normalise(recipe.data, world.device, setting.precision.weights)
     return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
         recipe=recipe,

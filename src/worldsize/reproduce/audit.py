@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worldsize import catalog, fingerprint, parallel
+from worldsize import catalog, checkpoint, fingerprint, parallel
 from worldsize.data import open_dataset
+from worldsize.errors import CheckpointError
 from worldsize.recipe import Recipe
 from worldsize.reproduce import compare, scratch
 from worldsize.run import RunFolder
@@ -89,10 +90,8 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
     try:
         _verify_origin(recipe, data, last)
         chains = verify_chain(records, last)
-        for step, (path, state) in sorted(found.items()):
-            if step in chains and state.get("chain", chains[step]) != chains[step]:
-                raise Inconsistent(f"{path.name} belongs to another run, or metrics.jsonl was changed", step)
-            certificate.checkpoints[path.name] = scratch.Steps([], path).sha256
+        for path in reversed(checkpoint.list_checkpoints(run.checkpoints)):
+            certificate.checkpoints[path.name] = _verify_checkpoint(path, chains)
         _verify_result(run, chains)
         _replay_windows(run, records, found, certificate, windows, procs, tell)
     except Inconsistent as inconsistent:
@@ -124,14 +123,26 @@ def verify_chain(records: list[dict[str, Any]], state: dict[str, Any]) -> dict[i
     for expected, record in enumerate(records, start=1):
         if record["step"] != expected:
             raise Inconsistent(f"step {expected:,} is missing in metrics.jsonl", expected)
-        if not record.get("chain"):
+        if not record.get("chain") and not chains:
             continue
-        head = fingerprint.link(head, record)
-        if record["chain"] != head:
+        head = fingerprint.link(head, dict.fromkeys(fingerprint.COVERED) | record)
+        if record.get("chain") != head:
             origin = ", or the recipe or the data changed during the run" if expected == 1 else ""
             raise Inconsistent(f"step {expected:,} in metrics.jsonl was changed{origin}", expected)
         chains[expected] = head
     return chains
+
+
+def _verify_checkpoint(path: Path, chains: dict[int, str]) -> str:
+    """The SHA-256 of its weights."""
+    try:
+        checkpoint.check(path)
+    except CheckpointError as error:
+        raise Inconsistent(str(error)) from None
+    state = json.loads((path / "state.json").read_text("utf-8"))
+    if state.get("chain") and chains.get(state["step"]) != state["chain"]:
+        raise Inconsistent(f"{path.name} belongs to another run, or metrics.jsonl was changed", state["step"])
+    return scratch.Steps([], path).sha256
 
 
 def _verify_result(run: RunFolder, chains: dict[int, str]) -> None:

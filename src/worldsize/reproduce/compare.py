@@ -61,10 +61,14 @@ class Replay:
 def first_difference(
     a: list[dict[str, Any]], b: list[dict[str, Any]], names: tuple[str, ...] = NUMBERS
 ) -> StepDifference | None:
-    """The first difference of two lists of step records, which begin with the same step."""
+    """The first difference of two lists of step records, which begin with the same step.
+
+    Numbers without a fingerprint, as old runs have, are compared with the seven digits that metrics.jsonl had then.
+    """
     for one, other in zip(a, b, strict=False):
+        exact = bool(one.get("chain"))
         for name in names:
-            if one[name] != other[name]:
+            if one[name] != (other[name] if exact or not isinstance(other[name], float) else float(f"{other[name]:.7g}")):
                 return StepDifference(one["step"], name, one[name], other[name])
     return None
 
@@ -84,3 +88,9 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     """|a - b| / |b| in float64."""
     a, b = a.double(), b.double()
     return float((a - b).norm() / b.norm().clamp_min(1e-300))
+
+
+def overall(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> float:
+    """The relative difference of all tensors of ``b`` together, as one vector, from those of ``a`` with the same names."""
+    squared = sum(float((a[name].double() - b[name].double()).square().sum()) for name in b)
+    return (squared / sum(float(tensor.double().square().sum()) for tensor in b.values())) ** 0.5

@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from worldsize import catalog, parallel
 from worldsize.arguments import Prove
 from worldsize.errors import UserError
+from worldsize.place import cores
 from worldsize.recipe import Parallel, Recipe
 from worldsize.reproduce import compare, scratch
 from worldsize.reproduce.compare import StepDifference, TensorDifference
@@ -51,6 +52,14 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class Against:
+    """A plain PyTorch loop compared with the first run: relative differences of the loss of step 1, and of all weights."""
+
+    loss: float
+    weights: float
+
+
+@dataclass(frozen=True)
 class Proof:
     """What was run and compared."""
 
@@ -59,6 +68,7 @@ class Proof:
     steps: int
     results: list[Compared]
     holds: bool
+    against: Against | None = None
 
 
 def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
@@ -74,9 +84,8 @@ def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
     for size, own in recipes.items():
         parallel.batch_plan(own, size)
     with tempfile.TemporaryDirectory(prefix="worldsize-prove-") as folder:
-        for size, own in recipes.items():
-            (Path(folder) / f"{size}.yaml").write_text(catalog.to_yaml(own), "utf-8")
-        return _prove(Path(folder), recipe, sizes, asked, tell)
+        proof = _prove(Path(folder), recipe, recipes, asked, tell)
+        return _against_torch(proof, Path(folder), recipes, tell) if asked.against else proof
 
 
 def world_sizes(text: str) -> list[int]:
@@ -137,14 +146,15 @@ def shared_by(sizes: list[int], recipe: Recipe, tell: Callable[[str], None]) -> 
     return recipe.model_copy(update={"micro_batch": fitting[0]})
 
 
-def _prove(folder: Path, recipe: Recipe, sizes: list[int], asked: Prove, tell: Callable[[str], None]) -> Proof:
+def _prove(folder: Path, recipe: Recipe, recipes: dict[int, Recipe], asked: Prove, tell: Callable[[str], None]) -> Proof:
+    sizes = list(recipes)
     runs: dict[int, Steps] = {}
     for size in sizes:
         interrupted = ", stopped and resumed once" if asked.interrupt else ""
         tell(f"{size} process{'es' * (size > 1)}: {asked.steps} steps{interrupted}")
-        runs[size] = _steps(folder, size, asked)
+        runs[size] = _steps(folder, recipes[size], size, asked)
     results = [Compared(sizes[0], runs[sizes[0]].sha256)]
-    results += [_compared(folder, sizes[0], size, runs, tell) for size in sizes[1:]]
+    results += [_compared(folder, recipes, size, runs, tell) for size in sizes[1:]]
     strategy = parallel.named(recipe.parallel)
     steps = len(runs[sizes[0]].records)
     if strategy.same_bits:
@@ -157,15 +167,35 @@ def _prove(folder: Path, recipe: Recipe, sizes: list[int], asked: Prove, tell: C
     return Proof(strategy.name, f"the same numbers up to rounding ({tolerance:g} in the first step)", steps, results, holds)
 
 
-def _steps(folder: Path, size: int, asked: Prove) -> Steps:
+def _against_torch(proof: Proof, folder: Path, recipes: dict[int, Recipe], tell: Callable[[str], None]) -> Proof:
+    from worldsize.reproduce import plain
+
+    size, recipe = next(iter(recipes.items()))
+    ours = scratch.computed(folder / str(size))
+    tell(f"a plain PyTorch loop: {proof.steps} steps")
+    threads = parallel.threads(recipe.parallel) or cores()
+    theirs = plain.train(recipe, folder / ".cache", proof.steps, threads)
+    weights = load_file(ours.checkpoint / "model.safetensors")
+    difference = Against(
+        abs(ours.records[0]["loss"] - theirs.losses[0]) / abs(theirs.losses[0]),
+        compare.overall(weights, theirs.parameters),
+    )
+    agrees = difference.loss <= _rounding(folder / str(size))
+    return replace(proof, against=difference, holds=proof.holds and agrees)
+
+
+def _steps(folder: Path, recipe: Recipe, size: int, asked: Prove) -> Steps:
     half = asked.steps // 2
     if not asked.interrupt or half == 0:
-        return scratch.train(folder / f"{size}.yaml", folder, str(size), size, asked.steps)
-    scratch.train(folder / f"{size}.yaml", folder, str(size), size, half)
+        return scratch.train(recipe, folder, str(size), size, asked.steps)
+    scratch.train(recipe, folder, str(size), size, half)
     return scratch.resume(folder / str(size), size, asked.steps)
 
 
-def _compared(folder: Path, reference: int, size: int, runs: dict[int, Steps], tell: Callable[[str], None]) -> Compared:
+def _compared(
+    folder: Path, recipes: dict[int, Recipe], size: int, runs: dict[int, Steps], tell: Callable[[str], None]
+) -> Compared:
+    reference = next(iter(recipes))
     ours, theirs = runs[reference], runs[size]
     samples = compare.first_difference(ours.records, theirs.records, ("samples",))
     numbers = compare.first_difference(ours.records, theirs.records)
@@ -174,7 +204,7 @@ def _compared(folder: Path, reference: int, size: int, runs: dict[int, Steps], t
         return Compared(size, theirs.sha256)
     first = numbers.step if numbers else len(ours.records)
     tell(f"{size} processes differ from {reference} in step {first}: comparing the weights after it")
-    early = [scratch.train(folder / f"{n}.yaml", folder, f"{n}-until-{first}", n, first) for n in (reference, size)]
+    early = [scratch.train(recipes[n], folder, f"{n}-until-{first}", n, first) for n in (reference, size)]
     cause = _cause(folder / str(reference), folder / str(size))
     first_state = compare.tensors(_state(early[1]), _state(early[0]))
     return Compared(size, theirs.sha256, samples, numbers, state, first, first_state, cause)
@@ -229,6 +259,11 @@ def verdict(proof: Proof) -> list[str]:
     sizes = ", ".join(str(r.procs) for r in proof.results)
     holds = "holds" if proof.holds else "is BROKEN"
     lines = [f"The promise of {proof.strategy} {holds}: {proof.promise}, with {sizes} processes, after {proof.steps} steps."]
+    if proof.against is not None:
+        lines.append(
+            f"A plain PyTorch loop of one process differs by {proof.against.loss:.1e} in the loss of step 1, "
+            f"and by {proof.against.weights:.1e} in the weights after {proof.steps} steps."
+        )
     for result in proof.results:
         if result.first_state is not None:
             lines.append(

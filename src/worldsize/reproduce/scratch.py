@@ -7,18 +7,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worldsize import checkpoint, environment, parallel
+from worldsize import catalog, checkpoint, environment, parallel
 from worldsize.errors import SUCCESS, CheckpointError, Stopped, UserError, WorldsizeError
-from worldsize.recipe import Recipe
+from worldsize.recipe import Recipe, Track
 from worldsize.run import RunFolder
-
-# Nothing but the steps: no evaluation, and no checkpoint before the end.
-_ONLY_STEPS = ("--evaluate-every", "1000000", "--checkpoint.every-steps", "None", "--checkpoint.every-seconds", "None")
 
 
 @dataclass(frozen=True)
@@ -42,27 +38,44 @@ class ComputationFailed(WorldsizeError):
         self.exit_code = code
 
 
-def train(recipe: Path, out: Path, name: str, procs: int, until: int, settings: Sequence[str] = ()) -> Steps:
+def only_steps(recipe: Recipe) -> Recipe:
+    """The recipe without evaluations, trackers, or checkpoints before the end. Its steps compute the same."""
+    checkpoints = recipe.checkpoint.model_copy(update={"every_steps": None, "every_epochs": None, "every_seconds": None})
+    changes = {"evaluate_every": recipe.epochs + 1, "checkpoint": checkpoints, "track": Track()}
+    return recipe.model_copy(update=changes)
+
+
+def train(recipe: Recipe, out: Path, name: str, procs: int, until: int) -> Steps:
     """Train the recipe from the start to step ``until``, as ``out/name``.
 
     Raises:
         ComputationFailed: the training failed.
     """
-    words = ["train", str(recipe), "--out", str(out), "--name", name]
-    return _run([*words, "--procs", str(procs), "--stop-after", str(until), *_ONLY_STEPS, *settings], out / name)
+    path = out / f"{name}.yaml"
+    path.write_text(catalog.to_yaml(only_steps(recipe)), "utf-8")
+    return _run(["train", str(path), "--out", str(out), "--name", name], out / name, procs, until)
 
 
-def resume(folder: Path, procs: int, until: int, settings: Sequence[str] = ()) -> Steps:
+def resume(folder: Path, procs: int, until: int) -> Steps:
     """Continue the run in ``folder`` to step ``until``; as `train`."""
-    words = ["train", "--resume", str(folder), "--procs", str(procs), "--stop-after", str(until)]
-    return _run([*words, *_ONLY_STEPS, *settings], folder)
+    return _run(["train", "--resume", str(folder)], folder, procs, until)
 
 
-def _run(words: list[str], folder: Path) -> Steps:
+def _run(words: list[str], folder: Path, procs: int, until: int) -> Steps:
+    words = [*words, "--procs", str(procs), "--stop-after", str(until)]
     done = subprocess.run([sys.executable, "-m", "worldsize", *words], capture_output=True, text=True, check=False)
     if done.returncode not in (SUCCESS, Stopped.exit_code):
         message = done.stderr.strip().removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed"
         raise ComputationFailed(message, done.returncode)
+    return computed(folder)
+
+
+def computed(folder: Path) -> Steps:
+    """What a training in the run folder ``folder`` has computed.
+
+    Raises:
+        CheckpointError: it has no checkpoint.
+    """
     newest = checkpoint.newest_valid(folder / "checkpoints")
     if newest is None:
         raise CheckpointError(f"{folder} has no checkpoint")
@@ -104,16 +117,26 @@ def checkpoints(run: RunFolder) -> dict[int, tuple[Path, dict[str, Any]]]:
     return found
 
 
-def compute_again(
-    run: RunFolder, start: Path | None, until: int, procs: int, folder: Path, settings: tuple[str, ...] = ()
-) -> Steps:
-    """Compute the run's steps from the checkpoint ``start`` (None: from the beginning) to ``until``, in ``folder``."""
+def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, folder: Path) -> Steps:
+    """Compute the run's steps from the checkpoint ``start`` (None: from the beginning) to ``until``, in ``folder``.
+
+    Raises:
+        ComputationFailed: the training failed.
+        UserError: the run is asynchronous.
+    """
+    recipe = catalog.load(str(run.recipe))
+    if parallel.named(recipe.parallel).asynchronous:
+        raise UserError(
+            f"{run.path} is asynchronous: the order of its updates depends on time, so it cannot be computed again"
+        )
+    if (listings := run.path.parent / ".cache").is_dir():
+        shutil.copytree(listings, folder / ".cache")
     if start is None:
-        return train(run.recipe, folder, "again", procs, until, settings)
-    copy = RunFolder(folder / "again")
-    shutil.copytree(start, copy.checkpoints / start.name)
-    shutil.copy(run.recipe, copy.recipe)
-    return resume(copy.path, procs, until, settings)
+        return train(recipe, folder, "again", procs, until)
+    again = RunFolder(folder / "again")
+    shutil.copytree(start, again.checkpoints / start.name)
+    again.recipe.write_text(catalog.to_yaml(only_steps(recipe)), "utf-8")
+    return resume(again.path, procs, until)
 
 
 def environment_of(run: RunFolder) -> dict[str, Any]:
