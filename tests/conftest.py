@@ -34,7 +34,10 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50
 settings.load_profile("ci")
 
 # The files that take longest, so that two test processes finish at about the same time.
-LONGEST = ("resume", "async", "exactness", "strategies", "world", "strategies_resume", "track", "errors", "agent", "blocks")
+LONGEST = (
+    *("resume", "exactness", "bitwise", "async", "strategies", "world", "strategies_resume", "track", "errors", "agent"),
+    *("blocks", "reproduce", "script"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,6 +18,7 @@ import reference
 from processes import environment, newest, records, start, weights, workers, worldsize
 
 SLOW = pytest.mark.slow
+SMALL = "shufflenet_v2_x0_5"
 ADAMW = "{name: adamw, lr: 0.0005, clip_norm: 1.0, nesterov: false}"
 # All values of a record but those that are times.
 NUMBERS = ("epoch", "step", "loss", "top1", "lr", "grad_norm", "broken", "train_loss", "train_top1", "val_loss", "val_top1")
@@ -64,15 +65,17 @@ def numbers(run: Path) -> list[dict]:
 @pytest.mark.parametrize(
     ("size", "settings"),
     [
-        (2, {}),
-        (4, {}),
-        pytest.param(2, {"micro_batch": 8}, marks=SLOW),  # the ranks' nodes: 2 and 1 micro-batches, 1 and 2
-        pytest.param(3, {"micro_batch": 4}, marks=SLOW),
-        pytest.param(4, {"micro_batch": 4}, marks=SLOW),
-        pytest.param(8, {"micro_batch": 6}, marks=SLOW),
+        (2, {"model": SMALL}),
+        (4, {"model": SMALL}),
+        pytest.param(2, {}, marks=SLOW),
+        pytest.param(4, {}, marks=SLOW),
+        pytest.param(2, {"model": SMALL, "micro_batch": 8}, marks=SLOW),  # the ranks' nodes: 2 and 1 micro-batches, 1 and 2
+        pytest.param(3, {"model": SMALL, "micro_batch": 4}, marks=SLOW),
+        pytest.param(4, {"model": SMALL, "micro_batch": 4}, marks=SLOW),
+        pytest.param(8, {"model": SMALL, "micro_batch": 6}, marks=SLOW),
         pytest.param(2, {"precision": "bf16"}, marks=SLOW),
-        pytest.param(2, {"precision": "fp16"}, marks=SLOW),
-        pytest.param(2, {"optimizer": ADAMW}, marks=SLOW),
+        pytest.param(2, {"model": SMALL, "precision": "fp16"}, marks=SLOW),
+        pytest.param(2, {"model": SMALL, "optimizer": ADAMW}, marks=SLOW),
         pytest.param(2, {"model": "mobilenet_v3_small"}, marks=SLOW),  # has dropout
         pytest.param(2, {"model": "resnet50"}, marks=SLOW),
         pytest.param(4, {"model": "resnet50", "precision": "bf16"}, marks=SLOW),
@@ -102,14 +105,20 @@ def test_it_computes_the_numbers_of_a_single_process(runs, ranks):
 )
 def test_each_rule_is_needed(runs, rule, size):
     """With one rule broken the weights differ, so the comparison above detects it."""
-    settings = {"micro_batch": 12 if size == 1 else 8}
+    settings = {"model": SMALL, "micro_batch": 12 if size == 1 else 8}
     assert bits(runs(size, sabotage=rule, **settings)) != bits(runs(3 - size, **settings))
 
 
 def test_a_process_sends_as_much_as_in_a_ring_all_reduce(runs):
-    parameters = sum(t.numel() * t.element_size() for name, t in weights(runs(2)).items() if "running" not in name)
+    tensors = weights(runs(2, model=SMALL))
+    gradient, statistics = (
+        sum(t.numel() * t.element_size() for name, t in tensors.items() if name.endswith(("_mean", "_var")) == statistic)
+        for statistic in (False, True)
+    )
     for size in (2, 4):
-        assert records(runs(size), "step")[-1]["sent_bytes"] == pytest.approx(parameters, rel=0.05)
+        sent = records(runs(size, model=SMALL), "step")[-1]["sent_bytes"]
+        assert sent == pytest.approx(gradient + statistics, rel=0.001)
+    assert statistics < 0.05 * gradient
 
 
 @SLOW

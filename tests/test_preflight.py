@@ -116,6 +116,8 @@ def test_preflight_checks_exactly_the_permissions_that_the_commands_require(use,
         fake_cluster.add("Pod", "r50-0", metadata={"labels": of_the_job}, spec={}, status=status)
         events = Follower(cluster, kind, "r50").events()
         wait_for(lambda: [next(events)] and ("get", "pods/log") in fake_cluster.needed)
+        watched = {("watch", KINDS[name].plural) for name in (kind.kind, "Pod", "Event")}
+        wait_for(lambda: watched <= fake_cluster.needed)  # each in a thread of its own
         events.close()
         fake_cluster.objects = {path: one for path, one in fake_cluster.objects.items() if not path.endswith("/r50-0")}
         manage.stop(cluster, manage.find(cluster, "r50"))
