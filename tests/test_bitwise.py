@@ -77,6 +77,7 @@ def numbers(run: Path) -> list[dict]:
         pytest.param(2, {"model": SMALL, "precision": "fp16"}, marks=SLOW),
         pytest.param(2, {"model": SMALL, "optimizer": ADAMW}, marks=SLOW),
         pytest.param(2, {"model": "mobilenet_v3_small"}, marks=SLOW),  # has dropout
+        pytest.param(2, {"model": "squeezenet1_1"}, marks=SLOW),  # has no BatchNorm
         pytest.param(2, {"model": "resnet50"}, marks=SLOW),
         pytest.param(4, {"model": "resnet50", "precision": "bf16"}, marks=SLOW),
     ],

@@ -31,7 +31,9 @@ class TrainState:
 
     def advance_statistics(self) -> None:
         """Apply the statistics that this step's micro-batches left. With some strategies all ranks must call it."""
-        self.statistics.advance(self.strategy.mean(self.statistics.take()))
+        nodes = self.statistics.take()
+        if self.statistics.size:  # the model has BatchNorm
+            self.statistics.advance(self.strategy.mean(nodes))
 
     @contextmanager
     def consensus(self, world: World, step: int) -> Iterator[None]:
