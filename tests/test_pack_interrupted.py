@@ -220,9 +220,14 @@ def test_one_pack_does_not_write_into_the_file_of_another(root, tmp_path, monkey
 
 def test_two_at_once_succeed_without_locks(larger, unbroken, tmp_path):
     """Some network file systems do not support locks."""
+    ready = tmp_path / "ready"
+    ready.mkdir()
     program = (
-        "import fcntl, sys, errno\n"
-        "def flock(*_): raise OSError(errno.ENOLCK, 'No locks available')\n"
+        "import errno, fcntl, os, sys, time\n"
+        "def flock(*_):\n"
+        f"    open(f'{ready}/{{os.getpid()}}', 'w').close()\n"
+        f"    while len(os.listdir('{ready}')) < 2: time.sleep(0.01)\n"  # neither finishes before the other begins
+        "    raise OSError(errno.ENOLCK, 'No locks available')\n"
         "fcntl.flock = flock\n"
         "from worldsize import cli; sys.exit(cli.main(sys.argv[1:]))"
     )
