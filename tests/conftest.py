@@ -27,7 +27,7 @@ from worldsize.cluster.api.client import Cluster
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests run in two processes, beside those that they start; with more threads than cores torch takes ten times as long.
+# Tests run in two processes, beside those that they start; with more threads than cores torch takes several times as long.
 torch.set_num_threads(1)
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
