@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -19,6 +20,8 @@ import torch
 from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
+# All values of a record but those that are times.
+NUMBERS = ("epoch", "step", "loss", "top1", "lr", "grad_norm", "broken", "train_loss", "train_top1", "val_loss", "val_top1")
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -163,6 +166,18 @@ def losses(run: Path) -> list[float]:
 
 def newest(run: Path) -> Path:
     return max((run / "checkpoints").glob("step-????????"))
+
+
+def bits(run: Path) -> str:
+    """The SHA-256 of the final weights and running statistics."""
+    return hashlib.sha256((newest(run) / "model.safetensors").read_bytes()).hexdigest()
+
+
+def numbers(run: Path) -> list[dict]:
+    """All records without times."""
+    lines = records(run, "step") + records(run, "epoch")
+    assert len(lines) >= 20
+    return [{key: value for key, value in line.items() if key in NUMBERS} for line in lines]
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

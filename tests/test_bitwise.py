@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -15,13 +14,11 @@ from pathlib import Path
 import pytest
 
 import reference
-from processes import environment, newest, records, start, weights, workers, worldsize
+from processes import bits, environment, numbers, records, start, weights, workers, worldsize
 
 SLOW = pytest.mark.slow
 SMALL = "shufflenet_v2_x0_5"
 ADAMW = "{name: adamw, lr: 0.0005, clip_norm: 1.0, nesterov: false}"
-# All values of a record but those that are times.
-NUMBERS = ("epoch", "step", "loss", "top1", "lr", "grad_norm", "broken", "train_loss", "train_top1", "val_loss", "val_top1")
 
 
 def recipe(cwd: Path, precision: str = "fp32", model: str = "resnet18", micro_batch: int = 12, optimizer: str = "") -> Path:
@@ -48,18 +45,6 @@ def runs(ranks):
         return finished[key]
 
     return run
-
-
-def bits(run: Path) -> str:
-    """The SHA-256 of the final weights and running statistics."""
-    return hashlib.sha256((newest(run) / "model.safetensors").read_bytes()).hexdigest()
-
-
-def numbers(run: Path) -> list[dict]:
-    """All records without times."""
-    lines = records(run, "step") + records(run, "epoch")
-    assert len(lines) >= 20
-    return [{key: value for key, value in line.items() if key in NUMBERS} for line in lines]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import distance, environment, losses, weights, worldsize
+from processes import bits, distance, environment, losses, numbers, weights, worldsize
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.manifests import TARGETS, load_target
 
@@ -33,6 +33,7 @@ SMALL = (
     ),
     *("--data.train-crop-size", "16", "--data.val-resize-size", "16", "--data.val-crop-size", "16"),
 )
+BITWISE = ("--precision", "fp32", "--parallel.strategy", "bitwise")
 POD = ("--nodes", "2", "--procs", "1", "--gpus", "0", "--cpu", "850m", "--memory", "3Gi", "--shm", "256Mi", "--grace", "60")
 
 
@@ -122,6 +123,23 @@ def test_each_kind_trains_as_two_processes_here_do(runs, local, kind):
         if item["metadata"]["name"].startswith("r") and not item["metadata"].get("deletionTimestamp")
     ]
     assert [name for name in left if name == "r" or name.startswith("r-")] == []
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory) -> Path:
+    """The bit-identical run with one process on this machine."""
+    cwd = tmp_path_factory.mktemp("single")
+    done = worldsize("train", "digits", *SMALL, *BITWISE, "--name", "single", cwd=cwd, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return cwd / "runs" / "single"
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_bitwise_gives_the_bits_of_one_process_here(runs, single, kind):
+    runs.train(kind, "b", *BITWISE)
+    run = runs.fetched("b")
+    assert bits(run) == bits(single)
+    assert numbers(run) == numbers(single)
 
 
 @pytest.mark.parametrize("op", ["average", pytest.param("adasum", marks=pytest.mark.slow)])

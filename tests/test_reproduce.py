@@ -9,13 +9,16 @@ import itertools
 import json
 import re
 import shutil
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from processes import records, worldsize
+from processes import records, start, worldsize
 from worldsize import cli, fingerprint
 from worldsize.checkpoint import list_checkpoints, thinned
 from worldsize.data.crops import PadCrop
@@ -307,6 +310,32 @@ def test_prove_finds_equal_bits_and_names_the_difference_of_other_strategies(tmp
         r"2 processes: first differs in step \d, most in .*likely cause", done.stdout, re.DOTALL | re.IGNORECASE
     )
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_prove_leaves_nothing_behind(tmp_path, number):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = start("prove", "digits", "--procs", "2,1", "--steps", "1000", cwd=tmp_path, TMPDIR=str(temporary))
+    deadline = time.monotonic() + 240
+    while not any(path.stat().st_size for path in temporary.rglob("metrics.jsonl")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    assert len(users(temporary)) >= 2  # the launcher, its two workers
+    process.send_signal(number)
+    assert process.wait(timeout=120) == 130, process.stdout.read()
+    assert users(temporary) == [] and list(temporary.iterdir()) == []
+
+
+def users(folder: Path) -> list[str]:
+    """The command lines of the processes that name the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            found += [line] * (str(folder) in line)
+    return found
 
 
 def test_prove_shares_the_batch_with_the_largest_micro_batch_that_fits():

@@ -17,6 +17,7 @@ from worldsize.data import open_dataset
 from worldsize.errors import CheckpointError
 from worldsize.recipe import Recipe
 from worldsize.reproduce import compare, scratch
+from worldsize.reproduce.compare import processes
 from worldsize.run import RunFolder
 
 
@@ -167,7 +168,7 @@ def _replay_windows(
     chosen = sorted(random.Random(certificate.seed).sample(pairs, min(windows, len(pairs))))
     for first, last in chosen:
         size = procs or int(found[last][1]["world_size"])
-        tell(f"computing steps {first + 1:,} to {last:,} again, with {size} process{'es' * (size > 1)}")
+        tell(f"computing steps {first + 1:,} to {last:,} again, with {processes(size)}")
         with tempfile.TemporaryDirectory(prefix="worldsize-audit-") as folder:
             again = scratch.compute_again(run, found[first][0] if first else None, last, size, Path(folder))
             _compare(records[first:last], again, found[last][0])
@@ -197,9 +198,9 @@ def text(certificate: Certificate) -> list[str]:
         f"chain        {certificate.chain or 'not recorded'}",
         f"data         {certificate.data['train_samples']:,} training images, {certificate.data['train'][:16]}",
         f"environment  {environment['device']}, torch {environment['versions']['torch']}, {environment['precision']}, "
-        f"{environment['strategy']}, {environment['world_size']} processes",
+        f"{environment['strategy']}, {processes(environment['world_size'])}",
         *(f"checkpoint   {name}  sha256 {sha256[:16]}" for name, sha256 in certificate.checkpoints.items()),
-        *(f"window       steps {w.first:,} to {w.last:,}: bit-identical, {w.procs} processes" for w in certificate.windows),
+        *(f"window       steps {w.first:,} to {w.last:,}: bit-identical, {processes(w.procs)}" for w in certificate.windows),
         f"seed         {certificate.seed}",
         "",
     ]

@@ -94,3 +94,8 @@ def overall(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> flo
     """The relative difference of all tensors of ``b`` together, as one vector, from those of ``a`` with the same names."""
     squared = sum(float((a[name].double() - b[name].double()).square().sum()) for name in b)
     return (squared / sum(float(tensor.double().square().sum()) for tensor in b.values())) ** 0.5
+
+
+def processes(count: int) -> str:
+    """``1 process``, ``2 processes``."""
+    return f"{count} process{'es' * (count != 1)}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from worldsize import checkpoint
-from worldsize.reproduce.compare import Replay
+from worldsize.reproduce.compare import Replay, processes
 from worldsize.run import RunFolder
 
 _STYLE = """
@@ -70,9 +70,7 @@ def _summary(result: Replay) -> str:
     for one, other in zip(result.recorded, result.again, strict=True):
         rows.append((f"{one['step']:,}, recorded", *(_number(one[name]) for name in names)))
         rows.append((f"{one['step']:,}, computed again", *(_number(other[name]) for name in names)))
-    head = (
-        f"<p>Computed again from step {result.start:,} with {result.procs} process{'es' * (result.procs > 1)}: {same}.</p>"
-    )
+    head = f"<p>Computed again from step {result.start:,} with {processes(result.procs)}: {same}.</p>"
     return head + _table(rows)
 
 

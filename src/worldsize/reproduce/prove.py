@@ -18,7 +18,7 @@ from worldsize.errors import UserError
 from worldsize.place import cores
 from worldsize.recipe import Parallel, Recipe
 from worldsize.reproduce import compare, scratch
-from worldsize.reproduce.compare import StepDifference, TensorDifference
+from worldsize.reproduce.compare import StepDifference, TensorDifference, processes
 from worldsize.reproduce.scratch import Steps
 
 # How far losses and gradient norms of the first step may differ by rounding alone.
@@ -151,7 +151,7 @@ def _prove(folder: Path, recipe: Recipe, recipes: dict[int, Recipe], asked: Prov
     runs: dict[int, Steps] = {}
     for size in sizes:
         interrupted = ", stopped and resumed once" if asked.interrupt else ""
-        tell(f"{size} process{'es' * (size > 1)}: {asked.steps} steps{interrupted}")
+        tell(f"{processes(size)}: {asked.steps} steps{interrupted}")
         runs[size] = _steps(folder, recipes[size], size, asked)
     results = [Compared(sizes[0], runs[sizes[0]].sha256)]
     results += [_compared(folder, recipes, size, runs, tell) for size in sizes[1:]]

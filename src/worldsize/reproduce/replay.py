@@ -13,7 +13,7 @@ from worldsize import catalog, parallel
 from worldsize.errors import UserError
 from worldsize.inspector import VARIABLE
 from worldsize.reproduce import compare, page, scratch
-from worldsize.reproduce.compare import Replay
+from worldsize.reproduce.compare import Replay, processes
 from worldsize.run import RunFolder
 
 
@@ -51,7 +51,7 @@ def replay(
     recipe = catalog.load(str(run.recipe))
     for warning in scratch.warnings(run, recipe, size):
         tell(f"the bits may differ: {warning}")
-    tell(f"computing steps {start + 1:,} to {last:,} again, with {size} process{'es' * (size > 1)}")
+    tell(f"computing steps {start + 1:,} to {last:,} again, with {processes(size)}")
     out = out or Path(f"{run.name}-step-{first}.html")
     with tempfile.TemporaryDirectory(prefix="worldsize-replay-") as folder:
         os.environ[VARIABLE] = f"{first}:{first}:{folder}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from worldsize import catalog, checkpoint, environment, parallel
 from worldsize.errors import SUCCESS, CheckpointError, Stopped, UserError, WorldsizeError
 from worldsize.recipe import Recipe, Track
+from worldsize.reproduce import child
 from worldsize.run import RunFolder
 
 
@@ -63,10 +62,9 @@ def resume(folder: Path, procs: int, until: int) -> Steps:
 
 def _run(words: list[str], folder: Path, procs: int, until: int) -> Steps:
     words = [*words, "--procs", str(procs), "--stop-after", str(until)]
-    done = subprocess.run([sys.executable, "-m", "worldsize", *words], capture_output=True, text=True, check=False)
-    if done.returncode not in (SUCCESS, Stopped.exit_code):
-        message = done.stderr.strip().removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed"
-        raise ComputationFailed(message, done.returncode)
+    code, said = child.run(words, RunFolder(folder).metrics, until)
+    if code not in (SUCCESS, Stopped.exit_code):
+        raise ComputationFailed(said.removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed", code)
     return computed(folder)
 
 
