@@ -31,6 +31,7 @@ max_steps: 20
 global_batch: 48
 micro_batch: 12
 precision: {precision}
+device: cpu
 data: {{flip: true, max_broken: 0}}
 model: {{name: {model}}}
 optimizer: {{lr: 0.0005, lr_reference_batch: 48}}

@@ -182,7 +182,8 @@ def test_a_checkpoint_contains_the_evaluation_of_its_own_weights(slow, ranks):
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_number_formats(train, precision):
-    run = train(precision, 3, *ASYNC, "--precision", precision, "--max-steps", "20", sabotage="one_slow_worker")
+    settings = ("--precision", precision, "--device", "cpu", "--max-steps", "20")
+    run = train(precision, 3, *ASYNC, *settings, sabotage="one_slow_worker")
     assert [record["step"] for record in records(run, "step")] == list(range(1, 21))
     assert state(run)["missing"] == []
 

@@ -11,11 +11,11 @@ SOURCE = Path(__file__).parent.parent / "src" / "worldsize"
 # Layers from the bottom up: a module may import from its own line and the lines above it.
 LAYERS = [
     ("errors", "signals", "tree", "fingerprint"),
-    ("recipe", "clock", "place"),
+    ("recipe", "clock", "place", "device_errors"),
     ("catalog", "batch", "schedule", "world", "run"),
     ("arguments", "data"),
     ("launch",),
-    ("model", "precision", "track"),
+    ("model", "ghost", "precision", "track"),
     ("optim",),
     ("parallel",),
     ("cluster",),
@@ -24,7 +24,7 @@ LAYERS = [
     ("progress", "state"),
     ("inspector",),
     ("saver", "compute", "meter"),
-    ("loop", "worker"),
+    ("loop", "worker", "memory"),
     ("train", "asynchronous"),
     ("assemble",),
     ("eval_checkpoint", "bench", "reproduce"),

@@ -222,7 +222,7 @@ def test_a_damaged_newest_checkpoint_is_skipped(train, resume, uninterrupted):
 
 @pytest.mark.slow
 def test_the_loss_scale_of_fp16_is_resumed(train, resume):
-    settings = ("--precision", "fp16", "--no-deterministic")
+    settings = ("--precision", "fp16", "--device", "cpu", "--no-deterministic")
     run = train("scaled", 1, *settings, "--max-steps", "3")
     before = json.loads((newest(run) / "state.json").read_text())["scaler"]
     assert before["_growth_tracker"] + (before["scale"] < 2**16) > 0

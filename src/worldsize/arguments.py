@@ -138,7 +138,7 @@ class BenchStrategies:
     """Samples per process and step."""
     size: int = 224
     """Side of the images, pixels."""
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "fp32"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "fp32"
     """Number format."""
     steps: int = 19
     """Steps of each run; the first three are not counted."""

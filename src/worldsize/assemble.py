@@ -12,7 +12,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from worldsize import catalog, checkpoint, environment, fingerprint, inspector, model, optim, parallel, precision, run, track
+from worldsize import (
+    batch,
+    catalog,
+    checkpoint,
+    device_errors,
+    environment,
+    fingerprint,
+    ghost,
+    inspector,
+    memory,
+    model,
+    optim,
+    parallel,
+    precision,
+    run,
+    track,
+)
 from worldsize.asynchronous import AsyncTrainer
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
@@ -61,7 +77,7 @@ def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None
     preflight(request, place)
     settings = request.recipe.parallel
     _set_determinism(request.recipe.deterministic or parallel.named(settings).same_bits)
-    world = join(place, request.recipe, parallel.threads(settings))
+    world = join(place, request.recipe, parallel.threads(settings), parallel.named(settings).asynchronous)
     setting = _setting(_autoresumed(request, world), world)
     request = setting.request
     facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world)
@@ -71,6 +87,7 @@ def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None
         world.close()
         return None
     network = world.collectively(lambda: _network(setting))
+    setting = replace(setting, plan=world.collectively(lambda: _forward_plan(setting, network)))
     stop.arm()
     folder = _folder(request, world)
     with world.collectively(lambda: run.RunLog(folder, world.rank)):
@@ -105,7 +122,9 @@ def _setting(request: TrainRequest, world: World) -> Setting:
     recipe = request.recipe
     dataset = world.collectively(lambda: open_dataset(recipe.data, request.cache), local_first=True)
     plan = parallel.batch_plan(recipe, world.size)
-    return Setting(request, world, dataset, plan, precision.resolve(recipe.precision, world.device))
+    number_format = precision.resolve(recipe, world.device)
+    number_format.apply()
+    return Setting(request, world, dataset, plan, number_format)
 
 
 def _network(setting: Setting) -> nn.Module:
@@ -116,6 +135,26 @@ def _network(setting: Setting) -> nn.Module:
     for size in {recipe.data.train_crop_size, recipe.data.val_crop_size}:
         model.takes(network, size, recipe.micro_batch, recipe.model.name)
     return network
+
+
+def _forward_plan(setting: Setting, network: nn.Module) -> BatchPlan:
+    """The plan with large forward passes on a GPU, unless the recipe says how large they are.
+
+    Raises:
+        UserError: the network draws random numbers for a forward pass, and the recipe asks for several micro-batches in one.
+    """
+    recipe, plan = setting.request.recipe, setting.plan
+    if model.draws(network):
+        if plan.groups > 1:
+            raise UserError(
+                f"--forward-batch {recipe.forward_batch}: {recipe.model.name} draws random numbers (dropout, stochastic "
+                f"depth) for each forward pass, so its numbers would depend on it. Leave it out, or raise --micro-batch"
+            )
+        return plan
+    alone = not parallel.named(recipe.parallel).merges(recipe.parallel)
+    if recipe.forward_batch is not None or alone or setting.world.device.type != "cuda":
+        return plan
+    return batch.with_largest_forward_batch(plan, batch.GPU_BATCH)
 
 
 def _folder(request: TrainRequest, world: World) -> RunFolder:
@@ -180,11 +219,13 @@ def _assemble(
 
 def _state(setting: Setting, network: nn.Module) -> TrainState:
     recipe, world, plan = setting.request.recipe, setting.world, setting.plan
+    if plan.groups > 1:
+        ghost.split_norms(network, plan.micro_batch)
     optimizer = optim.build(network, recipe.optimizer, world.device)
     module: nn.Module = torch.compile(network) if recipe.model.compile else network  # type: ignore[assignment]
     steps_per_epoch = plan.steps_per_epoch(len(setting.dataset.train))
     strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch))
-    # After the strategy, which may replace the network's norm layers.
+    # After the strategy, which may replace the network's norm layers (SyncBatchNorm).
     statistics = model.RunningStatistics(network)
     scaler = setting.precision.scaler(strategy.local_gradients)
     return TrainState(network, strategy.optimizer, scaler, statistics, strategy)
@@ -204,9 +245,11 @@ def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Su
         return summary
     except Stopped as stopped:
         raise Stopped(f"{stopped}; the state is saved. Continue with: worldsize train --resume {folder.path}") from None
-    except torch.OutOfMemoryError as error:
-        what = str(error).split(". ")[0]
-        raise UserError(f"out of GPU memory: lower --micro-batch ({what})") from None
+    except RuntimeError as error:
+        explained = device_errors.explain(error, trainer.world.rank, lambda: memory.remedy(trainer.compute))
+        if explained is None:
+            raise
+        raise explained from None
     finally:
         trainer.stop.disarm()
         trainer.train_loader.close()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from worldsize.batch import evaluation_batch
 from worldsize.checkpoint import Snapshot
 from worldsize.errors import Stopped
 from worldsize.evaluate import Result, evaluate
@@ -245,7 +246,7 @@ class AsyncTrainer(Loop):
             self.compute.normalise,
             self.compute.precision,
             self.world.alone(),
-            self.plan.micro_batch,
+            evaluation_batch(self.plan.micro_batch, self.world.device.type),
             lambda: bool(self.stop),
             lambda samples: self.trackers.evaluating(samples, len(self.val_loader.samples)),
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worldsize.errors import UserError
 from worldsize.recipe import Recipe
+
+# Samples per forward pass that keep a large GPU busy with ResNet-50 at 224 pixels.
+GPU_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -13,15 +16,15 @@ class BatchPlan:
     """How ``world_size`` processes share a global batch of ``global_batch`` samples.
 
     A step's samples are positions ``step*global_batch .. (step+1)*global_batch - 1`` of the epoch.
-    They form ``global_batch / micro_batch`` micro-batches; rank r computes ``accumulation * devices``
-    consecutive ones, starting at ``r * accumulation * devices``. A process that drives several ``devices`` computes
-    one micro-batch on each at a time.
+    They form ``global_batch / micro_batch`` micro-batches; each rank computes the same number of consecutive ones. A
+    forward pass computes ``groups`` micro-batches on each of the process's ``devices``.
     """
 
     global_batch: int
     micro_batch: int
     world_size: int
     devices: int = 1
+    groups: int = 1
 
     @property
     def accumulation(self) -> int:
@@ -31,7 +34,7 @@ class BatchPlan:
     @property
     def forward_batch(self) -> int:
         """Samples per process and forward pass."""
-        return self.micro_batch * self.devices
+        return self.micro_batch * self.groups * self.devices
 
     @property
     def per_process(self) -> int:
@@ -81,7 +84,34 @@ def plan(recipe: Recipe, world_size: int, devices: int = 1) -> BatchPlan:
             f"micro-batches of {recipe.micro_batch}: {micro_batches} micro-batches per step are no multiple of {sharing}.\n"
             f"World sizes that fit: {fitting}. Or change --{name} or --micro-batch."
         )
-    return BatchPlan(global_batch, recipe.micro_batch, world_size, devices)
+    whole = BatchPlan(global_batch, recipe.micro_batch, world_size, devices)
+    return whole if recipe.forward_batch is None else with_forward_batch(whole, recipe.forward_batch)
+
+
+def with_forward_batch(plan: BatchPlan, samples: int) -> BatchPlan:
+    """The plan with forward passes of ``samples`` per device.
+
+    Raises:
+        UserError: they do not divide the samples of a device into whole micro-batches; lists those that do.
+    """
+    fitting = _forward_batches(plan)
+    if samples not in fitting:
+        raise UserError(
+            f"--forward-batch {samples} does not fit: each device computes {fitting[-1]} samples per step, in micro-batches "
+            f"of {plan.micro_batch}. Values that fit: {', '.join(map(str, fitting))}"
+        )
+    return replace(plan, groups=samples // plan.micro_batch)
+
+
+def with_largest_forward_batch(plan: BatchPlan, limit: int) -> BatchPlan:
+    """The plan with forward passes of at most ``limit`` samples per device, or one micro-batch if that is more."""
+    return with_forward_batch(plan, max([plan.micro_batch, *(n for n in _forward_batches(plan) if n <= limit)]))
+
+
+def _forward_batches(plan: BatchPlan) -> list[int]:
+    """The possible numbers of samples per device and forward pass, ascending."""
+    micro_batches = plan.per_process // plan.devices // plan.micro_batch
+    return [n * plan.micro_batch for n in range(1, micro_batches + 1) if micro_batches % n == 0]
 
 
 def world_sizes(global_batch: int, micro_batch: int) -> list[int]:
@@ -96,6 +126,11 @@ def shard(samples: int, rank: int, world_size: int) -> range:
     Shards are consecutive and disjoint, cover all samples, and differ in size by at most one.
     """
     return range(samples * rank // world_size, samples * (rank + 1) // world_size)
+
+
+def evaluation_batch(micro_batch: int, device: str) -> int:
+    """Samples per forward pass of an evaluation on a device of this type; does not depend on the world size."""
+    return micro_batch if device == "cpu" else max(micro_batch, GPU_BATCH // micro_batch * micro_batch)
 
 
 def evaluation_share(samples: int, rank: int, world_size: int, batch: int) -> range:

@@ -35,20 +35,29 @@ def fixed_facts(recipe: Recipe, plan: BatchPlan, dataset: Dataset, precision: Pr
 def check_ranks(world: World, facts: dict[str, Any], same_bits: bool) -> None:
     """Refuse ranks with different data or libraries, which would compute different numbers without an error.
 
+    Different processors, GPUs or drivers round differently, and the slowest sets the pace: rank 0 logs a warning.
+
     Args:
-        same_bits: also refuse different processors or GPUs, which round differently.
+        same_bits: refuse these too.
 
     Raises:
         UserError: on all ranks; names the difference.
     """
     own = {"data": facts["data"], "precision": facts["precision"], "versions": environment.versions()}
-    if same_bits:
-        own["hardware"] = environment.hardware(world)
-    values = world.gather(own)
-    for rank, other in enumerate(values):
+    values = world.gather((own, environment.hardware(world)))
+    first, first_hardware = values[0]
+    for rank, (other, hardware) in enumerate(values):
         for what in own:
-            if other[what] != values[0][what]:
-                raise UserError(f"{what} of ranks 0 and {rank} differ: {values[0][what]} and {other[what]}")
+            if other[what] != first[what]:
+                raise UserError(f"{what} of ranks 0 and {rank} differ: {first[what]} and {other[what]}")
+        different = [f"{k}: {v} and {hardware[k]}" for k, v in first_hardware.items() if v != hardware[k]]
+        if different:
+            message = f"ranks 0 and {rank} run on different hardware: {'; '.join(different)}"
+            if same_bits:
+                raise UserError(message)
+            if world.is_main:
+                log.warning("%s. The slowest sets the pace, and the numbers depend on it by rounding", message)
+            return
 
 
 def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: World) -> checkpoint.Snapshot | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ def hardware(world: World) -> dict[str, Any]:
         "threads": None if cuda else world.threads,
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "driver": _driver() if cuda else None,
     }
 
 
@@ -62,6 +65,7 @@ def table() -> list[tuple[str, str]]:
     import torch
 
     from worldsize.precision import resolve
+    from worldsize.recipe import Recipe
 
     place = discover()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -74,7 +78,7 @@ def table() -> list[tuple[str, str]]:
         ("launcher", f"{place.launcher}: rank {place.rank} of {place.size}" if place.size > 1 else "none (one process)"),
         ("threads", f"{threads_per_process(place)} per process ({place.local_size} on this machine)"),
         ("backend", f"{'nccl' if gpus else 'gloo'} for more than one process (torch supports: {', '.join(backends)})"),
-        ("precision", f"{resolve('auto', device).name} if the recipe sets auto"),
+        ("precision", f"{resolve(Recipe(), device).name} if the recipe sets auto"),
         ("decoder", decoder()),
         *((name, found or "not installed") for name, found in versions().items()),
         ("horovod", _version("horovod") or "not installed"),
@@ -99,6 +103,15 @@ def device_name(kind: str) -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def _driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """The version of NVIDIA's driver on Linux, such as 550.54.15."""
+    try:
+        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", file.read_text())
+    except OSError:
+        return None
+    return found[0] if found else None
 
 
 def _backends() -> list[tuple[str, bool]]:

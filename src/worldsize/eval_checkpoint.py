@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from worldsize import checkpoint, model, parallel, precision
+from worldsize.batch import evaluation_batch
 from worldsize.data import open_dataset
 from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset
@@ -30,12 +31,14 @@ def evaluate_checkpoint(path: Path, recipe: Recipe, place: Place) -> Result:
     # Of RUN/checkpoints/step-N: listings are cached next to the run.
     cache = path.absolute().parents[2] / ".cache"
     dataset = world.collectively(lambda: open_dataset(recipe.data, cache), local_first=True)
-    number_format = precision.resolve(recipe.precision, world.device)
+    number_format = precision.resolve(recipe, world.device)
+    number_format.apply()
     network = world.collectively(lambda: _load(path, recipe, dataset, world, number_format))
     loader = val_loader(recipe, dataset.val, world)
     normalise = Normalise(recipe.data, world.device, number_format.weights)
+    batch = evaluation_batch(recipe.micro_batch, world.device.type)
     try:
-        result = evaluate(network, loader, normalise, number_format, world, recipe.micro_batch)
+        result = evaluate(network, loader, normalise, number_format, world, batch)
     finally:
         loader.close()
     assert result is not None  # nothing asks it to stop

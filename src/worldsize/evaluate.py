@@ -82,7 +82,7 @@ def _sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     logits = logits.double()
     correct = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
     loss = functional.cross_entropy(logits, labels, reduction="sum")
-    return torch.stack([loss, correct[:, 0].sum(), correct.sum(), torch.tensor(len(labels), device=loss.device)])
+    return torch.stack([loss, correct[:, 0].sum(), correct.sum(), loss.new_full((), len(labels))])
 
 
 def _reduce(sums: list[torch.Tensor], broken: int, stopped: bool, world: World) -> Result | None:

@@ -11,8 +11,10 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torchvision import models
 from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.ops import StochasticDepth
 
 from worldsize.errors import UserError
 from worldsize.recipe import Recipe
@@ -154,6 +156,14 @@ def takes(model: nn.Module, size: int, micro_batch: int, name: str) -> None:
 def norms(model: nn.Module) -> list[_BatchNorm]:
     """The model's BatchNorm layers that keep running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether its forward pass in training draws random numbers (dropout, stochastic depth)."""
+    modules = list(model.modules())
+    return any(m.p > 0 for m in modules if isinstance(m, (_DropoutNd, StochasticDepth))) or any(
+        m.dropout > 0 for m in modules if isinstance(m, nn.MultiheadAttention)
+    )
 
 
 class RunningStatistics:

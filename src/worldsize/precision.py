@@ -9,11 +9,15 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from worldsize.errors import UserError
+from worldsize.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Precision:
-    """``name``: fp32, bf16, fp16 or fp64. Weights are float32 (float64 for fp64); bf16 and fp16 are autocast."""
+    """``name``: fp32, tf32, bf16, fp16 or fp64. Weights are float32 (float64 for fp64); bf16 and fp16 are autocast.
+
+    tf32 is fp32 whose convolutions and matrix products round their inputs to 10 bits of mantissa, on GPUs since Ampere.
+    """
 
     name: str
     device: torch.device
@@ -22,6 +26,10 @@ class Precision:
     def weights(self) -> torch.dtype:
         """Type of the weights and of the normalized input."""
         return torch.float64 if self.name == "fp64" else torch.float32
+
+    def apply(self) -> None:
+        """Set what torch decides for the whole process: without tf32, fp32 is fp32, also in cuDNN's convolutions."""
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.name == "tf32"
 
     def autocast(self) -> AbstractContextManager[object]:
         """Context manager for forward passes."""
@@ -43,16 +51,27 @@ class Precision:
         return GradScaler(self.device.type, enabled=enabled)
 
 
-def resolve(choice: str, device: torch.device) -> Precision:
+def resolve(recipe: Recipe, device: torch.device) -> Precision:
     """The precision to use: ``auto`` is bf16 if the hardware supports bf16 matrix multiplication, otherwise fp32.
 
     Raises:
         UserError: the device does not support the chosen format.
     """
+    choice = recipe.precision
     if choice == "auto":
         return Precision("bf16" if computes_bf16(device) else "fp32", device)
-    if choice == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise UserError(f"--precision bf16: {torch.cuda.get_device_name(device)} does not support it; use fp16 or fp32")
+    if choice == "tf32" and device.type != "cuda":
+        raise UserError("--precision tf32 is a format of GPUs, and this run computes on a CPU: use fp32 or bf16")
+    if choice == "fp16" and device.type != "cuda" and recipe.device != "cpu":
+        raise UserError(
+            "--precision fp16 is for GPUs, and torch finds none here: use bf16 or fp32, or add --device cpu to compute it "
+            "slowly on the CPU"
+        )
+    if choice in ("bf16", "tf32") and device.type == "cuda" and not computes_bf16(device):
+        raise UserError(
+            f"--precision {choice}: {torch.cuda.get_device_name(device)} has no units for it (they came with Ampere, "
+            "compute capability 8.0); use fp16 or fp32"
+        )
     return Precision(choice, device)
 
 

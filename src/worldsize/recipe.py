@@ -243,12 +243,17 @@ class Recipe(Settings):
         None, ge=1, description="stop after this many steps (schedules still span all epochs)"
     )
     global_batch: int = Field(256, ge=1, description="samples per optimizer step, over all processes")
-    micro_batch: int = Field(32, ge=1, description="samples per forward pass, and per BatchNorm group")
+    micro_batch: int = Field(32, ge=1, description="samples that share BatchNorm statistics")
+    forward_batch: int | None = _operational(
+        None,
+        ge=1,
+        description="samples per device and forward pass, a multiple of micro_batch; None: up to 256 on GPUs",
+    )
     per_process_batch: int | None = Field(
         None, ge=1, description="instead of global_batch: samples per process, so the batch and lr grow with the world size"
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = Field(
-        "auto", description="auto: bf16 if the hardware has bf16 units, else fp32"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = Field(
+        "auto", description="auto: bf16 if the hardware has bf16 units, else fp32; tf32, fp16: for GPUs"
     )
     device: Literal["auto", "cpu", "cuda"] = _operational("auto", description="auto: GPUs if available")
     deterministic: bool = _operational(False, description="use only deterministic algorithms")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from worldsize.batch import evaluation_share
+from worldsize.batch import evaluation_batch, evaluation_share
 from worldsize.control import Control, Decision
 from worldsize.data.loader import Batch
 from worldsize.errors import Stopped
@@ -130,7 +130,8 @@ class Trainer(Loop):
     def _evaluate(self) -> Result:
         progress = self.progress
         begin = time.monotonic()
-        share = len(evaluation_share(len(self.val_loader.samples), 0, self.world.size, self.plan.micro_batch))
+        batch = evaluation_batch(self.plan.micro_batch, self.world.device.type)
+        share = len(evaluation_share(len(self.val_loader.samples), 0, self.world.size, batch))
         with self.state.consensus(self.world, progress.step):
             result = evaluate(
                 self.state.model,
@@ -138,7 +139,7 @@ class Trainer(Loop):
                 self.compute.normalise,
                 self.compute.precision,
                 self.world,
-                self.plan.micro_batch,
+                batch,
                 lambda: bool(self.stop),
                 lambda samples: self.trackers.evaluating(samples, share),
             )

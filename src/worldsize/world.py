@@ -109,11 +109,13 @@ class World:
             dist.destroy_process_group()
 
 
-def join(place: Place, recipe: Recipe, threads: int | None = None) -> World:
+def join(place: Place, recipe: Recipe, threads: int | None = None, hosts_only: bool = False) -> World:
     """Set up this process's device and threads, and join the process group.
 
     Args:
         threads: threads that compute on a CPU; None: this process's share of the cores.
+        hosts_only: only hosts exchange messages, also if this process computes on a GPU. A group that is bound to a GPU
+            would make every rank take part in the creation of each pair's group (`ncclCommSplit`), which then hangs.
 
     Raises:
         UserError: the device does not exist, or the group does not have the requested size.
@@ -130,11 +132,11 @@ def join(place: Place, recipe: Recipe, threads: int | None = None) -> World:
         return World(place, device, None, threads)
     import torch.distributed as dist
 
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    nccl = device.type == "cuda" and not hosts_only
     timeout = timedelta(seconds=recipe.parallel.timeout_s)
-    _init_process_group(place, backend, timeout, device if device.type == "cuda" else None)
+    _init_process_group(place, "cpu:gloo,cuda:nccl" if nccl else "gloo", timeout, device if nccl else None)
     control = dist.new_group(backend="gloo", timeout=timeout)
-    world = World(place, device, "nccl" if device.type == "cuda" else "gloo", threads, control)
+    world = World(place, device, "nccl" if nccl else "gloo", threads, control)
     _assert_size(world)
     return world
 
@@ -155,6 +157,10 @@ def _init_process_group(place: Place, backend: str, timeout: timedelta, device: 
                 f"port {port} on {address} is in use, perhaps by another job: set MASTER_PORT to a free port"
             ) from None
         raise Unmet(f"rank {place.rank} cannot reach rank 0 at {address}:{port}: {first_line(error)}") from None
+    except dist.DistBackendError as error:
+        from worldsize.device_errors import nccl
+
+        raise Unmet(nccl(str(error), place.rank)) from None
     except (dist.DistStoreError, socket.gaierror) as error:
         raise Unmet(
             f"rank {place.rank}: not all {place.size} processes joined at {address}:{port} "

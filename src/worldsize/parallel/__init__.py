@@ -86,6 +86,12 @@ def validate(recipe: Recipe) -> None:
             f"parallel.{name} {value} has no effect with strategy {chosen.name}: "
             f"use --parallel.strategy {' or '.join(readers)}, or leave it at {default}"
         )
+    if recipe.forward_batch not in (None, recipe.micro_batch) and not chosen.merges(settings):
+        because = "parallel.sync_batchnorm" if settings.sync_batchnorm else f"strategy {chosen.name}"
+        raise UserError(
+            f"forward_batch {recipe.forward_batch} does not work with {because}, which needs each micro-batch of "
+            f"{recipe.micro_batch} in a forward pass of its own: leave it out, or raise --micro-batch"
+        )
     chosen.validate(recipe)
 
 

@@ -138,6 +138,11 @@ class Strategy(ABC):
         return not cls.exact(settings)
 
     @classmethod
+    def merges(cls, settings: Parallel) -> bool:
+        """Whether a forward pass may compute several micro-batches, which changes the numbers by rounding only."""
+        return True
+
+    @classmethod
     def validate(cls, recipe: Recipe) -> None:
         """Refuse a recipe that this strategy cannot run on any machine.
 

@@ -34,6 +34,10 @@ class Strategy(base.Strategy):
         return True
 
     @classmethod
+    def merges(cls, settings: Parallel) -> bool:
+        return False  # the micro-batch is what the tree adds up
+
+    @classmethod
     def threads(cls, settings: Parallel) -> int | None:
         return settings.threads
 

@@ -33,6 +33,10 @@ class Strategy(base.Strategy):
         return settings.compression == "none" and not settings.sync_batchnorm
 
     @classmethod
+    def merges(cls, settings: Parallel) -> bool:
+        return not settings.sync_batchnorm  # which takes statistics over the whole forward pass
+
+    @classmethod
     def validate(cls, recipe: Recipe) -> None:
         if recipe.parallel.compression == "powersgd" and recipe.precision == "fp16":
             raise UserError(

@@ -22,7 +22,7 @@ from worldsize.reproduce.compare import StepDifference, TensorDifference, proces
 from worldsize.reproduce.scratch import Steps
 
 # How far losses and gradient norms of the first step may differ by rounding alone.
-_ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
+_ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "tf32": 1e-2, "bf16": 2e-2, "fp16": 2e-2}
 # What differs between machines and settings, by its name in environment.json.
 _CAUSES = {
     "threads": "the number of threads per process",

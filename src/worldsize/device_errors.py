@@ -1,0 +1,59 @@
+"""Errors of GPUs and of NCCL, explained: torch's own messages name neither the remedy nor, mostly, the peer."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import traceback
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from worldsize.errors import Unmet, UserError, WorldsizeError, first_line
+
+# What NCCL's last line says, and what is behind it in most reports.
+_NCCL_CAUSES = (
+    (r"Duplicate GPU detected", "two processes use the same GPU: start at most one process per GPU, or pass --device cpu"),
+    (
+        r"ncclRemoteError|Connection (?:closed|reset)|Broken pipe",
+        "that process ended or its network failed: look at its own log first",
+    ),
+    (
+        r"ncclSystemError|unhandled system error",
+        "a network interface or shared memory: set NCCL_SOCKET_IFNAME to the interface that connects the hosts, and give "
+        "containers more /dev/shm",
+    ),
+    (r"out of memory", "the GPU is full: lower the batch of a forward pass, or stop what else uses the GPU"),
+)
+
+
+def explain(error: RuntimeError, rank: int, fitting: Callable[[], str]) -> WorldsizeError | None:
+    """The error as a message with a remedy; None if it is neither of a GPU nor of NCCL.
+
+    Args:
+        fitting: called if the GPU is out of memory, without the memory of what failed; returns the remedy.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        what = str(error).split(". ")[0]
+        traceback.clear_frames(error.__traceback__)  # they hold the activations
+        return UserError(f"out of GPU memory: {fitting()} ({what})")
+    if isinstance(error, dist.DistBackendError):
+        return Unmet(nccl(str(error), rank))
+    if found := re.match(r"(\S+) does not have a deterministic implementation", str(error)):
+        return UserError(
+            f"{found[1]}, which this model needs on a GPU, has no deterministic implementation: leave out --deterministic "
+            "(a resumed run then agrees up to rounding), or choose another --model.name"
+        )
+    return None
+
+
+def nccl(message: str, rank: int) -> str:
+    """NCCL's message in one line that names the peer and the likely cause."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    last = next((after for line, after in itertools.pairwise(lines) if line == "Last error:"), "")
+    peer = re.search(r"(?:remote peer|(?:to|from)(?: peer)?) (\S+)<\d+>|(rank \d+ and rank \d+)", last)
+    name = f" with {peer[1] or peer[2]}" if peer else ""
+    cause = next((cause for pattern, cause in _NCCL_CAUSES if re.search(pattern, message)), "")
+    advice = cause or "NCCL_DEBUG=INFO makes NCCL say more"
+    return f"rank {rank}: NCCL failed{name}: {last or first_line(RuntimeError(message))}. Likely cause: {advice}"
