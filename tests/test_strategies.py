@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import zlib
@@ -14,14 +13,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import reference
 from processes import distance, losses, momentum, overall_distance, records, weights
 from reference import Replica
 from worldsize.batch import plan
 from worldsize.parallel.adasum_math import adasum
-from worldsize.parallel.replicas import average_statistics
 from worldsize.recipe import Recipe
 
 SMALL = "mobilenet_v3_small"
@@ -332,27 +329,6 @@ def test_a_step_sends_the_expected_bytes_and_reports_them(ranks, runs, settings,
 
 
 # DataParallel
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2)).double()
-
-
-def test_replicas_of_dataparallel_store_the_mean_of_their_statistics():
-    first = network()
-    first(torch.randn(6, 3, 8, 8).double())
-    second = copy.deepcopy(first)
-    for i, replica in enumerate((first, second)):
-        replica(i + torch.randn(6, 3, 8, 8).double())
-    own = [{k: v.clone() for k, v in r.state_dict().items() if "running" in k} for r in (first, second)]
-    expected = {k: (own[0][k] + own[1][k]) / 2 for k in own[0]}
-    # torch's replica on the first device shares its buffers with the model.
-    average_statistics(first, [first, second])
-    for name, tensor in expected.items():
-        torch.testing.assert_close(first.state_dict()[name], tensor, rtol=1e-14, atol=0)
-        assert not torch.equal(tensor, own[0][name])
-    assert all(torch.equal(second.state_dict()[name], tensor) for name, tensor in own[1].items())
 
 
 @given(accumulation=st.integers(1, 12), micro=st.integers(1, 40), devices=st.integers(1, 8), step=st.integers(0, 10**6))

@@ -62,10 +62,18 @@ class Snapshot:
 
 
 def copy(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Contiguous copies on the CPU, independent of further training."""
-    return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for name, tensor in tensors.items()
-    }
+    """Contiguous copies on the CPU, independent of further training. Waits once for a GPU, not for each tensor."""
+    copies = {name: _to_host(tensor.detach()) for name, tensor in tensors.items()}
+    for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu":
+        return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    # Only copies to pinned memory return before they are done.
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:

@@ -6,6 +6,8 @@ feeds all of them. It is here for comparison; `ddp` does the same with one proce
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from worldsize import batch
@@ -55,7 +57,12 @@ class Strategy(base.Strategy):
         from worldsize.parallel.replicas import Replicas
 
         super().__init__(parts)
-        self.module = Replicas(parts.module)
+        self.module = self._replicas = Replicas(parts.module)
+
+    @contextmanager
+    def gradients(self, last: bool) -> Iterator[None]:
+        yield
+        self._replicas.average_statistics()
 
     def describe(self) -> str:
         import torch

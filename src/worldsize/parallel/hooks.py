@@ -77,6 +77,7 @@ class PowerSGD(Average):
     def __init__(self, model: nn.Module, settings: Parallel, world_size: int, exchange: Exchange) -> None:
         super().__init__(model, settings, world_size, exchange)
         self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        self._device = next(model.parameters()).device
         self._world_size = world_size
         self._rank = settings.powersgd_rank
         self._start = settings.powersgd_start
@@ -107,7 +108,7 @@ class PowerSGD(Average):
         matrices = {name: g for name, g in gradients.items() if self._shrinks(g)}
         whole = [g for name, g in gradients.items() if name not in matrices]
         ms = {name: g.reshape(g.shape[0], -1) + self._memory.get(f"error.{name}", 0) for name, g in matrices.items()}
-        qs = [self._memory.get(f"q.{name}", self._first_q(name, m)) for name, m in ms.items()]
+        qs = [self._memory[f"q.{name}"] if f"q.{name}" in self._memory else self._first_q(name, m) for name, m in ms.items()]
         # An orthonormal Q also covers directions that the last gradient lacked: at full rank nothing is lost.
         ps = [m @ torch.linalg.qr(q).Q for m, q in zip(ms.values(), qs, strict=True)]
         self._average(ps + whole)
@@ -156,7 +157,7 @@ class PowerSGD(Average):
         own = {k.removeprefix("powersgd."): v for k, v in state.items() if k.startswith("powersgd.")}
         if own:
             self._step = int(own.pop("step"))
-            self._memory = own
+            self._memory = {name: tensor.to(self._device) for name, tensor in own.items()}
 
 
 def _in_its_layout(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,10 @@
-"""The module of `dataparallel`: nn.DataParallel that keeps the running statistics of all replicas."""
+"""The module of `dataparallel`: nn.DataParallel that computes what as many processes would."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,18 +14,44 @@ from worldsize.model import norms
 
 
 class Replicas(nn.DataParallel[nn.Module]):
-    """Averages the running statistics of all replicas; nn.DataParallel keeps the first replica's."""
+    """Differs from nn.DataParallel in two respects.
+
+    nn.DataParallel keeps the running statistics of the first replica only; here `average_statistics` averages them. And its
+    threads enter autocast with the default format, fp16, whatever the caller chose (torch 2.12).
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._replicas: Sequence[nn.Module] = ()
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        outputs = super().parallel_apply(replicas, inputs, kwargs)
-        average_statistics(self.module, replicas)
-        return outputs
+        self._replicas = replicas
+        device = inputs[0][0].device.type
+        autocast, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        grad = torch.is_grad_enabled()
 
+        def forward(replica: nn.Module, own_inputs: Any, own_kwargs: Any) -> Any:
+            place = own_inputs[0].device
+            with (
+                torch.cuda.device(place) if place.type == "cuda" else nullcontext(),
+                torch.set_grad_enabled(grad),
+                torch.autocast(device, dtype=dtype, enabled=autocast),
+            ):
+                return replica(*own_inputs, **own_kwargs)
 
-def average_statistics(model: nn.Module, replicas: Sequence[nn.Module]) -> None:
-    """Give ``model`` the mean of the replicas' running statistics: the moving average over all their batches."""
-    with torch.no_grad():
-        for own, *others in zip(norms(model), *(norms(replica) for replica in replicas), strict=True):
-            for name in ("running_mean", "running_var"):
-                kept = getattr(own, name)
-                kept.copy_(torch.stack([getattr(other, name).to(kept.device) for other in others]).mean(0))
+        with ThreadPoolExecutor(len(replicas)) as pool:
+            return list(pool.map(forward, replicas, inputs, kwargs))
+
+    def average_statistics(self) -> None:
+        """Give the model the mean of the replicas' running statistics.
+
+        Call it after the backward pass: the model shares its buffers with the first replica, and that reads them.
+        """
+        if not self._replicas:  # a single device
+            return
+        with torch.no_grad():
+            for own, *others in zip(norms(self.module), *map(norms, self._replicas), strict=True):
+                for name in ("running_mean", "running_var"):
+                    kept = getattr(own, name)
+                    kept.copy_(torch.stack([getattr(other, name).to(kept.device) for other in others]).mean(0))
+        self._replicas = ()
