@@ -106,7 +106,7 @@ def _autoresumed(request: TrainRequest, world: World) -> TrainRequest:
     if not request.autoresume or request.name is None:
         return request
     folder = RunFolder(request.out / request.name)
-    return replace(request, resume=folder) if world.gather(folder.path.exists())[0] else request
+    return replace(request, resume=folder) if world.from_main(folder.path.exists()) else request
 
 
 def _set_determinism(deterministic: bool) -> None:
@@ -168,7 +168,7 @@ def _folder(request: TrainRequest, world: World) -> RunFolder:
             return request.out
         return run.create(request.out, request.name, request.stem).path
 
-    folder = RunFolder(world.gather(world.collectively(prepare))[0])
+    folder = RunFolder(world.from_main(world.collectively(prepare)))
 
     world.collectively(lambda: run.write_text(folder.recipe, catalog.to_yaml(request.recipe)) if world.is_main else None)
     return folder

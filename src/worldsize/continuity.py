@@ -71,7 +71,7 @@ def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: Worl
         return None
     folder = request.resume.checkpoints
     newest = world.collectively(lambda: checkpoint.newest_valid(folder) if world.is_main else None)
-    path = world.gather(newest)[0]
+    path = world.from_main(newest)
     if path is None:
         return None
     snapshot = world.collectively(lambda: checkpoint.read(path))

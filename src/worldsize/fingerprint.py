@@ -13,6 +13,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 NOT_RECORDED = ""
 # The numbers of a step that its link covers, by their names in metrics.jsonl.
 COVERED = ("step", "samples", "lr", "loss", "top1", "grad_norm")
@@ -31,9 +34,9 @@ def link(before: str, step: Mapping[str, Any]) -> str:
     return _sha256([before, *(_plain(step[name]) for name in COVERED)])
 
 
-def of_samples(micro_batches: Sequence[int]) -> str:
+def of_samples(micro_batches: Sequence[int] | NDArray[np.int64]) -> str:
     """The digest of a step's samples, given those of its micro-batches in order (see `compute.digest`); hexadecimal."""
-    return hashlib.sha256(b"".join(digest.to_bytes(8, "little") for digest in micro_batches)).hexdigest()[:16]
+    return hashlib.sha256(np.asarray(micro_batches, "<i8").tobytes()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:

@@ -227,6 +227,9 @@ class Track(Settings):
     every_seconds: float = _operational(
         1.0, ge=0, description="seconds between two collections of the metrics of all processes"
     )
+    every_rank: bool = _operational(
+        False, description="record each process's speed for every step; else only of up to 16 processes, or the slowest four"
+    )
     wandb_project: str = _operational("worldsize", description="wandb: project")
     wandb_entity: str | None = _operational(None, description="wandb: team or user")
 

@@ -73,7 +73,7 @@ class Saver:
         if not wait:
             return
         self._writer.wait()
-        if failed := self._world.gather(self._writer.failed)[0]:
+        if failed := self._world.from_main(self._writer.failed):
             raise NotSaved(f"the last state could not be saved ({failed}). Last good checkpoint: {self.newest() or 'none'}")
 
     def newest(self) -> Path | None:
@@ -83,7 +83,7 @@ class Saver:
             self._writer.wait()
             with suppress(CheckpointError):
                 path = checkpoint.newest_valid(self._folder)
-        return self._world.gather(path)[0]
+        return self._world.from_main(path)
 
     def close(self) -> None:
         """Wait for pending writes."""

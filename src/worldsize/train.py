@@ -29,7 +29,7 @@ class Trainer(Loop):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._control = Control(self.world)
-        self._meter = Meter(self.world, self.plan, self.state.strategy)
+        self._meter = Meter(self.world, self.plan, self.state.strategy, self.recipe.track.every_rank)
         self._collected = time.monotonic()
 
     def fit(self) -> Result:

@@ -67,6 +67,16 @@ class World:
         dist.all_gather_object(values, value, group=self.control)
         return values
 
+    def from_main(self, value: T) -> T:
+        """Rank 0's ``value`` (small, picklable), on every rank."""
+        if self.control is None:
+            return value
+        import torch.distributed as dist
+
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.control)
+        return values[0]
+
     def barrier(self) -> None:
         """Wait until all ranks have reached this call."""
         if self.control is not None:

@@ -149,7 +149,7 @@ def _start(world: World) -> object:
         # As horovodrun does for its processes: rank 0 serves the addresses, all on this machine.
         if world.is_main:
             server = RendezvousServer()
-        port = world.gather(server.start() if server else None)[0]
+        port = world.from_main(server.start() if server else None)
         mine: dict[str, object] = {
             "RANK": place.rank,
             "SIZE": place.size,

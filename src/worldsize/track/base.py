@@ -47,7 +47,9 @@ class Step:
     Times are milliseconds, the mean over ranks: ``data_ms`` is spent waiting for images, ``communication_ms`` waiting for
     other ranks after this rank's backward pass, ``compute_ms`` is the rest of ``step_ms``. ``sent_bytes`` is the number of
     bytes that one rank sends, the mean over ranks. ``rank_images_per_s`` is each rank's samples divided by its time without
-    communication: it shows which rank slows down the others. ``samples`` is a digest of the samples in order and ``chain``
+    communication: it shows which rank slows down the others. With many ranks it is empty, unless `recipe.Track.every_rank`
+    is set; ``rank_quantiles`` then has the minimum, the quartiles and the maximum of these speeds, and ``slowest_ranks`` the
+    slowest ranks with theirs. ``samples`` is a digest of the samples in order and ``chain``
     the run's fingerprint after this step (see `worldsize.fingerprint`); empty: not recorded. ``details`` has values of
     specific strategies; for async: the worker that computed the gradient, its staleness in updates, and the number of
     active workers.
@@ -69,6 +71,8 @@ class Step:
     broken: int
     samples: str = ""
     chain: str = ""
+    rank_quantiles: list[float] = field(default_factory=list)
+    slowest_ranks: dict[int, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
 
 

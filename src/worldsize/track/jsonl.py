@@ -35,7 +35,7 @@ class Tracker(base.Tracker):
         self._file.close()
 
     def _line(self, kind: str, values: dict[str, Any]) -> None:
-        plain = {k: _rounded(v, k in COVERED) for k, v in (values | values.pop("details")).items()}
+        plain = {k: _rounded(v, k in COVERED) for k, v in (values | values.pop("details")).items() if v not in ([], {})}
         self._file.write(json.dumps({"kind": kind, **plain}) + "\n")
         self._file.flush()
 
@@ -44,6 +44,8 @@ def _rounded(value: Any, exact: bool = False) -> Any:
     """Round to seven digits unless ``exact``; null for NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return (value if exact else float(f"{value:.7g}")) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
     return [_rounded(v) for v in value] if isinstance(value, list) else value
 
 
