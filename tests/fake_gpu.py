@@ -27,15 +27,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import worldsize
-from worldsize import batch, checkpoint, evaluate, ghost, model, optim, parallel
+from worldsize import assemble, batch, checkpoint, evaluate, model, optim
 from worldsize.compute import Compute
 from worldsize.data.loader import Batch
 from worldsize.data.pixels import Normalise
-from worldsize.parallel.base import Parts
 from worldsize.place import Place
 from worldsize.precision import Precision
 from worldsize.recipe import Recipe
-from worldsize.state import TrainState
+from worldsize.step import StepRunner
 from worldsize.world import World
 
 GPU = torch.device("cuda", 0)
@@ -166,29 +165,16 @@ class Case:
         plan = batch.plan(recipe, size)
         self.world = World(Place("none", 0, size, 0, size), GPU, None if size == 1 else "nccl", 1)
         self.model = on_gpu(network)
-        if plan.groups > 1:
-            ghost.split_norms(self.model, plan.micro_batch)
         number_format = Precision(recipe.precision, GPU)
-        self.optimizer = optim.build(self.model, recipe.optimizer, GPU)
-        parts = Parts(self.model, self.model, self.optimizer, recipe.parallel, self.world, plan.accumulation, 10)
-        strategy = parallel.build(parts)
-        statistics = model.RunningStatistics(self.model)
-        scaler = number_format.scaler(strategy.local_gradients)
-        assert scaler.is_enabled() == (recipe.precision == "fp16" and torch.cuda.is_available())
-        self.state = TrainState(self.model, strategy.optimizer, scaler, statistics, strategy)
+        self.state = assemble.build_state(recipe, self.model, plan, self.world, number_format, 10)
+        self.optimizer = self.state.optimizer
+        assert self.state.scaler.is_enabled() == (recipe.precision == "fp16" and torch.cuda.is_available())
         normalise = Normalise(recipe.data, GPU, number_format.weights)
         self.compute = Compute(recipe, plan, 0, GPU, self.state, number_format, normalise)
         self.batches = iter(Samples())
 
     def step(self) -> None:
-        """What `train.Trainer._step` does on the device."""
-        optim.set_lr(self.optimizer, 0.1)
-        computed = self.compute.gradient(self.batches, 0)
-        self.state.advance_statistics()
-        norm = self.compute.unscale_and_clip()
-        self.state.strategy.update(lambda: self.state.scaler.step(self.state.optimizer))
-        self.state.scaler.update()
-        self.state.optimizer.zero_grad()
+        computed, norm = StepRunner(self.compute).run(self.batches, 0, 0.1)
         assert computed.sums.device == norm.device == GPU
 
     def forward(self) -> None:

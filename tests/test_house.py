@@ -24,7 +24,7 @@ LAYERS = [
     ("progress", "state"),
     ("inspector",),
     ("saver", "compute", "meter"),
-    ("loop", "worker", "memory"),
+    ("loop", "worker", "memory", "step"),
     ("train", "asynchronous"),
     ("assemble",),
     ("eval_checkpoint", "bench", "reproduce"),

@@ -124,6 +124,40 @@ class Audit:
 
 
 @dataclass
+class BenchStep:
+    """Measure a training step without loading images: worldsize's own, a bare loop and torchvision's reference script.
+
+    All run in one process, interleaved in rounds. Prints a table (images/s, ratios, share of the GPU's peak, memory, host
+    time, kernels) and writes it with all measurements to OUT/bench-step-N.
+    """
+
+    model: str = "resnet50"
+    """Any torchvision classification model."""
+    batch: int = 256
+    """Samples per step, in one forward pass."""
+    micro_batch: int | None = None
+    """Samples that share BatchNorm statistics (default: all)."""
+    size: int = 224
+    """Side of the images, pixels."""
+    precision: tuple[Literal["auto", "fp32", "tf32", "bf16", "fp16"], ...] = ()
+    """Number formats (default: bf16, fp16 and tf32 on a GPU, auto on a CPU)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device (auto: a GPU if there is one)."""
+    compile: bool = False
+    """Also measure networks compiled by torch.compile; compiling takes minutes."""
+    steps: int = 20
+    """Steps of each form per round."""
+    warmup: int = 5
+    """Steps of each form before the first round."""
+    rounds: int = 5
+    """Rounds."""
+    only: tuple[str, ...] = ()
+    """Measure only these forms, such as 'bare bf16' 'worldsize bf16' (default: all)."""
+    out: Path = Path("runs")
+    """Folder for the results."""
+
+
+@dataclass
 class BenchStrategies:
     """Compare all strategies that work on this machine: real runs on synthetic images, interleaved in rounds.
 

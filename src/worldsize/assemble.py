@@ -44,6 +44,7 @@ from worldsize.parallel.base import Parts
 from worldsize.place import Place
 from worldsize.precision import Precision
 from worldsize.progress import Progress
+from worldsize.recipe import Recipe
 from worldsize.request import TrainRequest, preflight
 from worldsize.run import RunFolder
 from worldsize.saver import Saver
@@ -183,7 +184,7 @@ def _assemble(
     stop: StopFlag,
 ) -> Loop:
     recipe, world, plan, dataset = setting.request.recipe, setting.world, setting.plan, setting.dataset
-    state = _state(setting, network)
+    state = build_state(recipe, network, plan, world, setting.precision, plan.steps_per_epoch(len(dataset.train)))
     # Asynchronous ranks share nothing: each works, and rank 0 saves, as if it were alone.
     mine = world.alone() if state.strategy.asynchronous else world
     if snapshot is not None:
@@ -217,17 +218,18 @@ def _assemble(
     )
 
 
-def _state(setting: Setting, network: nn.Module) -> TrainState:
-    recipe, world, plan = setting.request.recipe, setting.world, setting.plan
+def build_state(
+    recipe: Recipe, network: nn.Module, plan: BatchPlan, world: World, number_format: Precision, steps_per_epoch: int
+) -> TrainState:
+    """The optimizer, the strategy and the rest of a rank's state around its network."""
     if plan.groups > 1:
         ghost.split_norms(network, plan.micro_batch)
     optimizer = optim.build(network, recipe.optimizer, world.device)
     module: nn.Module = torch.compile(network) if recipe.model.compile else network  # type: ignore[assignment]
-    steps_per_epoch = plan.steps_per_epoch(len(setting.dataset.train))
     strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch))
     # After the strategy, which may replace the network's norm layers (SyncBatchNorm).
     statistics = model.RunningStatistics(network)
-    scaler = setting.precision.scaler(strategy.local_gradients)
+    scaler = number_format.scaler(strategy.local_gradients)
     return TrainState(network, strategy.optimizer, scaler, statistics, strategy)
 
 

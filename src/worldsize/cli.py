@@ -26,6 +26,7 @@ _HELP = f"""worldsize {__version__}: train image classifiers at any world size
   worldsize audit RUN                                         verify a run and compute parts of it again
   worldsize recipes [NAME]                                    list the recipes; with NAME, print its YAML
   worldsize strategies                                        list the parallel strategies and what works here
+  worldsize bench step                                        measure a training step against bare loops
   worldsize bench strategies [--procs N]                      compare their speed on this machine
   worldsize bench loader --root FOLDER [--against NAMES]      measure the data loader and find its bottleneck
   worldsize data fetch DATASET --to FOLDER                    download, verify and unpack a dataset
@@ -256,8 +257,13 @@ def _bench(argv: list[str]) -> int:
         from worldsize.bench import loader
 
         folder = loader.run(asked_loader, tell)
+    elif argv[:1] == ["step"]:
+        asked_step = arguments.parse(arguments.BenchStep, argv[1:], None, "bench step")
+        from worldsize.bench import step
+
+        folder = step.run(asked_step, tell)
     else:
-        print("usage: worldsize bench strategies|loader ...\n\nBenchmarks on this machine; see --help of each.")
+        print("usage: worldsize bench step|strategies|loader ...\n\nBenchmarks on this machine; see --help of each.")
         return 0 if arguments.asks_help(argv) else UserError.exit_code
     print(f"\n{(folder.path / 'table.md').read_text('utf-8')}\nAll measurements: {folder.path / 'results.jsonl'}")
     return 0

@@ -19,7 +19,7 @@ from worldsize.errors import Stopped
 from worldsize.evaluate import Result, evaluate
 from worldsize.loop import Loop
 from worldsize.meter import Meter
-from worldsize.optim import set_lr
+from worldsize.step import StepRunner
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Trainer(Loop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._runner = StepRunner(self.compute)
         self._control = Control(self.world)
         self._meter = Meter(self.world, self.plan, self.state.strategy, self.recipe.track.every_rank)
         self._collected = time.monotonic()
@@ -58,29 +59,11 @@ class Trainer(Loop):
         """One optimizer step: forward and backward over this rank's micro-batches, synchronization, update."""
         progress = self.progress
         lr = self.lr(progress.step)
-        set_lr(self.state.optimizer, lr)
-        computed = self.compute.gradient(batches, progress.step, self._propose)
-        self.state.advance_statistics()
-        norm = self.compute.unscale_and_clip()
-        self._update(progress.step + 1)
-        self.state.scaler.update()
-        self.state.optimizer.zero_grad()
+        computed, norm = self._runner.run(batches, progress.step, lr, self._propose)
         progress.step += 1
         progress.epoch_step += 1
         self._meter.add(progress.step, progress.epoch + progress.epoch_step / self.steps_per_epoch, lr, computed, norm)
         return self._control.decide()
-
-    def _update(self, step: int) -> None:
-        inspector = self.compute.inspector
-        if inspector is None or not inspector.wants(step):
-            self.state.strategy.update(self._optimizer_step)
-            return
-        inspector.before_update(self.state.model)
-        self.state.strategy.update(self._optimizer_step)
-        inspector.after_update(step, self.state.model)
-
-    def _optimizer_step(self) -> None:
-        self.state.scaler.step(self.state.optimizer)
 
     def _propose(self) -> None:
         due = time.monotonic() - self._collected >= self.recipe.track.every_seconds

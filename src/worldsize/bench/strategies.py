@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from worldsize.arguments import BenchStrategies
+from worldsize.bench import markdown
 from worldsize.errors import UserError
 from worldsize.parallel import STRATEGIES, load
 from worldsize.parallel.base import Variant
@@ -139,7 +140,4 @@ def table(results: list[Measured]) -> str:
         )
         ratio = statistics.median(r.images_per_s / reference[r.round] for r in own)
         rows.append((name, f"{images:.2f}", f"{ratio:.3f}", f"{sent:.1f}", f"{wait:.0f}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [" | ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    rule = " | ".join(["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-    return "\n".join(f"| {line} |" for line in (lines[0], rule, *lines[1:]))
+    return markdown.table(rows)

@@ -1,0 +1,107 @@
+"""`worldsize bench step` and benchmarks/gpu.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from processes import HERE, environment, worldsize
+from worldsize.arguments import BenchStep
+from worldsize.bench import step
+from worldsize.bench.step import Form, Measured
+from worldsize.errors import UserError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def measured(form: str, first: float, second: float, on_gpu: bool = True) -> list[Measured]:
+    """Two rounds with these images/s."""
+    device = (9.0, 1.5, 800) if on_gpu else (None, None, None)
+    return [Measured(form, turn, speed, *device) for turn, speed in ((1, first), (2, second))]
+
+
+def test_the_operations_of_resnet50_are_those_of_the_literature():
+    """4.089 G multiply-adds per image (torchvision's documentation). Backward takes twice as many, without the gradient of
+    the images: 7 x 7 x 3 x 64 x 112 x 112 in the first layer."""
+    forward, first = 4.089e9, 7 * 7 * 3 * 64 * 112 * 112
+    assert step.flops_per_image("resnet50", 224) == pytest.approx(2 * (3 * forward - first), rel=2e-3)
+
+
+def test_ratios_are_medians_within_rounds_and_the_share_is_of_16_bit_operations():
+    results = measured("bare bf16", 100, 50) + measured("bare bf16 compiled", 200, 100)
+    results += measured("torchvision bf16 contiguous", 50, 25)
+    results += measured("worldsize bf16", 150, 75) + measured("worldsize tf32", 10, 5, on_gpu=False)
+    lines = [line.strip("| ").split("|") for line in step.table(results, 2e9, 1e12).splitlines()]
+    rows = {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
+    # 0.75 of the fastest bare loop, 3 times torchvision's; 112.5 images/s x 2 GFLOP.
+    assert rows["worldsize bf16"] == ["112.5", "0.750", "3.000", "0.23", "22.5%", "1.5", "9.00", "800"]
+    assert rows["worldsize tf32"] == ["7.5", "-", "-", "0.01", "-", "-", "-", "-"]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("GTX 1", None)])
+def test_the_peak_is_that_of_the_gpu(monkeypatch, name, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert step.peak(GPU) == expected
+    assert step.peak(CPU) is None
+
+
+def test_each_format_is_compared_with_both_loops():
+    forms = step.chosen(BenchStep(precision=("fp32",), compile=True), CPU)
+    assert [form.name for form in forms] == [
+        "torchvision fp32 contiguous",
+        "bare fp32",
+        "bare fp32 compiled",
+        "worldsize fp32",
+        "worldsize fp32 compiled",
+        "worldsize fp32 contiguous",
+    ]
+    assert step.chosen(BenchStep(precision=("fp32",), only=("bare fp32",)), CPU) == [Form("bare", "fp32")]
+    with pytest.raises(UserError, match=r"--only 'bare bf1' is unknown; available: torchvision fp32 contiguous, bare fp32,"):
+        step.chosen(BenchStep(precision=("fp32",), only=("bare bf1",)), CPU)
+
+
+def test_a_step_is_measured(tmp_path):
+    small = ("--model", "shufflenet_v2_x0_5", "--batch", "4", "--micro-batch", "2", "--size", "32", "--precision", "fp32")
+    done = worldsize("bench", "step", *small, "--steps", "2", "--warmup", "1", "--rounds", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads(line) for line in (tmp_path / "runs/bench-step-1/results.jsonl").read_text().splitlines()]
+    order = ["torchvision fp32 contiguous", "bare fp32", "worldsize fp32", "worldsize fp32 contiguous"]
+    assert [r["form"] for r in results] == order + order[::-1]
+    assert all(r["images_per_s"] > 0 for r in results)
+    assert (tmp_path / "runs/bench-step-1/table.md").read_text().rstrip() in done.stdout
+
+
+@pytest.mark.slow
+def test_the_gpu_benchmark_runs_to_its_end_anywhere(tmp_path):
+    command = [sys.executable, str(HERE.parent / "benchmarks" / "gpu.py"), "--tiny", "--out", str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    table = [line.split("|")[1:-1] for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith("| ")]
+    found = {name.strip(): result.strip() for name, result, _ in table[2:]}
+    assert len(found) == 7
+    assert not [result for result in found.values() if result.startswith(("FAILED", "UNREADABLE", "not finished"))]
+    assert ("skipped" in found["correctness"]) != torch.cuda.is_available()
+    assert "worldsize" in found["step"] and "of bare" in found["step, compiled"]
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
+    sys.path.append(str(HERE.parent / "benchmarks"))
+    import gpu
+
+    parts = [
+        gpu.Part("a", ("false",), 5, str),
+        gpu.Part("b", ("sleep", "9"), 0.5, str),
+        gpu.Part("c", ("echo", "fine"), 5, lambda output: {}[output]),
+        gpu.Part("d", ("echo", "fine"), 5, str.strip),
+    ]
+    assert [gpu.run(part, tmp_path)[0].split(",")[0] for part in parts] == [
+        "FAILED (1)",
+        "not finished after 0 s",
+        "UNREADABLE ('fine\\n')",
+        "fine",
+    ]
