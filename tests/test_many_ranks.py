@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -70,6 +71,25 @@ def lost(rank: int, size: int, folder: str) -> None:
 def test_a_lost_rank_is_noticed_by_those_that_wait_for_it(tmp_path):
     mp.start_processes(lost, (3, str(tmp_path)), nprocs=3, start_method="forkserver")
     assert (tmp_path / "done-0").exists()
+
+
+def stuck(rank: int, size: int, folder: str) -> None:
+    """Rank 2 is lost while the others wait for their GPU, as in a collective of NCCL."""
+    world = replace(join(rank, size, folder), device=torch.device("cuda", 0))
+    control = Control(world, grace_s=0.2)
+    if rank < 2:
+        control.propose(False, False, False, 0)
+        time.sleep(100)
+
+
+def test_a_process_whose_gpu_waits_for_a_lost_rank_ends(tmp_path):
+    context = mp.get_context("forkserver")
+    ranks = [context.Process(target=stuck, args=(rank, 3, str(tmp_path))) for rank in range(3)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [69, 69, 0]
 
 
 class Alone:

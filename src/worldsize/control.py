@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 import weakref
 from concurrent.futures import Future
@@ -12,11 +14,16 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from worldsize.errors import Unmet, first_line
+from worldsize.launch.failure import fail
 from worldsize.world import World
 
 # gloo's all-reduce is a ring: with W ranks, 2 (W - 1) messages one after the other. A tree has 4 log2 W.
 _LARGEST_RING = 16
 _CHILDREN = 2
+_GRACE_S = 30.0
+
+_Queue = queue.SimpleQueue[tuple[torch.Tensor, Future[None]] | None]
 
 
 @dataclass(frozen=True)
@@ -35,17 +42,23 @@ class Control:
     ``propose`` sends this rank's proposal before the last micro-batch, ``decide`` returns the result after it. Only rank 0
     decides what depends on a clock (collect, save); any rank can request a stop.
 
+    A lost rank breaks the sum at once. On a GPU, the host may not notice: it waits for NCCL, which waits for the lost rank
+    until ``timeout_s``. There the sum always runs in a thread, which then ends this process.
+
     Args:
         largest_ring: world sizes above this use a tree.
+        grace_s: seconds before a process whose host waits for the GPU is ended.
     """
 
-    def __init__(self, world: World, largest_ring: int = _LARGEST_RING) -> None:
+    def __init__(self, world: World, largest_ring: int = _LARGEST_RING, grace_s: float = _GRACE_S) -> None:
         self._is_main = world.is_main
         self._message = torch.zeros(4, dtype=torch.int64)
         self._sum: _Sum | None = None
-        if world.control is not None:
-            tree = world.size > largest_ring
-            self._sum = _Tree(world.control, world.rank, world.size) if tree else _Ring(world.control)
+        on_gpu = world.device.type == "cuda"
+        if world.control is not None and (on_gpu or world.size > largest_ring):
+            self._sum = _Tree(world.control, world.rank, world.size, grace_s if on_gpu else None)
+        elif world.control is not None:
+            self._sum = _Ring(world.control)
 
     def propose(self, stop: bool, collect: bool, save: bool, new_broken: int) -> None:
         self._message = torch.tensor([stop, collect and self._is_main, save and self._is_main, new_broken])
@@ -85,13 +98,19 @@ class _Ring:
 
 
 class _Tree:
-    """Up a binary tree of the ranks and down again, in a thread: the cost for a rank does not depend on their number."""
+    """Up a binary tree of the ranks and down again, in a thread: the cost for a rank does not depend on their number.
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, size: int) -> None:
-        self._queue: queue.SimpleQueue[tuple[torch.Tensor, Future[None]] | None] = queue.SimpleQueue()
+    Args:
+        grace_s: if a rank is lost and nobody calls `wait` within this time, end the process; None: never.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, size: int, grace_s: float | None) -> None:
+        self._queue: _Queue = queue.SimpleQueue()
         self._running: Future[None] | None = None
+        self._noticed = threading.Event()
+        watch = _Watch(rank, grace_s, self._noticed)
         # A daemon: a process that fails must not wait for a message that never comes.
-        threading.Thread(target=_serve, args=(group, rank, size, self._queue), name="control", daemon=True).start()
+        threading.Thread(target=_serve, args=(group, rank, size, self._queue, watch), name="control", daemon=True).start()
         weakref.finalize(self, self._queue.put, None)
 
     def start(self, message: torch.Tensor) -> None:
@@ -101,12 +120,34 @@ class _Tree:
     def wait(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            running.result()
+            try:
+                running.result()
+            except BaseException:
+                self._noticed.set()
+                raise
 
 
-def _serve(
-    group: dist.ProcessGroup, rank: int, size: int, messages: queue.SimpleQueue[tuple[torch.Tensor, Future[None]] | None]
-) -> None:
+@dataclass(frozen=True)
+class _Watch:
+    """Ends a process that does not notice that it lost a peer."""
+
+    rank: int
+    grace_s: float | None
+    noticed: threading.Event
+
+    def lost(self, error: BaseException) -> None:
+        if self.grace_s is None or self.noticed.wait(self.grace_s):
+            return
+        message = (
+            f"rank {self.rank}: another process of this run ended ({first_line(error)}), and this one waits for it on the "
+            "GPU; look at the other's log first"
+        )
+        code = fail(message, Unmet.exit_code)
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _serve(group: dist.ProcessGroup, rank: int, size: int, messages: _Queue, watch: _Watch) -> None:
     parent = (rank - 1) // _CHILDREN if rank else None
     children = [child for child in range(_CHILDREN * rank + 1, _CHILDREN * rank + 1 + _CHILDREN) if child < size]
     while (item := messages.get()) is not None:
@@ -124,4 +165,5 @@ def _serve(
             done.set_result(None)
         except BaseException as error:  # raised in the thread that waits
             done.set_exception(error)
+            watch.lost(error)
         del item, done

@@ -8,7 +8,7 @@ code   meaning
 64     user error: recipe, command line, folder or name; fix it first (do not retry)
 65     data error: more broken images than the recipe allows
 66     checkpoint error: no intact checkpoint, or it belongs to another run
-69     the processes did not connect, or a store does not answer (retry)
+69     a process did not connect or was lost, or a store does not answer (retry)
 70     internal error in worldsize or in a library (the traceback is in the log)
 71     no progress: restarted again and again without a new checkpoint (``--autoresume``)
 74     the last state could not be saved (disk full); older checkpoints are intact

@@ -136,8 +136,7 @@ def join(place: Place, recipe: Recipe, threads: int | None = None, hosts_only: b
     threads = threads or threads_per_process(place)
     torch.set_num_threads(threads)
     device = _device(place, recipe.device)
-    if device.type == "cpu":
-        _keep_freed_memory()
+    _keep_freed_memory()
     if place.size == 1:
         return World(place, device, None, threads)
     import torch.distributed as dist

@@ -74,6 +74,8 @@ class Strategy(base.Strategy):
         import horovod.torch as hvd
         import torch
 
+        from worldsize import optim
+
         super().__init__(parts)
         settings, world = parts.settings, parts.world
         self._parts = parts
@@ -90,6 +92,7 @@ class Strategy(base.Strategy):
             op=hvd.Adasum if self._adasum else hvd.Average,
             gradient_predivide_factor=settings.predivide or 1.0,
         )
+        optim.zero_momentum(self.optimizer)  # it starts with an empty state
         self._sent_bytes = sum(p.numel() * (2 if half else p.element_size()) for p in parts.parameters)
         self.local_gradients = self._adasum
         self.backend = "MPI" if hvd.mpi_enabled() else "Gloo"
