@@ -122,7 +122,7 @@ def parts(out: Path, root: Path, tiny: bool) -> list[Part]:
         Part(
             "step, compiled",
             (*WORLDSIZE, "bench", "step", "--compile", "--precision", "bf16", "--out", str(runs), *(step if tiny else ())),
-            150,
+            200,
             best_of_table,
         ),
         Part("real and synthetic images", ("bash", "-c", both), 150, real_against_synthetic(runs)),

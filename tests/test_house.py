@@ -11,11 +11,11 @@ SOURCE = Path(__file__).parent.parent / "src" / "worldsize"
 # Layers from the bottom up: a module may import from its own line and the lines above it.
 LAYERS = [
     ("errors", "signals", "tree", "fingerprint"),
-    ("recipe", "clock", "place", "device_errors"),
+    ("recipe", "clock", "place", "device_errors", "ghost"),
     ("catalog", "batch", "schedule", "world", "run"),
     ("arguments", "data"),
     ("launch",),
-    ("model", "ghost", "precision", "track"),
+    ("model", "precision", "track"),
     ("optim",),
     ("parallel",),
     ("cluster",),

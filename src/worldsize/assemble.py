@@ -222,8 +222,8 @@ def build_state(
     recipe: Recipe, network: nn.Module, plan: BatchPlan, world: World, number_format: Precision, steps_per_epoch: int
 ) -> TrainState:
     """The optimizer, the strategy and the rest of a rank's state around its network."""
-    if plan.groups > 1:
-        ghost.split_norms(network, plan.micro_batch)
+    if plan.groups > 1 or world.device.type == "cuda":
+        ghost.split_norms(network, plan.micro_batch, plan.groups)
     optimizer = optim.build(network, recipe.optimizer, world.device)
     module: nn.Module = torch.compile(network) if recipe.model.compile else network  # type: ignore[assignment]
     strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch))

@@ -16,27 +16,34 @@ from torch.nn import functional
 class GhostBatchNorm2d(nn.BatchNorm2d):
     """Equals BatchNorm2d with momentum 1 applied to each ``group`` consecutive samples separately, up to rounding.
 
-    During training the running statistics become the mean over the groups. The number of samples is a multiple of
-    ``group``, or less than it. ``num_batches_tracked`` is not counted here; `RunningStatistics` sets it.
+    During training, `statistics` becomes the mean and the variance of each group. The number of samples is a multiple of
+    ``group``, or less than it. ``num_batches_tracked`` is not counted, which saves a kernel per layer; `RunningStatistics`
+    sets it.
     """
 
     group: int
+    groups: int
+
+    def statistics(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean and the variance of a group of the last batch, (channels,) each; of the first one: the running ones."""
+        if index == 0:
+            assert self.running_mean is not None and self.running_var is not None
+            return self.running_mean, self.running_var
+        return self.get_buffer(f"mean_{index}"), self.get_buffer(f"variance_{index}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(input)
         groups = max(1, len(input) // self.group)
-        return self._fused(input, groups) if torch.compiler.is_compiling() else self._separately(input, groups)
+        fuse = groups > 1 and torch.compiler.is_compiling()
+        return self._fused(input, groups) if fuse else self._separately(input, groups)
 
     def _separately(self, x: torch.Tensor, groups: int) -> torch.Tensor:
         """With torch's own kernels, one group after the other."""
-        # One tensor each: the backward pass checks that they were not written to since.
-        means, variances = ([torch.zeros_like(self.weight) for _ in range(groups)] for _ in range(2))
         parts = [
-            functional.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
-            for part, mean, variance in zip(x.chunk(groups), means, variances, strict=True)
+            functional.batch_norm(part, *self.statistics(i), self.weight, self.bias, True, 1.0, self.eps)
+            for i, part in enumerate(x.chunk(groups))
         ]
-        self._keep(torch.stack(means), torch.stack(variances))
         return parts[0] if groups == 1 else torch.cat(parts)
 
     def _fused(self, x: torch.Tensor, groups: int) -> torch.Tensor:
@@ -46,20 +53,26 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         scale = torch.rsqrt(variance + self.eps) * self.weight[:, None, None]
         y = (grouped - mean) * scale + self.bias[:, None, None]
         n = grouped[0, :, 0].numel()
-        self._keep(mean.detach().view(groups, -1), variance.detach().view(groups, -1) * (n / (n - 1)))
+        with torch.no_grad():
+            for i in range(groups):
+                kept_mean, kept_variance = self.statistics(i)
+                kept_mean.copy_(mean[i].flatten())
+                kept_variance.copy_(variance[i].flatten() * (n / (n - 1)))
         return y.flatten(0, 1).to(x.dtype)
 
-    def _keep(self, means: torch.Tensor, variances: torch.Tensor) -> None:
-        """Store the statistics of the groups, each (groups, channels)."""
-        assert self.running_mean is not None and self.running_var is not None
-        with torch.no_grad():
-            self.running_mean.copy_(means.mean(0))
-            self.running_var.copy_(variances.mean(0))
 
+def split_norms(model: nn.Module, group: int, groups: int) -> None:
+    """Let the BatchNorm layers normalize each ``group`` samples separately, in batches of up to ``groups`` groups.
 
-def split_norms(model: nn.Module, group: int) -> None:
-    """Let the model's BatchNorm layers normalize each ``group`` samples separately; names and tensors stay the same."""
+    Names and tensors of the state dict stay the same.
+    """
     for module in model.modules():
-        if type(module) is nn.BatchNorm2d and module.affine and module.track_running_stats:
-            module.__class__ = GhostBatchNorm2d
-            cast(GhostBatchNorm2d, module).group = group
+        if type(module) is not nn.BatchNorm2d or not module.affine or not module.track_running_stats:
+            continue
+        module.__class__ = GhostBatchNorm2d
+        layer = cast(GhostBatchNorm2d, module)
+        layer.group, layer.groups = group, groups
+        assert module.running_mean is not None and module.running_var is not None
+        for i in range(1, groups):
+            module.register_buffer(f"mean_{i}", torch.zeros_like(module.running_mean), persistent=False)
+            module.register_buffer(f"variance_{i}", torch.zeros_like(module.running_var), persistent=False)

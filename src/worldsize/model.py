@@ -17,6 +17,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.ops import StochasticDepth
 
 from worldsize.errors import UserError
+from worldsize.ghost import GhostBatchNorm2d
 from worldsize.recipe import Recipe
 from worldsize.tree import TreeSum
 from worldsize.world import World
@@ -179,15 +180,21 @@ class RunningStatistics:
     def __init__(self, model: nn.Module) -> None:
         self._norms = norms(model)
         self._buffers = [buffer for layer in self._norms for buffer in _statistics(layer)]
+        # Of each group of a forward pass; layers that normalize the whole batch have the same statistics in all groups.
+        groups = max((layer.groups for layer in self._norms if isinstance(layer, GhostBatchNorm2d)), default=1)
+        self._of_groups = [[b for layer in self._norms for b in _statistics(layer, i)] for i in range(groups)]
         self._momentum = _flat([torch.full_like(b, _momentum(layer)) for layer in self._norms for b in _statistics(layer)])
         for layer in self._norms:
             layer.momentum = 1.0
         self._averages = _flat(self._buffers)
         self._sum: TreeSum[torch.Tensor] = TreeSum(torch.Tensor.add_)
 
-    def collect(self, micro_batch: int) -> None:
-        """After the forward pass of ``micro_batch`` of this step, counted over all ranks: add its statistics to the sum."""
-        self._sum.push(_flat(self._buffers), micro_batch)
+    def collect(self, forward: int) -> None:
+        """After the forward pass ``forward`` of this step, counted over all ranks: add its statistics to the sum."""
+        total = _flat(self._of_groups[0])
+        for buffers in self._of_groups[1:]:
+            total += _flat(buffers)
+        self._sum.push(total / len(self._of_groups) if len(self._of_groups) > 1 else total, forward)
 
     def take(self) -> list[torch.Tensor]:
         """The sums over this rank's micro-batches of the step as nodes of `worldsize.tree`, each (n,)."""
@@ -224,8 +231,10 @@ class RunningStatistics:
         yield  # afterwards the next forward pass overwrites them
 
 
-def _statistics(layer: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
-    """Its running mean and variance."""
+def _statistics(layer: _BatchNorm, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Its running mean and variance, or those of a later group of the last batch."""
+    if isinstance(layer, GhostBatchNorm2d):
+        return layer.statistics(group)
     assert layer.running_mean is not None and layer.running_var is not None
     return layer.running_mean, layer.running_var
 

@@ -75,12 +75,16 @@ def run(arguments: BenchStep, tell: Callable[[str], None]) -> RunFolder:
     """Measure, and report each form of each round with ``tell``; writes ``results.jsonl`` and ``table.md`` to a new folder.
 
     Raises:
-        UserError: the device does not support a number format, or a form is unknown.
+        UserError: the device does not support a number format or is too small for the batch, or a form is unknown.
     """
     world = join(Place("none", 0, 1, 0, 1), _recipe(arguments, Form("worldsize", "auto")))
     forms = chosen(arguments, world.device)
     folder = create(arguments.out, None, "bench-step")
-    loops = {form: _Loop(arguments, form, world, tell) for form in forms}
+    try:
+        loops = {form: _Loop(arguments, form, world, tell) for form in forms}
+    except torch.OutOfMemoryError as error:
+        reason = str(error).split(". ")[0]
+        raise UserError(f"--batch {arguments.batch} does not fit into the GPU's memory ({reason}): lower it") from None
     results = []
     for turn in range(1, arguments.rounds + 1):
         # Every second round in reverse order, so that a slow drift affects all alike.

@@ -51,7 +51,7 @@ class Replicas(nn.DataParallel[nn.Module]):
             return
         with torch.no_grad():
             for own, *others in zip(norms(self.module), *map(norms, self._replicas), strict=True):
-                for name in ("running_mean", "running_var"):
-                    kept = getattr(own, name)
-                    kept.copy_(torch.stack([getattr(other, name).to(kept.device) for other in others]).mean(0))
+                for name, kept in own.named_buffers():
+                    if kept.is_floating_point():  # all but the number of batches
+                        kept.copy_(torch.stack([getattr(other, name).to(kept.device) for other in others]).mean(0))
         self._replicas = ()
