@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 import worldsize
 from worldsize import assemble, batch, checkpoint, evaluate, model, optim
 from worldsize.compute import Compute
+from worldsize.data.feed import Feed
 from worldsize.data.loader import Batch
 from worldsize.data.pixels import Normalise
 from worldsize.place import Place
@@ -125,6 +126,7 @@ def replace_what_needs_a_device(gpus: int) -> None:
     torch.cuda.Stream = Stream
     torch.cuda.current_stream = lambda device=None: Stream()
     torch.cuda.stream = lambda stream: nullcontext()
+    torch.Tensor.record_stream = lambda tensor, stream: None
     empty = torch.empty
     torch.empty = lambda *a, pin_memory=False, **k: empty(*a, **k)
     torch.cuda.default_generators = (torch.Generator(),)
@@ -171,7 +173,7 @@ class Case:
         assert self.state.scaler.is_enabled() == (recipe.precision == "fp16" and torch.cuda.is_available())
         normalise = Normalise(recipe.data, GPU, number_format.weights)
         self.compute = Compute(recipe, plan, 0, GPU, self.state, number_format, normalise)
-        self.batches = iter(Samples())
+        self.batches = Feed(iter(Samples()), GPU)
 
     def step(self) -> None:
         computed, norm = StepRunner(self.compute).run(self.batches, 0, 0.1)
@@ -222,6 +224,18 @@ def known_waits() -> list[str]:
     return waits.found
 
 
+def fed(prefetches: str) -> list[int]:
+    """The batches that come out of a `Feed` of three; ``prefetches`` says how often to prefetch after each of them."""
+    host = (Batch(torch.zeros(1, 8, 8, 3, dtype=torch.uint8), torch.zeros(1), np.array([i])) for i in range(3))
+    feed, found = Feed(host, GPU), []
+    for batch in feed:
+        assert batch.pixels.device == batch.labels.device == GPU
+        found.append(int(batch.indices[0]))
+        for _ in range(int(prefetches[len(found) - 1])):
+            feed.prefetch()
+    return found
+
+
 def waits_of(case: Case, complete: bool) -> dict[str, list[str]]:
     """By part, the waits. The first step is not counted: an optimizer creates its state in it."""
     found = {}
@@ -265,6 +279,7 @@ def main() -> None:
         replace_what_needs_a_device(8 if complete else 0)
         if not complete:
             found["known"] = {"operations": known_waits()}
+            found["fed"] = [fed(prefetches) for prefetches in ("111", "000", "202", "011")]
         for name, recipe in recipes().items():
             found[name] = waits_of(Case(networks[name], recipe), complete)
     print(json.dumps(found))

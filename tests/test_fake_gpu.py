@@ -62,6 +62,10 @@ def test_the_detector_finds_waits(partial):
     assert kinds == ["_to_copy", "_to_copy", "copy_", "_to_copy", "_local_scalar_dense"]
 
 
+def test_every_batch_is_copied_once_and_in_order(partial):
+    assert partial["fed"] == [[0, 1, 2]] * 4
+
+
 @pytest.mark.parametrize("case", [*CASES, "ghost"])
 def test_forward_and_update_wait_for_nothing(partial, case):
     check(partial[case])

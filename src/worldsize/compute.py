@@ -54,11 +54,18 @@ class Compute:
     normalise: Normalise
     inspector: Inspector | None = None
 
-    def gradient(self, batches: Iterator[Batch], step: int, before_last: Callable[[], None] = lambda: None) -> Computed:
+    def gradient(
+        self,
+        batches: Iterator[Batch],
+        step: int,
+        before_last: Callable[[], None] = lambda: None,
+        launched: Callable[[], None] = lambda: None,
+    ) -> Computed:
         """Compute the gradient of this rank's part of the run's step ``step``, into the parameters' ``grad``.
 
         Args:
             before_last: called before the last micro-batch is computed.
+            launched: called after each backward pass; on a GPU it is launched by then, not done.
         """
         sums, samples = [], []
         data_s = 0.0
@@ -73,6 +80,9 @@ class Compute:
             self._seed(step, forward)
             with self.state.strategy.gradients(last):
                 sums.append(self._forward_backward(batch.pixels, batch.labels, self._look(step, batch)))
+            begin = time.perf_counter()
+            launched()
+            data_s += time.perf_counter() - begin
             self.state.statistics.collect(forward)
             samples += [digest(part) for part in batch.indices.reshape(-1, self.plan.micro_batch)]
         return Computed(torch.cat(sums), samples, data_s)

@@ -45,13 +45,14 @@ class Inspector:
     def forward(self, batch: Batch, logits: torch.Tensor, label_smoothing: float) -> None:
         """A micro-batch and its logits (n, classes)."""
         logits = logits.detach().double().cpu()
-        losses = functional.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=label_smoothing)
-        probabilities = logits.softmax(1)[torch.arange(len(logits)), batch.labels]
+        labels = batch.labels.cpu()
+        losses = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+        probabilities = logits.softmax(1)[torch.arange(len(logits)), labels]
         self._batches.append(
             {
-                "pixels": batch.pixels.numpy().copy(),
+                "pixels": batch.pixels.cpu().numpy().copy(),
                 "samples": batch.indices.copy(),
-                "labels": batch.labels.numpy().copy(),
+                "labels": labels.numpy().copy(),
                 "predictions": logits.argmax(1).numpy(),
                 "losses": losses.numpy(),
                 "probabilities": probabilities.numpy(),

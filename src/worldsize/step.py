@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from worldsize.compute import Compute, Computed
-from worldsize.data.loader import Batch
+from worldsize.data.feed import Feed
 from worldsize.optim import set_lr
 
 
@@ -19,7 +19,7 @@ class StepRunner:
     compute: Compute
 
     def run(
-        self, batches: Iterator[Batch], step: int, lr: float, before_last: Callable[[], None] = lambda: None
+        self, batches: Feed, step: int, lr: float, before_last: Callable[[], None] = lambda: None
     ) -> tuple[Computed, torch.Tensor]:
         """Compute step ``step`` (0-based) of the run.
 
@@ -32,7 +32,7 @@ class StepRunner:
         """
         state = self.compute.state
         set_lr(state.optimizer, lr)
-        computed = self.compute.gradient(batches, step, before_last)
+        computed = self.compute.gradient(batches, step, before_last, batches.prefetch)
         state.advance_statistics()
         norm = self.compute.unscale_and_clip()
         self._update(step + 1)

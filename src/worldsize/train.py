@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from worldsize.batch import evaluation_batch, evaluation_share
 from worldsize.control import Control, Decision
-from worldsize.data.loader import Batch
+from worldsize.data.feed import Feed
 from worldsize.errors import Stopped
 from worldsize.evaluate import Result, evaluate
 from worldsize.loop import Loop
@@ -47,7 +46,8 @@ class Trainer(Loop):
 
     def _train_epoch(self) -> None:
         progress = self.progress
-        batches = self.train_loader.training(self.plan, self.world.rank, progress.epoch, progress.epoch_step)
+        images = self.train_loader.training(self.plan, self.world.rank, progress.epoch, progress.epoch_step)
+        batches = Feed(images, self.world.device)
         self._meter.restart()
         while progress.epoch_step < self.steps_per_epoch and progress.step < self.total_steps:
             self._after_step(self._step(batches))
@@ -55,7 +55,7 @@ class Trainer(Loop):
         self.check_broken(len(self.train_loader.broken.known), self.train_loader)
         self._collect()
 
-    def _step(self, batches: Iterator[Batch]) -> Decision:
+    def _step(self, batches: Feed) -> Decision:
         """One optimizer step: forward and backward over this rank's micro-batches, synchronization, update."""
         progress = self.progress
         lr = self.lr(progress.step)

@@ -25,6 +25,7 @@ from worldsize.arguments import BenchStep
 from worldsize.batch import BatchPlan
 from worldsize.bench import markdown
 from worldsize.compute import Compute
+from worldsize.data.feed import Feed
 from worldsize.data.loader import Batch
 from worldsize.data.pixels import Normalise
 from worldsize.errors import UserError
@@ -191,7 +192,7 @@ def _worldsize(recipe: Recipe, network: nn.Module, world: World, number_format: 
     state = assemble.build_state(recipe, network, plan, world, number_format, 1)
     normalise = Normalise(recipe.data, world.device, number_format.weights)
     runner = StepRunner(Compute(recipe, plan, 0, world.device, state, number_format, normalise))
-    batches = _host_batches(recipe.global_batch, recipe.data.train_crop_size, world.device)
+    batches = Feed(_host_batches(recipe.global_batch, recipe.data.train_crop_size, world.device), world.device)
     return lambda: (runner.run(batches, 0, recipe.optimizer.lr), None)[1]
 
 
