@@ -35,7 +35,7 @@ def hardware(world: World) -> dict[str, Any]:
         "threads": None if cuda else world.threads,
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "nccl": _nccl() if cuda else None,
         "driver": _driver() if cuda else None,
     }
 
@@ -73,6 +73,7 @@ def table() -> list[tuple[str, str]]:
     backends = [name for name, available in _backends() if available]
     return [
         ("device", f"{gpus} x {device_name('cuda')}" if gpus else f"CPU, {device_name('cpu')}"),
+        *([("CUDA", _cuda())] if gpus else []),
         ("cores", f"{cores()} usable by this process"),
         ("memory", _memory()),
         ("launcher", f"{place.launcher}: rank {place.rank} of {place.size}" if place.size > 1 else "none (one process)"),
@@ -84,6 +85,19 @@ def table() -> list[tuple[str, str]]:
         ("horovod", _version("horovod") or "not installed"),
         *((f"{name} (extra)", _version(name) or "not installed") for name in ("tensorboard", "wandb")),
     ]
+
+
+def _cuda() -> str:
+    import torch
+
+    driver = _driver() or "unknown"
+    return f"{torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {_nccl()}, driver {driver}"
+
+
+def _nccl() -> str:
+    import torch
+
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def decoder() -> str:
