@@ -228,9 +228,9 @@ def fed(prefetches: str) -> list[int]:
     """The batches that come out of a `Feed` of three; ``prefetches`` says how often to prefetch after each of them."""
     host = (Batch(torch.zeros(1, 8, 8, 3, dtype=torch.uint8), torch.zeros(1), np.array([i])) for i in range(3))
     feed, found = Feed(host, GPU), []
-    for batch in feed:
-        assert batch.pixels.device == batch.labels.device == GPU
-        found.append(int(batch.indices[0]))
+    for copied in feed:
+        assert copied.pixels.device == copied.labels.device == GPU
+        found.append(int(copied.indices[0]))
         for _ in range(int(prefetches[len(found) - 1])):
             feed.prefetch()
     return found
