@@ -20,6 +20,7 @@ from worldsize.control import Control
 from worldsize.meter import Meter
 from worldsize.parallel.base import Exchange
 from worldsize.place import Place
+from worldsize.state import gather
 from worldsize.world import World
 
 CPU = torch.device("cpu")
@@ -131,3 +132,28 @@ def test_the_metrics_of_a_step_do_not_grow_with_the_ranks(monkeypatch, ranks, ev
     assert step.rank_images_per_s == [] and len(step.rank_quantiles) == 5
     assert step.rank_quantiles[0] == pytest.approx(min(speeds)) and step.rank_quantiles[-1] == pytest.approx(max(speeds))
     assert step.slowest_ranks == {rank: pytest.approx(speeds[rank]) for rank in (511, 510, 509, 508)}
+
+
+def own_tensors(rank: int) -> dict[str, torch.Tensor]:
+    return {"a": torch.full((2, 3), float(rank)), "step": torch.tensor(rank), "b": torch.arange(4.0) + rank}
+
+
+def gathering(rank: int, size: int, folder: str) -> None:
+    world = join(rank, size, folder)
+    everyone = gather(own_tensors(rank), world)
+    assert len(everyone) == (size if rank == 0 else 0)
+    for other, tensors in enumerate(everyone):
+        expected = own_tensors(other)
+        assert tensors.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(tensors[name], tensor) and tensors[name].dtype == tensor.dtype
+    different = {"a": torch.zeros(2 + (rank == 1))}
+    with pytest.raises(AssertionError, match="different tensors"):
+        gather(different, world)
+    (Path(folder) / f"done-{rank}").touch()
+    dist.destroy_process_group()
+
+
+def test_each_ranks_own_tensors_arrive_at_rank_0(tmp_path):
+    mp.start_processes(gathering, (3, str(tmp_path)), nprocs=3, start_method="forkserver")
+    assert len(list(tmp_path.glob("done-*"))) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,11 +47,7 @@ class TrainState:
         """Copies of each rank's own tensors as ``RANK/KIND/NAME`` on rank 0, empty elsewhere. All ranks must call it."""
         own = {f"norm/{k}": v for k, v in self.statistics.tensors().items()}
         own |= {f"strategy/{k}": v for k, v in self.strategy.state().items()}
-        mine = checkpoint.copy(own)
-        everyone: list[Tensors] = [mine]
-        if world.control is not None:
-            everyone = [{} for _ in range(world.size)] if world.is_main else []
-            dist.gather_object(mine, everyone or None, dst=0, group=world.control)
+        everyone = gather(checkpoint.copy(own), world)
         return {f"{rank}/{k}": v for rank, tensors in enumerate(everyone) for k, v in tensors.items()}
 
     def restore(self, snapshot: Snapshot, world: World) -> None:
@@ -78,3 +75,37 @@ class TrainState:
         for name, tensor in self.statistics.tensors().items():
             tensor.copy_(own[f"norm/{name}"])
         self.strategy.load_state({k.removeprefix("strategy/"): v for k, v in own.items() if k.startswith("strategy/")})
+
+
+def gather(tensors: Tensors, world: World) -> list[Tensors]:
+    """Every rank's tensors on rank 0, in rank order; an empty list elsewhere. All ranks must call it.
+
+    Args:
+        tensors: on the CPU; of the same names, shapes and types on all ranks.
+
+    Raises:
+        AssertionError: they differ between ranks.
+    """
+    if world.control is None:
+        return [tensors]
+    tensors = dict(sorted(tensors.items()))
+    _assert_equal_layouts(tensors, world)
+    everyone: list[Tensors] = [{} for _ in range(world.size)] if world.is_main else []
+    for dtype in sorted({t.dtype for t in tensors.values()}, key=str):
+        own = {name: t for name, t in tensors.items() if t.dtype == dtype}
+        flat = torch.cat([t.reshape(-1) for t in own.values()])
+        received = [torch.empty_like(flat) for _ in everyone] or None
+        dist.gather(flat, received, dst=0, group=world.control)
+        for theirs, part in zip(everyone, received or (), strict=True):
+            pieces = part.split([t.numel() for t in own.values()])
+            # Copies: safetensors does not save tensors that share memory.
+            theirs |= {name: piece.clone().view(t.shape) for (name, t), piece in zip(own.items(), pieces, strict=True)}
+    return everyone
+
+
+def _assert_equal_layouts(tensors: Tensors, world: World) -> None:
+    layout = [(name, str(t.dtype), list(t.shape)) for name, t in tensors.items()]
+    digest = int.from_bytes(hashlib.sha256(repr(layout).encode()).digest()[:7], "little")
+    bounds = torch.tensor([digest, -digest])
+    dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=world.control)
+    assert bounds.tolist() == [digest, -digest], "the state of two ranks has different tensors"
