@@ -74,18 +74,25 @@ def test_a_lost_rank_is_noticed_by_those_that_wait_for_it(tmp_path):
     assert (tmp_path / "done-0").exists()
 
 
-def stuck(rank: int, size: int, folder: str) -> None:
+def stuck(rank: int, size: int, folder: str, between_steps: bool) -> None:
     """Rank 2 is lost while the others wait for their GPU, as in a collective of NCCL."""
     world = replace(join(rank, size, folder), device=torch.device("cuda", 0))
     control = Control(world, grace_s=0.2)
-    if rank < 2:
-        control.propose(False, False, False, 0)
-        time.sleep(100)
+    with control.watched():
+        time.sleep(0.1)
+    if rank == 2:
+        return
+    if between_steps:
+        with control.watched():
+            time.sleep(100)
+    control.propose(False, False, False, 0)
+    time.sleep(100)
 
 
-def test_a_process_whose_gpu_waits_for_a_lost_rank_ends(tmp_path):
+@pytest.mark.parametrize("between_steps", [False, True])
+def test_a_process_whose_gpu_waits_for_a_lost_rank_ends(tmp_path, between_steps):
     context = mp.get_context("forkserver")
-    ranks = [context.Process(target=stuck, args=(rank, 3, str(tmp_path))) for rank in range(3)]
+    ranks = [context.Process(target=stuck, args=(rank, 3, str(tmp_path), between_steps)) for rank in range(3)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -102,7 +109,7 @@ class Alone:
 
 def steps_of(ranks: int, every_rank: bool, monkeypatch: pytest.MonkeyPatch):
     world = World(Place("torchrun", 0, ranks, 0, ranks, ("127.0.0.1", 1)), CPU, "gloo", 1, control=object())
-    meter = Meter(world, BatchPlan(ranks * 8, 4, ranks), Alone(), every_rank)
+    meter = Meter(world, BatchPlan(ranks * 8, 4, ranks), Alone(), every_rank=every_rank)
     meter.restart()
     sums = torch.tensor([[2.0, 1.0], [4.0, 3.0]], dtype=torch.float64)
     meter.add(1, 0.5, 0.1, Computed(sums, [7, 9], 0.0), torch.tensor(5.0))

@@ -58,13 +58,14 @@ class Compute:
         self,
         batches: Iterator[Batch],
         step: int,
-        before_last: Callable[[], None] = lambda: None,
+        propose: Callable[[], None] = lambda: None,
         launched: Callable[[], None] = lambda: None,
     ) -> Computed:
         """Compute the gradient of this rank's part of the run's step ``step``, into the parameters' ``grad``.
 
         Args:
-            before_last: called before the last micro-batch is computed.
+            propose: called once, before the last micro-batch is computed; on a GPU before the first, because launching the
+                others can block.
             launched: called after each backward pass; on a GPU it is launched by then, not done.
         """
         sums, samples = [], []
@@ -74,8 +75,8 @@ class Compute:
             batch = next(batches)  # of one forward pass, which may contain several micro-batches
             data_s += time.perf_counter() - begin
             last = micro == self.plan.accumulation - 1
-            if last:
-                before_last()
+            if micro == 0 if self.device.type == "cuda" else last:
+                propose()
             forward = self.rank * self.plan.accumulation + micro
             self._seed(step, forward)
             with self.state.strategy.gradients(last):

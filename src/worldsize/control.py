@@ -7,7 +7,9 @@ import queue
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,7 +45,8 @@ class Control:
     decides what depends on a clock (collect, save); any rank can request a stop.
 
     A lost rank breaks the sum at once. On a GPU, the host may not notice: it waits for NCCL, which waits for the lost rank
-    until ``timeout_s``. There the sum always runs in a thread, which then ends this process.
+    until ``timeout_s``. There the sum always runs in a thread, which then ends this process; `watched` runs one during
+    other waits for the device.
 
     Args:
         largest_ring: world sizes above this use a tree.
@@ -54,9 +57,9 @@ class Control:
         self._is_main = world.is_main
         self._message = torch.zeros(4, dtype=torch.int64)
         self._sum: _Sum | None = None
-        on_gpu = world.device.type == "cuda"
-        if world.control is not None and (on_gpu or world.size > largest_ring):
-            self._sum = _Tree(world.control, world.rank, world.size, grace_s if on_gpu else None)
+        self._on_gpu = world.device.type == "cuda"
+        if world.control is not None and (self._on_gpu or world.size > largest_ring):
+            self._sum = _Tree(world.control, world.rank, world.size, grace_s if self._on_gpu else None)
         elif world.control is not None:
             self._sum = _Ring(world.control)
 
@@ -70,6 +73,16 @@ class Control:
             self._sum.wait()
         stop, collect, save, new_broken = self._message.tolist()
         return Decision(bool(stop), bool(collect), bool(save), new_broken)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around a wait for the device, between `decide` and the next `propose`. All ranks must call it."""
+        if self._sum is None or not self._on_gpu:
+            yield
+            return
+        self._sum.start(torch.zeros(1))
+        yield
+        self._sum.wait()
 
 
 class _Sum(Protocol):

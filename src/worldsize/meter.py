@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +53,22 @@ class Meter:
     ``restart`` starts the clock; each ``add`` ends one step and starts the next.
 
     Args:
+        watched: around a wait for the device.
         every_rank: report the speed of each rank, however many there are.
     """
 
-    def __init__(self, world: World, plan: BatchPlan, strategy: Strategy, every_rank: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        plan: BatchPlan,
+        strategy: Strategy,
+        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
+        every_rank: bool = False,
+    ) -> None:
         self._world = world
         self._plan = plan
         self._strategy = strategy
+        self._watched = watched
         self._every_rank = every_rank
         self._last = stamp(world.device)
         self._pending: list[_Pending] = []
@@ -81,8 +92,10 @@ class Meter:
         if not pending:
             return []
         values = torch.stack([torch.cat([p.computed.sums.reshape(-1), p.norm.double().view(1)]) for p in pending])
+        with self._watched():
+            values = values.cpu()
         costs = torch.tensor([p.costs() for p in pending], dtype=torch.float64)
-        ranks = self._gather(torch.cat([values.cpu(), costs], dim=1))
+        ranks = self._gather(torch.cat([values, costs], dim=1))
         samples = self._gather(torch.tensor([p.computed.samples for p in pending]))
         steps: list[Step] = []
         if ranks is not None and samples is not None:

@@ -19,20 +19,20 @@ class StepRunner:
     compute: Compute
 
     def run(
-        self, batches: Feed, step: int, lr: float, before_last: Callable[[], None] = lambda: None
+        self, batches: Feed, step: int, lr: float, propose: Callable[[], None] = lambda: None
     ) -> tuple[Computed, torch.Tensor]:
         """Compute step ``step`` (0-based) of the run.
 
         Args:
             batches: yields the images of each forward pass.
-            before_last: called before the last forward pass.
+            propose: see `Compute.gradient`.
 
         Returns:
             This rank's part of the metrics, and the gradient's norm before clipping, a scalar on the device.
         """
         state = self.compute.state
         set_lr(state.optimizer, lr)
-        computed = self.compute.gradient(batches, step, before_last, batches.prefetch)
+        computed = self.compute.gradient(batches, step, propose, batches.prefetch)
         state.advance_statistics()
         norm = self.compute.unscale_and_clip()
         self._update(step + 1)

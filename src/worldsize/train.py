@@ -29,7 +29,8 @@ class Trainer(Loop):
         super().__post_init__()
         self._runner = StepRunner(self.compute)
         self._control = Control(self.world)
-        self._meter = Meter(self.world, self.plan, self.state.strategy, self.recipe.track.every_rank)
+        every_rank = self.recipe.track.every_rank
+        self._meter = Meter(self.world, self.plan, self.state.strategy, self._control.watched, every_rank)
         self._collected = time.monotonic()
 
     def fit(self) -> Result:
