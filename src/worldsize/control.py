@@ -41,7 +41,7 @@ class Decision:
 class Control:
     """One small sum over all ranks per step, between hosts, that overlaps with the devices' computation.
 
-    ``propose`` sends this rank's proposal before the last micro-batch, ``decide`` returns the result after it. Only rank 0
+    ``propose`` sends this rank's proposal while the step is computed, ``decide`` returns the result after it. Only rank 0
     decides what depends on a clock (collect, save); any rank can request a stop.
 
     A lost rank breaks the sum at once. On a GPU, the host may not notice: it waits for NCCL, which waits for the lost rank
