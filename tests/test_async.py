@@ -252,6 +252,9 @@ def test_one_worker_is_killed_and_another_asked_to_leave(tmp_path):
 def test_without_the_server_the_run_ends_and_resumes_from_its_last_checkpoint(tmp_path):
     process = begin(tmp_path, *DIGITS, "--max-steps", "30", "--checkpoint.every-steps", "5", "--track.every-seconds", "99")
     until_step(process, tmp_path, 12)
+    while not list(tmp_path.glob("runs/a/checkpoints/step-????????")):  # it is written in the background
+        assert process.poll() is None
+        time.sleep(0.05)
     pids = by_rank(process.pid)
     os.kill(pids[0], signal.SIGKILL)
     output = process.communicate(timeout=60)[0]
