@@ -325,7 +325,9 @@ def test_an_interrupted_prove_leaves_nothing_behind(tmp_path, number):
     assert len(users(temporary)) >= 2  # the launcher, its two workers
     process.send_signal(number)
     assert process.wait(timeout=120) == 130, process.stdout.read()
-    assert users(temporary) == [] and list(temporary.iterdir()) == []
+    # Importing torch creates its compiler's cache.
+    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
+    assert users(temporary) == [] and left == []
 
 
 def users(folder: Path) -> list[str]:
