@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 
 from worldsize.errors import Stopped
 
@@ -95,12 +96,19 @@ def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterat
             os.write(2, f"{show_cursor}\nworldsize: stopped; {advice}\n".encode())
         os._exit(Stopped.exit_code)
 
-    before = {number: signal.signal(number, stop) for number in handled()}
+    with handled_by(stop):
+        yield
+
+
+@contextmanager
+def handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Within this context, ``handler`` handles the signals that stop a run; afterwards the handlers are those of before."""
+    before = {number: signal.signal(number, handler) for number in handled()}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def handled() -> list[signal.Signals]:

@@ -6,7 +6,6 @@ torch's elastic agent stops all processes when the first one fails, so it cannot
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from types import FrameType
 from worldsize.errors import INTERNAL_ERROR, SUCCESS
 from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause, reports
 from worldsize.place import LOCAL_LAUNCH
-from worldsize.signals import handled
+from worldsize.signals import handled_by
 
 _EXIT_TIMEOUT_S = 30  # for the other ranks, after rank 0 has exited
 
@@ -79,9 +78,5 @@ def _forwarding_signals(running: list[subprocess.Popen[bytes]]) -> Iterator[None
             if process.poll() is None:
                 process.send_signal(number)
 
-    before = {number: signal.signal(number, forward) for number in handled()}
-    try:
+    with handled_by(forward):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

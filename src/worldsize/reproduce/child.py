@@ -1,9 +1,8 @@
-"""A training in a child process, with progress; it ends when this process is told to end."""
+"""A training in a child process, with progress; it ends when this process is interrupted."""
 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from worldsize.signals import handled
+from worldsize.signals import handled_by
 
 _POLL_S = 0.2
 _LOG_EVERY_S = 15.0
@@ -91,9 +90,5 @@ def _interruptible() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in handled()}
-    try:
+    with handled_by(interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
