@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -22,6 +23,14 @@ from processes import Ranks
 from trees import put, two_classes
 from worldsize import cli
 from worldsize.cluster.api.client import Cluster
+
+pytest_plugins = ["time_limits"]
+
+# What the user's home holds (settings, keys, caches) must not decide what a test says.
+_HOME = tempfile.TemporaryDirectory(prefix="home-")
+os.environ["HOME"] = _HOME.name
+for _name in [name for name in os.environ if name.startswith("XDG_")]:
+    del os.environ[_name]
 
 # A background job of a shell ignores Ctrl-C, and its child processes would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
