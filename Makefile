@@ -12,7 +12,7 @@ demo: $(VENV)/ready  ## train ResNet-50 on handwritten digits with 2 processes
 	$(BIN)/worldsize train digits --procs 2
 
 test: $(VENV)/ready  ## run the tests of the gate (`.ci/run`)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not cluster"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not slurm and not hosts and not cluster"
 
 test-slow:  ## run the slow tests
 	.ci/full slow horovod
@@ -45,7 +45,7 @@ horovod: $(VENV)/ready  ## build Horovod for .venv's torch and install it: 2 min
 $(VENV)/ready: pyproject.toml constraints.txt setup.py $(wildcard native/src/*)
 	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "worldsize requires Python 3.10 to 3.13; pass another one: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,k8s,tensorboard,wandb]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,k8s,report,tensorboard,wandb]"
 	touch $@
 
 clean:

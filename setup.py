@@ -14,7 +14,7 @@ setup(
             depends=[str(path) for path in sorted(NATIVE.glob("*.h"))],
             libraries=["jpeg", "m"],
             # No fused multiply-add: coefficients must be bit-identical on every CPU.
-            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
+            extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off", "-Wno-psabi", "-fvisibility=hidden"],
             optional=True,
         )
     ]

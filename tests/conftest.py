@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
+@pytest.fixture(autouse=True)
+def restore_signals() -> Iterator[None]:
+    """A command that a test runs in this process handles signals, and in the end ignores them; later children would too."""
+    yield
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Development datasets next to the repository; tests that need one are skipped if it is absent."""
@@ -77,6 +88,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory):
     yield start
     for running in started.values():
         running.close()
+    shutil.rmtree(cwd / "runs", ignore_errors=True)  # pytest would keep these gigabytes until all tests are done
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from fake_cluster import running
 from worldsize.cluster.manifests import load_target
-from worldsize.cluster.manifests.spec import JobSpec, Resources, SecretKey
+from worldsize.cluster.manifests.spec import PodJobSpec, PodResources, SecretKey
 from worldsize.cluster.preflight import runner
 
-SPEC = JobSpec(
+SPEC = PodJobSpec(
     name="r50",
     namespace="team",
     image="registry.example/worldsize:1",
@@ -18,7 +18,7 @@ SPEC = JobSpec(
     command=("train", "/etc/worldsize/recipe.yaml"),
     nodes=2,
     procs=8,
-    resources=Resources(gpus=8, cpu="4", memory="16Gi"),
+    resources=PodResources(gpus=8, cpu="4", memory="16Gi"),
     volumes=("data",),
 )
 WITH_SECRET = replace(SPEC, secrets=(SecretKey("kaggle", "token", "TOKEN"),))

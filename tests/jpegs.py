@@ -35,10 +35,11 @@ def scene(height: int, width: int, seed: int, rough: float = 0.3) -> np.ndarray:
     return (smooth + rough * (noise - smooth) * (noise > 128)).clip(0, 255).astype(np.uint8)
 
 
-def cut_with_pillow(data: bytes, cut, flip: bool, size: int) -> np.ndarray:
+def cut_with_pillow(data: bytes, cut, flip: bool, size: int, bicubic: bool = False) -> np.ndarray:
     top, left, height, width, rows, columns, y, x = (int(v) for v in cut)
     part = decode(data).crop((left, top, left + width, top + height))
-    pixels = np.asarray(part.resize((columns, rows), Image.Resampling.BILINEAR).crop((x, y, x + size, y + size)))
+    resampling = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+    pixels = np.asarray(part.resize((columns, rows), resampling).crop((x, y, x + size, y + size)))
     return pixels[:, ::-1] if flip else pixels
 
 

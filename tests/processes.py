@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from worldsize.checkpoint import rank_of
+
 HERE = Path(__file__).parent
 # All values of a record but those that are times.
 NUMBERS = ("epoch", "step", "loss", "top1", "lr", "grad_norm", "broken", "train_loss", "train_top1", "val_loss", "val_top1")
@@ -184,13 +186,18 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(newest(run) / "model.safetensors")
 
 
+def average_of(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(newest(run) / "average.safetensors")
+
+
 def momentum(run: Path) -> dict[str, torch.Tensor]:
     return load_file(newest(run) / "optimizer.safetensors")
 
 
 def ranks_own(run: Path) -> dict[str, torch.Tensor]:
     """The state that differs between ranks, as ``RANK/KIND/NAME``."""
-    return load_file(newest(run) / "ranks.safetensors")
+    files = {rank_of(path.name): load_file(path) for path in newest(run).glob("rank-*.safetensors")}
+    return {f"{rank}/{name}": tensor for rank, tensors in files.items() for name, tensor in tensors.items()}
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:

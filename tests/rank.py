@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import sys
 from multiprocessing.connection import Connection
@@ -42,7 +44,15 @@ def serve(commands: Connection, cwd: str, log: str, environment: dict[str, str],
             code = end.code
         if dist.is_initialized():  # a failed run does not destroy its group
             dist.destroy_process_group()
+        _free_memory()
         commands.send(code)
+
+
+def _free_memory() -> None:
+    """Return the memory of the last command to the system; otherwise it would be gigabytes after a few commands."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _enter(cwd: str, out: str, err: str, environment: dict[str, str]) -> None:

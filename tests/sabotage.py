@@ -13,9 +13,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
-from worldsize import asynchronous, cli, model, state, tree, worker
+from worldsize import asynchronous, cli, model, state, step, tree, worker, writer
 from worldsize.data import loader
 from worldsize.parallel import base, bitwise, ddp, hooks
 
@@ -81,9 +82,26 @@ def statistics_averaged_when_saved() -> None:
     state.TrainState.consensus = lambda self, world, step: self.statistics.averaged(world, step)
 
 
+def separate_disks() -> None:
+    """The other ranks do not see rank 0's folder."""
+    writer._opens = lambda path: os.environ["RANK"] == "0"
+
+
 def full_rank() -> None:
     """Use PowerSGD even if the two factors are larger than the matrix."""
     hooks.PowerSGD.min_compression = 0.0
+
+
+def full_gpu_of_rank_1() -> None:
+    """Rank 1 runs out of the memory of its GPU in the second step."""
+    run = step.StepRunner.run
+
+    def failing(self, batches, number, *arguments):
+        if number == 1 and os.environ["RANK"] == "1":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+        return run(self, batches, number, *arguments)
+
+    step.StepRunner.run = failing
 
 
 def counting() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from worldsize.cluster.manifests import TARGETS, load_target
-from worldsize.cluster.manifests.spec import JobSpec, Placement, Resources, SecretKey, Toleration
+from worldsize.cluster.manifests.spec import Placement, PodJobSpec, PodResources, SecretKey, Toleration
 
 TORCH = load_target("pytorchjob")
 
-PLAIN = JobSpec(
+PLAIN = PodJobSpec(
     name="r50",
     namespace="ml",
     image="registry.example/me/worldsize:torch-0123456789ab",
@@ -19,7 +19,7 @@ PLAIN = JobSpec(
     command=("train", "/run/worldsize/recipe.yaml", "--out", "/mnt/imagenet/runs", "--name", "r50", "--autoresume"),
     nodes=2,
     procs=8,
-    resources=Resources(gpus=8, cpu="90", memory="700Gi", shm="64Gi"),
+    resources=PodResources(gpus=8, cpu="90", memory="700Gi", shm="64Gi"),
     volumes=("imagenet",),
 )
 
@@ -45,7 +45,7 @@ _label = st.from_regex(r"[a-z]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
 _cpu = st.sampled_from(["250m", "1", "7.5", "90"])
 _memory = st.sampled_from(["2Gi", "700Gi", "1500M"])
 _resources = st.builds(
-    Resources,
+    PodResources,
     cpu=st.none() | _cpu,
     memory=st.none() | _memory,
     shm=st.sampled_from(["64Mi", "1Gi"]),
@@ -62,7 +62,7 @@ _placement = st.builds(
     queue=st.none() | _label,
 )
 specs = st.builds(
-    JobSpec,
+    PodJobSpec,
     name=st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True),
     namespace=st.just("ml"),
     image=st.sampled_from(["registry.example/me/worldsize:1", "worldsize@sha256:" + 64 * "a"]),

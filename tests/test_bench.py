@@ -157,7 +157,26 @@ def test_every_image_that_webdataset_decodes_is_counted(tmp_path):
     assert packed.returncode == 0, packed.stderr
     samples = loader._samples(tmp_path / "shards", BenchLoader((tmp_path / "shards",), batch=8))
     assert len(samples) % 9 != 0
-    assert sum(peers.webdataset(samples, 16, 9, 1).batches()) == len(samples)
+    small = loader.recipe_of(BenchLoader((tmp_path / "shards",), size=16))
+    assert sum(peers.webdataset(samples, small, 9, 1).batches()) == len(samples)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "theirs", "skipped"),
+    [("imagenet-a2", "timm", "torchvision"), ("imagenet-tv-v2", "torchvision", "timm")],
+)
+def test_recipes_are_compared_with_their_own_libraries(tmp_path, recipe, theirs, skipped):
+    some_images(tmp_path / "data")
+    options = ("--recipe", recipe, "--batch", "8", "--rounds", "1", "--size", "16", "--workers", "1")
+    done = worldsize("bench", "loader", "--root", "data", *options, "--against", "torchvision,timm", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{theirs}, 2 workers" in done.stdout and f"skipped {skipped}" in done.stdout
+    assert f"{recipe}, 16 pixels" in done.stdout
+
+
+def test_a_recipe_with_another_crop_is_refused(fails, tmp_path):
+    some_images(tmp_path / "data")
+    assert "random resized crops only" in fails("bench", "loader", "--root", "data", "--batch", "8", "--recipe", "cifar10")
 
 
 @pytest.mark.parametrize(

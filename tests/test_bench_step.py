@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,9 +60,18 @@ def test_each_format_is_compared_with_both_loops():
         "worldsize fp32 compiled",
         "worldsize fp32 contiguous",
     ]
+    on_gpu = [form.name for form in step.chosen(BenchStep(precision=("fp32",), compile=True), GPU)]
+    assert set(on_gpu) - {form.name for form in forms} == {"worldsize fp32 graphs", "worldsize fp32 compiled graphs"}
     assert step.chosen(BenchStep(precision=("fp32",), only=("bare fp32",)), CPU) == [Form("bare", "fp32")]
     with pytest.raises(UserError, match=r"--only 'bare bf1' is unknown; available: torchvision fp32 contiguous, bare fp32,"):
         step.chosen(BenchStep(precision=("fp32",), only=("bare bf1",)), CPU)
+
+
+def test_the_capture_of_a_graph_is_not_measured():
+    with pytest.raises(UserError, match=r"--warmup 3: step 4 captures CUDA graphs .* pass --warmup 4 or more"):
+        step.chosen(BenchStep(precision=("fp32",), warmup=3), GPU)
+    assert step.chosen(BenchStep(precision=("fp32",), warmup=4), GPU)
+    assert step.chosen(BenchStep(precision=("fp32",), warmup=1), CPU)
 
 
 def test_a_step_is_measured(tmp_path):
@@ -75,24 +85,48 @@ def test_a_step_is_measured(tmp_path):
     assert (tmp_path / "runs/bench-step-1/table.md").read_text().rstrip() in done.stdout
 
 
+def benchmark():
+    """benchmarks/gpu.py as a module."""
+    sys.path.append(str(HERE.parent / "benchmarks"))
+    import gpu
+
+    return gpu
+
+
 @pytest.mark.slow
 def test_the_gpu_benchmark_runs_to_its_end_anywhere(tmp_path):
-    command = [sys.executable, str(HERE.parent / "benchmarks" / "gpu.py"), "--tiny", "--out", str(tmp_path)]
+    images = benchmark().images(tmp_path / "cifar10", 80)
+    script = str(HERE.parent / "benchmarks" / "gpu.py")
+    command = [sys.executable, script, "--tiny", "--out", str(tmp_path), "--cifar10", str(images)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     table = [line.split("|")[1:-1] for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith("| ")]
     found = {name.strip(): result.strip() for name, result, _ in table[2:]}
-    assert len(found) == 7
+    assert len(found) == 11
     assert not [result for result in found.values() if result.startswith(("FAILED", "UNREADABLE", "not finished"))]
     assert ("skipped" in found["correctness"]) != torch.cuda.is_available()
+    assert "94 % was not reached" in found["CIFAR-10 to 94 %"]
+    assert "outside of the network" in found["host time"] and "images/s needs" in found["loader and device"]
     assert "worldsize" in found["step"] and "of bare" in found["step, compiled"]
+
+
+def test_all_parts_together_take_less_than_nine_minutes(tmp_path):
+    parts = benchmark().parts(tmp_path, tmp_path, tiny=False)
+    assert sum(part.limit_s for part in parts) <= 530
+
+
+def test_a_part_that_takes_too_long_ends_with_all_its_processes(tmp_path):
+    gpu = benchmark()
+    command = ("bash", "-c", "sleep 60 & echo $!; wait")
+    line, _ = gpu.run(gpu.Part("slow", command, 1, str), tmp_path)
+    assert line.startswith("not finished after 1 s")
+    child = Path("/proc") / (tmp_path / "slow.log").read_text().strip()
+    assert not child.exists() or "Z" in (child / "stat").read_text().split()[2]
 
 
 @pytest.mark.slow
 def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
-    sys.path.append(str(HERE.parent / "benchmarks"))
-    import gpu
-
+    gpu = benchmark()
     parts = [
         gpu.Part("a", ("false",), 5, str),
         gpu.Part("b", ("sleep", "9"), 0.5, str),

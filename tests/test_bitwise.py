@@ -58,13 +58,13 @@ def runs(ranks):
         pytest.param(3, {"model": SMALL, "micro_batch": 4}, marks=SLOW),
         pytest.param(4, {"model": SMALL, "micro_batch": 4}, marks=SLOW),
         pytest.param(8, {"model": SMALL, "micro_batch": 6}, marks=SLOW),
-        pytest.param(2, {"precision": "bf16"}, marks=SLOW),
+        pytest.param(2, {"model": SMALL, "precision": "bf16"}, marks=SLOW),
         pytest.param(2, {"model": SMALL, "precision": "fp16"}, marks=SLOW),
         pytest.param(2, {"model": SMALL, "optimizer": ADAMW}, marks=SLOW),
         pytest.param(2, {"model": "mobilenet_v3_small"}, marks=SLOW),  # has dropout
         pytest.param(2, {"model": "squeezenet1_1"}, marks=SLOW),  # has no BatchNorm
         pytest.param(2, {"model": "resnet50"}, marks=SLOW),
-        pytest.param(4, {"model": "resnet50", "precision": "bf16"}, marks=SLOW),
+        pytest.param(4, {"model": "resnet50"}, marks=SLOW),
     ],
 )
 def test_the_world_size_changes_no_bit(runs, size, settings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from worldsize import checkpoint
+from worldsize import checkpoint, retention, writer
 from worldsize.errors import CheckpointError
 from worldsize.recipe import Checkpoint
 
@@ -19,24 +21,62 @@ from worldsize.recipe import Checkpoint
 def snapshot(step: int, top1: float | None = None) -> checkpoint.Snapshot:
     values = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4) + step, "b": torch.tensor(step)}
     state = {"step": step, "evaluation": None if top1 is None else {"top1": top1}}
-    return checkpoint.Snapshot(values, {"m/a": values["a"] * 2}, {"0/norm/0.mean": torch.ones(2)}, state, "epochs: 1\n")
+    ranks = {0: {"norm/0.mean": torch.ones(2)}, 1: {"norm/0.mean": torch.zeros(2)}, 2: {}}
+    return checkpoint.Snapshot(values, {"m/a": values["a"] * 2}, ranks, state, "epochs: 1\n")
 
 
 def test_what_was_written_is_read_back(tmp_path):
-    path = checkpoint.write(tmp_path, snapshot(7))
+    path = writer.write(tmp_path, snapshot(7))
     assert path == tmp_path / "step-00000007"
     back = checkpoint.read(path)
     assert back.state == snapshot(7).state
     assert back.recipe == "epochs: 1\n"
-    for kind in ("model", "optimizer", "ranks"):
-        own, expected = getattr(back, kind), getattr(snapshot(7), kind)
-        assert own.keys() == expected.keys()
-        assert all(torch.equal(own[k], expected[k]) for k in own)
+    assert_equal(back.model, snapshot(7).model)
+    assert_equal(back.optimizer, snapshot(7).optimizer)
+    assert back.ranks.keys() == {0, 1}  # rank 2 has no state of its own
+    for rank in back.ranks:
+        assert_equal(back.ranks[rank], snapshot(7).ranks[rank])
+
+
+def assert_equal(own: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert own.keys() == expected.keys()
+    assert all(torch.equal(own[k], expected[k]) for k in own)
+
+
+def test_a_rank_reads_and_checks_its_own_state_only(tmp_path):
+    path = writer.write(tmp_path, snapshot(7))
+    whole = (path / "rank-00001.safetensors").read_bytes()
+    (path / "rank-00001.safetensors").write_bytes(bytes(len(whole)))
+    for rank, kept in ((0, {0}), (2, set())):
+        assert checkpoint.read(path, rank).ranks.keys() == kept
+    with pytest.raises(CheckpointError, match=r"rank-00001\.safetensors is damaged"):
+        checkpoint.read(path, 1)
+    (path / "rank-00001.safetensors").write_bytes(whole[:-1])
+    checkpoint.check(path, 2)
+    with pytest.raises(CheckpointError, match=r"rank-00001\.safetensors has .* bytes"):
+        checkpoint.check(path, 0)
+
+
+def test_a_checkpoint_of_format_1_is_read(tmp_path):
+    path = writer.write(tmp_path, snapshot(7))
+    for rank in (0, 1):
+        (path / f"rank-0000{rank}.safetensors").unlink()
+    save_file({"0/norm/0.mean": torch.ones(2), "11/norm/0.mean": torch.zeros(2)}, path / "ranks.safetensors")
+    files = [file for file in path.iterdir() if file.name != "manifest.json"]
+    entries = {f.name: {"bytes": f.stat().st_size, "sha256": hashlib.sha256(f.read_bytes()).hexdigest()} for f in files}
+    (path / "manifest.json").write_text(json.dumps({"format": 1, "files": entries}))
+    back = checkpoint.read(path, 11)
+    assert_equal(back.model, snapshot(7).model)
+    assert_equal(back.ranks[0], {"norm/0.mean": torch.ones(2)})
+    assert_equal(back.ranks[11], {"norm/0.mean": torch.zeros(2)})
+    _edit(path, lambda m: m["files"].pop("ranks.safetensors"))
+    with pytest.raises(CheckpointError, match=r"does not list ranks\.safetensors"):
+        checkpoint.read(path)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    return checkpoint.write(tmp_path_factory.mktemp("written"), snapshot(1))
+    return writer.write(tmp_path_factory.mktemp("written"), snapshot(1))
 
 
 @given(data=st.data())
@@ -75,7 +115,7 @@ def test_every_flipped_bit_and_every_truncation_is_found(written, data):
     ],
 )
 def test_every_other_damage_is_named(tmp_path, spoil, reason):
-    path = checkpoint.write(tmp_path, snapshot(3))
+    path = writer.write(tmp_path, snapshot(3))
     spoil(path)
     with pytest.raises(CheckpointError, match=reason):
         checkpoint.read(path)
@@ -95,7 +135,7 @@ def _link(file: Path) -> None:
 
 def test_the_newest_valid_one_is_found_and_damaged_ones_are_named(tmp_path, caplog):
     for step in (1, 2, 3):
-        checkpoint.write(tmp_path, snapshot(step))
+        writer.write(tmp_path, snapshot(step))
     (tmp_path / "step-00000009.tmp-1").mkdir()
     (tmp_path / "notes").mkdir()
     (tmp_path / "step-00000003" / "state.json").write_text("")
@@ -105,23 +145,23 @@ def test_the_newest_valid_one_is_found_and_damaged_ones_are_named(tmp_path, capl
 
 def test_no_checkpoint_and_no_valid_checkpoint(tmp_path):
     assert checkpoint.newest_valid(tmp_path / "nothing") is None
-    (checkpoint.write(tmp_path, snapshot(1)) / "model.safetensors").write_bytes(b"")
+    (writer.write(tmp_path, snapshot(1)) / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="all 1 checkpoints"):
         checkpoint.newest_valid(tmp_path)
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
     for step, top1 in ((1, 0.5), (2, 0.9), (3, 0.7), (4, None), (5, 0.8)):
-        checkpoint.write(tmp_path, snapshot(step, top1))
-    checkpoint.prune(tmp_path, 5, Checkpoint(keep=2, best=True))
+        writer.write(tmp_path, snapshot(step, top1))
+    retention.prune(tmp_path, 5, Checkpoint(keep=2, best=True))
     assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["5", "4", "2"]
-    checkpoint.prune(tmp_path, 5, Checkpoint(keep=1, best=False))
+    retention.prune(tmp_path, 5, Checkpoint(keep=1, best=False))
     assert [p.name[-1] for p in checkpoint.list_checkpoints(tmp_path)] == ["5"]
 
 
 @pytest.mark.parametrize("call", ["mkdir", "fsync", "rename", "save_file"])
 def test_a_failure_at_any_point_keeps_the_older_one_and_leaves_no_temporary_files(tmp_path, monkeypatch, call):
-    checkpoint.write(tmp_path, snapshot(1))
+    writer.write(tmp_path, snapshot(1))
 
     def fail(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
@@ -130,34 +170,34 @@ def test_a_failure_at_any_point_keeps_the_older_one_and_leaves_no_temporary_file
         "mkdir": (Path, "mkdir"),
         "fsync": (os, "fsync"),
         "rename": (Path, "rename"),
-        "save_file": (checkpoint, "save_file"),
+        "save_file": (writer, "save_file"),
     }
     monkeypatch.setattr(*target[call], fail)
-    writer = checkpoint.Writer(tmp_path, Checkpoint(keep=2))
-    writer.save(snapshot(2))
-    assert writer.wait() is None
-    assert "No space left" in str(writer.failed)
+    writing = writer.Writer(tmp_path, Checkpoint(keep=2))
+    writing.save(snapshot(2))
+    assert writing.wait() is None
+    assert "No space left" in str(writing.failed)
     monkeypatch.undo()
     assert checkpoint.newest_valid(tmp_path) == tmp_path / "step-00000001"
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_a_damaged_newer_checkpoint_does_not_cause_deletion_of_the_one_just_written(tmp_path):
-    checkpoint.write(tmp_path, snapshot(200))
+    writer.write(tmp_path, snapshot(200))
     (tmp_path / "step-00000200" / "state.json").write_text("")
-    writer = checkpoint.Writer(tmp_path, Checkpoint(keep=1))
-    writer.save(snapshot(150))
-    assert writer.wait() == tmp_path / "step-00000150"
+    writing = writer.Writer(tmp_path, Checkpoint(keep=1))
+    writing.save(snapshot(150))
+    assert writing.wait() == tmp_path / "step-00000150"
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000150"]
 
 
 def test_a_value_that_json_cannot_represent_is_a_reported_failure(tmp_path):
     bad = snapshot(1)
     bad.state["evaluation"] = {"top1": float("nan")}
-    writer = checkpoint.Writer(tmp_path, Checkpoint(keep=1))
-    writer.save(bad)
-    writer.wait()
-    assert writer.failed
+    writing = writer.Writer(tmp_path, Checkpoint(keep=1))
+    writing.save(bad)
+    writing.wait()
+    assert writing.failed
     assert list(tmp_path.iterdir()) == []
 
 

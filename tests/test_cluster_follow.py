@@ -22,7 +22,7 @@ from worldsize.cluster.api.errors import ClusterError
 from worldsize.cluster.jobs import manage
 from worldsize.cluster.jobs.follow import Follower, Line, Note
 from worldsize.cluster.manifests import TARGETS, load_target
-from worldsize.cluster.manifests.spec import Placement, Resources, SecretKey
+from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey
 
 pytestmark = pytest.mark.cluster
 
@@ -31,7 +31,7 @@ LINES = 100_000
 
 def spec_of(cluster, image: str, **changes):
     """A small job; `shell` replaces its command and removes its volumes."""
-    small = Resources(cpu="100m", memory="128Mi", shm="16Mi")
+    small = PodResources(cpu="100m", memory="128Mi", shm="16Mi")
     return replace(PLAIN, name="j", namespace=cluster.namespace, image=image, procs=1, resources=small, grace_s=2, **changes)
 
 
@@ -198,7 +198,11 @@ def test_stopped_jobs_leave_no_pods_and_are_replaced(cluster, image, kind):
 STUCK = [
     ("pytorchjob", {"secrets": (SecretKey("absent", "KEY", "KEY"),)}, 'secret "absent" not found'),
     ("pytorchjob", {"image": "localhost:5000/no-such-image:1"}, "ErrImagePull"),
-    ("pytorchjob", {"resources": Resources(gpus=1, cpu="100m", memory="128Mi", shm="16Mi")}, "Insufficient nvidia.com/gpu"),
+    (
+        "pytorchjob",
+        {"resources": PodResources(gpus=1, cpu="100m", memory="128Mi", shm="16Mi")},
+        "Insufficient nvidia.com/gpu",
+    ),
     ("pytorchjob", {"placement": Placement(node_selector=(("disk", "moon"),))}, "didn't match Pod's node affinity/selector"),
     ("mpijob", {"image": "localhost:5000/no-such-image:1"}, "ErrImagePull"),
     ("trainjob", {"secrets": (SecretKey("absent", "KEY", "KEY"),)}, 'secret "absent" not found'),

@@ -15,13 +15,13 @@ from findings import SPEC, only_problem, preflight, wait_for
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
-from worldsize.cluster.manifests.spec import Placement, Resources, SecretKey
+from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey
 from worldsize.cluster.preflight import runner
 
 
 def tiny(cluster, **changes):
     """A job that fits everywhere, and its volume; it is never submitted."""
-    small = {"procs": 1, "resources": Resources(cpu="50m", memory="512Mi", shm="16Mi")}
+    small = {"procs": 1, "resources": PodResources(cpu="50m", memory="512Mi", shm="16Mi")}
     claim(cluster, "data", "ReadWriteMany")
     return replace(SPEC, namespace=cluster.namespace, **{**small, **changes})
 
@@ -93,7 +93,7 @@ REAL = {
     ),
     "quota on a resource without a request": (
         lambda cluster: limit_all(cluster, requests__cpu="1"),
-        {"resources": Resources(memory="512Mi", shm="16Mi")},
+        {"resources": PodResources(memory="512Mi", shm="16Mi")},
         "failed quota: bounds: must specify requests.cpu",
     ),
     "upper limit": (
@@ -106,7 +106,7 @@ REAL = {
         {},
         "minimum memory usage per Pod is 1Gi",
     ),
-    "GPUs": (None, {"procs": 512, "resources": Resources(gpus=512)}, "capacity for 0 of 2 pods even on empty nodes: "),
+    "GPUs": (None, {"procs": 512, "resources": PodResources(gpus=512)}, "capacity for 0 of 2 pods even on empty nodes: "),
     "priority": (None, {"placement": Placement(priority="none-such")}, "no PriorityClass with name none-such was found"),
     "no such node": (None, {"placement": Placement(node_selector=(("zone", "none"),))}, "not labeled zone=none"),
     "objects not created by worldsize": (
@@ -129,7 +129,7 @@ def test_each_fault_on_a_real_cluster(cluster, plant, changes, what):
 
 @pytest.mark.cluster
 def test_locked_memory_for_rdma_is_rejected_under_restricted(cluster):
-    rdma = Resources(cpu="50m", memory="512Mi", shm="16Mi", devices=(("rdma/ib", 1),))
+    rdma = PodResources(cpu="50m", memory="512Mi", shm="16Mi", devices=(("rdma/ib", 1),))
     spec = tiny(cluster, resources=rdma)
     enforce(cluster, "restricted")
     errors = [one for one in preflight(cluster, spec) if one.level == "error"]

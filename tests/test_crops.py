@@ -15,7 +15,17 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import RandomResizedCrop as Reference
 from torchvision.transforms import functional as F
 
-from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop, evaluation_crop, fit, random_boxes, training_crop
+from worldsize.data.crops import (
+    CenterCrop,
+    PadCrop,
+    RandomResizedCrop,
+    crop_size,
+    crop_sizes,
+    evaluation_crop,
+    fit,
+    random_boxes,
+    training_crop,
+)
 from worldsize.data.decode import BrokenImage
 from worldsize.data.rng import Use, uniforms
 from worldsize.recipe import Data
@@ -108,24 +118,29 @@ def test_boxes_are_distributed_as_torchvisions():
         assert stats.ks_2samp(measure(ours), measure(theirs)).pvalue > 0.01
 
 
+MODES = [(False, InterpolationMode.BILINEAR), (True, InterpolationMode.BICUBIC)]
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("side", [8, 33, 224])
 def test_random_resized_pixels_equal_torchvisions(size, side):
     image = noise(*size)
-    crop = RandomResizedCrop(side, False, AREA, RATIO)
-    for draws in uniforms(0, Use.AUGMENT, 0, np.arange(5), crop.draws):
-        top, left, h, w = boxes_of([size], draws[None, 1:])[0].tolist()
-        theirs = F.resized_crop(image, top, left, h, w, [side, side], InterpolationMode.BILINEAR, antialias=True)
-        np.testing.assert_array_equal(crop.one(image, draws), np.asarray(theirs))
+    for bicubic, mode in MODES:
+        crop = RandomResizedCrop(side, False, AREA, RATIO, bicubic)
+        for draws in uniforms(0, Use.AUGMENT, 0, np.arange(5), crop.draws):
+            top, left, h, w = boxes_of([size], draws[None, 1:])[0].tolist()
+            theirs = F.resized_crop(image, top, left, h, w, [side, side], mode, antialias=True)
+            np.testing.assert_array_equal(crop.one(image, draws), np.asarray(theirs))
 
 
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(8, 70), st.integers(0, 30))
 def test_center_pixels_equal_torchvisions(width, height, side, margin):
     assume(max(width, height) <= 40 * min(width, height))
     image = noise(width, height)
-    ours = CenterCrop(side, False, side + margin).one(image, np.zeros(1))
-    resized = F.resize(image, side + margin, InterpolationMode.BILINEAR, antialias=True)
-    np.testing.assert_array_equal(ours, np.asarray(F.center_crop(resized, [side, side])))
+    for bicubic, mode in MODES:
+        ours = CenterCrop(side, False, side + margin, bicubic).one(image, np.zeros(1))
+        resized = F.resize(image, side + margin, mode, antialias=True)
+        np.testing.assert_array_equal(ours, np.asarray(F.center_crop(resized, [side, side])))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -224,15 +239,54 @@ def test_about_half_of_the_images_are_flipped(crop):
 
 def test_the_recipe_chooses_the_crop():
     data = Data(train_crop_size=32, val_resize_size=40, val_crop_size=36, padding=3, crop_area=(0.2, 0.9), flip=False)
-    random = training_crop(data)
+    random = training_crop(data, data.train_crop_size)
     assert isinstance(random, RandomResizedCrop)
     assert (random.size, random.flip, random.area) == (32, False, (0.2, 0.9))
-    pad = training_crop(data.model_copy(update={"train_crop": "pad", "flip": True}))
+    pad = training_crop(data.model_copy(update={"train_crop": "pad", "flip": True}), data.train_crop_size)
     assert isinstance(pad, PadCrop)
     assert (pad.size, pad.flip, pad.padding) == (32, True, 3)
-    none = training_crop(data.model_copy(update={"train_crop": "none"}))
+    none = training_crop(data.model_copy(update={"train_crop": "none"}), data.train_crop_size)
     assert isinstance(none, CenterCrop)
     assert (none.size, none.resize) == (32, 32)
+    assert not random.bicubic and training_crop(data.model_copy(update={"interpolation": "bicubic"}), 32).bicubic
     evaluation = evaluation_crop(data.model_copy(update={"flip": True}))
     assert isinstance(evaluation, CenterCrop)
     assert (evaluation.size, evaluation.resize, evaluation.flip) == (36, 40, False)
+
+
+def ffcv(epoch: int, low: int, high: int, start: int, end: int) -> int:
+    """get_resolution of ffcv-imagenet's train_imagenet.py, restated."""
+    if epoch <= start:
+        return low
+    if epoch >= end:
+        return high
+    return int(np.round(np.interp([epoch], [start, end], [low, high])[0] / 32)) * 32
+
+
+@pytest.mark.parametrize(("start", "end"), [(11, 13), (17, 20), (23, 27), (29, 34), (41, 48), (65, 76)])
+def test_progressive_resizing_has_ffcvs_sizes(start, end):
+    data = Data(train_crop_size=192, train_crop_sizes=(160, 192), train_crop_epochs=(start, end))
+    sizes = [crop_size(data, epoch) for epoch in range(90)]
+    assert sizes == [ffcv(epoch, 160, 192, start, end) for epoch in range(90)]
+    assert set(sizes) == {160, 192}
+
+
+def test_progressive_resizing_rounds_to_the_step():
+    data = Data(train_crop_size=224, train_crop_sizes=(112, 112, 224), train_crop_epochs=(0, 10, 20), train_crop_step=4)
+    assert [crop_size(data, epoch) for epoch in (0, 10, 11, 15, 20, 30)] == [112, 112, 124, 168, 224, 224]
+    assert crop_size(Data(), 7) == 224
+    assert crop_sizes(data, 13) == {112, 124, 136}
+    assert crop_sizes(Data(), 13) == {224}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train_crop_sizes": (160, 192)}, "must have as many"),
+        ({"train_crop_sizes": (160, 192), "train_crop_epochs": (5, 5), "train_crop_size": 192}, "increasing"),
+        ({"train_crop_sizes": (160, 192), "train_crop_epochs": (5, 6)}, "set it to 192"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Data(**settings)

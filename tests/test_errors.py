@@ -39,6 +39,13 @@ def folder_recipe(cwd: Path, root: Path) -> str:
     return "mine.yaml"
 
 
+LARGER_VALIDATION = ("--data.val-crop-size", "48", "--data.val-resize-size", "48")
+GROWING = (
+    *("--data.train-crop-size", "40", "--data.train-crop-sizes", "32", "40"),
+    *("--data.train-crop-epochs", "0", "3"),
+)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -48,6 +55,7 @@ def folder_recipe(cwd: Path, root: Path) -> str:
         (["train", "none.yaml"], "cannot read the recipe none.yaml"),
         (["train", "digits", "--model.nam", "resnet18"], "--model.name"),
         (["train", "digits", "--epochs", "many"], "--epochs"),
+        (["train", "digits", "--optimizer.betas", "0.9", "1"], "optimizer.betas.1: Input should be less than 1"),
         (["train", "digits", "--epochs", "0"], "epochs: Input should be greater than or equal to 1"),
         (["train", "digits", "--micro-batch", "48"], "nearest are 48 and 96"),
         (["train", "digits", "--procs", "3"], "World sizes that fit: 1, 2"),
@@ -56,6 +64,15 @@ def folder_recipe(cwd: Path, root: Path) -> str:
         (["train", "digits", "--model.name", "vgg11", "--model.stem", "cifar"], "use --model.stem imagenet"),
         (["train", "digits", "--model.name", "vit_b_16"], "requires images of 224 pixels, not 32"),
         (["train", "digits", "--model.name", "alexnet"], "does not support images of 32 pixels"),
+        (
+            ["train", "digits", "--model.name", "timm:vit_tiny_patch16_224", *LARGER_VALIDATION],
+            "does not support images of 48 pixels (Input height (48) doesn't match model (32).): set --data.train-crop-size",
+        ),
+        (
+            ["train", "digits", *GROWING],
+            "train_crop_sizes 40 is not a multiple of data.train_crop_step 32, to which sizes are rounded: set it to 32, "
+            "or set the step to 8",
+        ),
         (["train", "digits", "--model.weights", "gone.pth"], "gone.pth: file not found"),
         (["train", "digits", "--global-batch", "2048"], "lower --global-batch to at most 1437"),
         (["train", "digits", "--parallel.strategy", "ddp"], "add --procs 2"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import reference
-from processes import distance, losses, momentum, overall_distance, weights
+from processes import average_of, distance, identical, losses, momentum, overall_distance, weights
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +71,45 @@ def test_a_plain_loop_gives_the_same_losses_and_weights(runs):
     expected_losses, replicas = reference.train(20)
     assert losses(run) == pytest.approx(expected_losses, rel=1e-6)
     assert distance(weights(run), reference.mean_state(replicas, 20)) < 1e-10
+
+
+@pytest.fixture
+def two_steps(ranks):
+    """two_steps(name, size, *settings): trains two steps with ``size`` processes; returns the folder."""
+
+    def run(name: str, size: int, *settings: str) -> Path:
+        path = ranks.cwd / "runs" / f"{name}-{size}"
+        if not path.exists():
+            (ranks.cwd / "recipe.yaml").write_text(reference.RECIPE.format(precision="fp64", model="resnet18"))
+            ranks(size).run("train", "recipe.yaml", "--name", path.name, *settings, "--max-steps", "2")
+        return path
+
+    return run
+
+
+SIZES = pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+AUGMENTED = (
+    *("--augment.policy", "randaugment-timm", "--augment.interpolation", "bicubic", "--augment.erasing", "0.25"),
+    *("--augment.mixup", "0.2", "--augment.cutmix", "1", "--loss.name", "bce", "--loss.bce-threshold", "0.2"),
+    *("--model.blurpool", "--data.val-mirror", "--average.name", "ema", "--average.decay", "0.9"),
+)
+
+
+@SIZES
+def test_augmentation_mixing_bce_and_averages_do_not_depend_on_the_world_size(two_steps, size):
+    alone, both = (two_steps("augmented", n, *AUGMENTED) for n in (1, size))
+    assert losses(both) == pytest.approx(losses(alone), rel=1e-6)
+    assert distance(weights(both), weights(alone)) < 1e-8
+    assert distance(average_of(both), average_of(alone)) < 1e-8
+    assert not identical(average_of(alone), weights(alone))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("optimizer", ["rmsprop", "lars", "lamb"])
+def test_other_optimizers_do_not_depend_on_the_world_size_either(two_steps, optimizer, size):
+    # Small: RMSprop and LAMB start with steps whose size is the learning rate.
+    settings = ("--optimizer.name", optimizer, "--optimizer.lr", "0.0001")
+    alone, both = (two_steps(optimizer, n, *settings) for n in (1, size))
+    assert losses(both) == pytest.approx(losses(alone), rel=1e-6)
+    assert distance(weights(both), weights(alone)) < 1e-8

@@ -14,13 +14,11 @@ import torch
 
 from processes import HERE, environment
 
-# The host may wait here, and nowhere else.
-ALLOWED: dict[str, dict[str, int]] = {
-    # The weights, each rank's own tensors and the optimizer's must be on the host before they are written.
-    "snapshot": {"checkpoint.py:copy synchronize": 3},
-}
-STRATEGIES = [f"{precision} {name}" for name in ("bitwise", "adasum", "localsgd") for precision in ("bf16", "fp16")]
-CASES = [f"{precision} {name}" for precision in ("fp32", "tf32", "bf16", "fp16") for name in ("sgd", "adamw")]
+STRATEGIES = [f"{precision} {name}" for name in ("ddp", "bitwise", "adasum", "localsgd") for precision in ("bf16", "fp16")]
+STRATEGIES += ["ddp fp16", "ddp powersgd"]
+GRAPHS = ["graphs bf16 sgd", "graphs fp16 sgd", "graphs fp16 adamw"]
+OPTIMIZERS = ["bf16 rmsprop", "bf16 sgdw", "bf16 lars", "bf16 lamb", "bf16 muon", "fp16 lars", "fp64 sgd", "sharpness"]
+CASES = ["fp32 sgd", "tf32 sgd", "bf16 sgd", "fp16 sgd", "bf16 adamw", "fp16 adamw", "ghost", "mixed", "no prefetch"]
 
 
 def run(**env: str) -> dict[str, Any]:
@@ -51,26 +49,56 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run(LD_PRELOAD=str(folder / "fake_gpu.so"), LD_LIBRARY_PATH=str(folder))
 
 
-def check(found: dict[str, list[str]]) -> None:
-    assert set(found) == {"step", "evaluate", "snapshot", "step after restore"}
+# Waits that are known and wanted, and why. By part: the place, and the operation.
+_SKIPS = {"step.py:_optimizer_step _local_scalar_dense": "fp16, not fused: torch reads whether to skip the step"}
+ALLOWED = {
+    "collect": {
+        "meter.py:collect _to_copy to cpu": "metrics are read every --track.every-seconds, and before each save",
+        "clock.py:elapsed_ms synchronize": "events that have passed by then",
+    },
+    "snapshot": {
+        "margins.py:_packed _to_copy to cpu": "ranks exchange the losses of samples; the metrics before have waited",
+        "saver.py:snapshot _local_scalar_dense": "the loss scale of fp16 is a number in state.json",
+    },
+    "step": _SKIPS,
+    "step after restore": _SKIPS,
+}
+
+
+def test_the_weights_of_a_grant_are_copied_once(partial):
+    assert partial["grant"]["operations"] == ["worker.py:unflatten _to_copy to cuda"]
+
+
+def check(case: str, found: dict[str, list[str]]) -> None:
+    assert set(found) == {"step", "collect", "evaluate", "snapshot", "step after restore"}
     for part, waits in found.items():
-        assert dict(Counter(waits)) == ALLOWED.get(part, {}), part
+        allowed = ALLOWED.get(part, {}).keys() - (set() if case == "fp16 lars" else _SKIPS.keys())
+        assert {wait: count for wait, count in Counter(waits).items() if wait not in allowed} == {}, part
+
+
+def test_each_allowed_wait_exists(complete):
+    """Otherwise the list would hide a wait that comes back."""
+    for part, allowed in ALLOWED.items():
+        assert allowed.keys() <= {wait for found in complete.values() for wait in found[part]}
 
 
 def test_the_detector_finds_waits(partial):
-    kinds = [wait.split()[-1] for wait in partial["known"]["operations"]]
-    assert kinds == ["_to_copy", "_to_copy", "copy_", "_to_copy", "_local_scalar_dense"]
+    kinds = [wait.removeprefix("elsewhere ") for wait in partial["known"]["operations"]]
+    assert kinds == [
+        *("_to_copy to cpu", "_to_copy to cuda", "copy_ to cuda", "_to_copy to cuda", "_to_copy to cuda"),
+        "_local_scalar_dense",
+    ]
 
 
 def test_every_batch_is_copied_once_and_in_order(partial):
     assert partial["fed"] == [[0, 1, 2]] * 4
 
 
-@pytest.mark.parametrize("case", [*CASES, "ghost"])
+@pytest.mark.parametrize("case", [*CASES, *OPTIMIZERS])
 def test_forward_and_update_wait_for_nothing(partial, case):
-    check(partial[case])
+    check(case, partial[case])
 
 
-@pytest.mark.parametrize("case", [*CASES, "ghost", *STRATEGIES])
+@pytest.mark.parametrize("case", [*CASES, *OPTIMIZERS, *GRAPHS, *STRATEGIES])
 def test_a_complete_step_waits_for_nothing(complete, case):
-    check(complete[case])
+    check(case, complete[case])

@@ -106,6 +106,7 @@ def test_a_forward_batch_that_does_not_fit_is_refused_with_those_that_do():
             "strategy bitwise, which needs each micro-batch",
         ),
         (("--model.name", "mobilenet_v2", "--forward-batch", "64"), "draws random numbers"),
+        (("--model.name", "timm:efficientnet_b0", "--forward-batch", "64"), "BatchNorm layers of an unknown type"),
     ],
 )
 def test_what_would_change_the_numbers_is_refused(tmp_path, monkeypatch, capfd, arguments, message):

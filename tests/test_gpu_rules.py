@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import logging
+import threading
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from worldsize import cli, continuity, device_errors, environment, memory, model, optim, precision, world
+from processes import distance
+from steps_of_ranks import weights_after
+from worldsize import assemble, checkpoint, cli, continuity, environment, freezing, model, optim, precision, world
 from worldsize.batch import BatchPlan, evaluation_batch
 from worldsize.compute import Compute
+from worldsize.data.pixels import Normalise
 from worldsize.data.rng import Use, seed_of
-from worldsize.errors import Unmet, UserError
-from worldsize.parallel import hooks
+from worldsize.errors import UserError
+from worldsize.freezing import FrozenBatchNorm2d
+from worldsize.objective import Objective
+from worldsize.parallel import ddp, hooks
 from worldsize.parallel.base import Exchange
 from worldsize.parallel.replicas import Replicas
 from worldsize.place import Place
-from worldsize.recipe import Optimizer, Parallel, Recipe
+from worldsize.recipe import Data, Optimizer, Parallel, Recipe
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -47,6 +53,19 @@ def test_a_first_step_that_overflows_leaves_a_momentum_of_zero(overflows):
     assert all(value == 0 for value in momenta) if overflows else max(momenta) > 0.4
 
 
+def test_the_steps_before_a_capture_do_not_warn(monkeypatch):
+    """torch warns of a capturable optimizer whose step is not captured; other warnings stay."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        optimizer = optim.build(nn.Linear(2, 2), Optimizer(name="adamw"), CPU, captured=True)
+        optimizer._accelerator_graph_capture_health_check()
+        warnings.warn("another", stacklevel=1)
+    assert [str(warning.message) for warning in seen] == ["another"]
+    assert optimizer._warned_capturable_if_run_uncaptured
+
+
 # Strategies
 
 
@@ -57,6 +76,22 @@ def test_powersgd_restores_its_state_to_the_device_of_the_model():
     assert {t.device.type for name, t in hook.state().items() if name != "powersgd.step"} == {"meta"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ddp_has_the_numbers_of_one_process(tmp_path, ranks):
+    """As test_gpu.py tests on a GPU; here so that the test itself works there the first time."""
+    expected = weights_after(1, "cpu", None, tmp_path / "expected")
+    assert distance(weights_after(ranks, "cpu", "gloo", tmp_path / "ranks"), expected) < 1e-9
+
+
+def test_syncbatchnorm_leaves_frozen_layers_as_they_are():
+    whole = nn.Sequential(network(), network())
+    freezing.freeze(whole, ("0",))
+    ddp.synchronize_norms(whole)
+    kinds = [[type(layer) for layer in part if "Norm" in type(layer).__name__] for part in whole]
+    assert kinds == [[FrozenBatchNorm2d] * 2, [nn.SyncBatchNorm] * 2]
+
+
 class TwoReplicas(Replicas):
     """`Replicas` on two devices that are both the CPU; as in torch, the first replica shares the model's buffers."""
 
@@ -65,13 +100,15 @@ class TwoReplicas(Replicas):
         self.device_ids, self.src_device_obj, self.output_device = [0, 1], CPU, CPU
 
     def scatter(self, inputs, kwargs, device_ids):
-        return [(part,) for part in inputs[0].chunk(2)], [kwargs, kwargs]
+        return list(zip(*(part.chunk(2) for part in inputs), strict=True)), [kwargs, kwargs]
 
     def replicate(self, module, device_ids):
         return [_replica(module, own_buffers=index > 0) for index in range(2)]
 
     def gather(self, outputs, output_device):
-        return torch.cat(outputs)
+        if isinstance(outputs[0], torch.Tensor):
+            return torch.cat(outputs)
+        return tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))
 
 
 def _replica(module: nn.Module, own_buffers: bool) -> nn.Module:
@@ -106,11 +143,15 @@ def test_dataparallel_trains_batchnorm_and_keeps_the_mean_of_all_statistics():
 def test_dataparallel_computes_in_the_chosen_format():
     """torch's own threads enter autocast with its default format."""
     seen = []
-    layer = nn.Linear(4, 4)
+    layer = nn.Conv2d(3, 4, 4)
     layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    with torch.autocast("cpu", torch.float16):  # the default of a CPU is bf16
-        TwoReplicas(layer)(torch.randn(4, 4))
+    fp16 = precision.Precision("fp16", CPU)  # the default of a CPU is bf16
+    objective = Objective(
+        nn.Sequential(layer, nn.Flatten()), Normalise(Data(), CPU, torch.float32), fp16, Recipe(label_smoothing=0.1)
+    )
+    losses, logits = TwoReplicas(objective)(torch.zeros(4, 4, 4, 3, dtype=torch.uint8), torch.tensor([0, 1, 2, 3]))
     assert seen == [torch.float16] * 2
+    assert losses.shape == (4,) and logits.shape == (4, 4)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -119,14 +160,14 @@ def test_each_device_draws_what_a_process_of_its_own_would(monkeypatch, devices)
     monkeypatch.setattr(torch.cuda, "default_generators", generators)
     recipe = Recipe(seed=7)
     plan = BatchPlan(16 * devices, 4, 1, devices)
-    compute = Compute(recipe, plan, 0, GPU, None, None, None)
+    compute = Compute(recipe, plan, 0, GPU, None)
     compute._seed(step=3, forward=2)
     for device, generator in enumerate(generators):
         assert generator.initial_seed() == seed_of(7, Use.TORCH, 3, 2 * devices + device)
 
 
 def test_seeding_draws_what_torch_manual_seed_does():
-    compute = Compute(Recipe(seed=7), BatchPlan(4, 4, 1), 0, CPU, None, None, None)
+    compute = Compute(Recipe(seed=7), BatchPlan(4, 4, 1), 0, CPU, None)
     compute._seed(step=3, forward=2)
     drawn = torch.rand(4)
     torch.manual_seed(seed_of(7, Use.TORCH, 3, 2))
@@ -148,17 +189,53 @@ def test_asynchronous_ranks_do_not_bind_their_groups_to_a_gpu(monkeypatch, strat
     assert ("nccl" in asked["backend"]) == (joined.backend == "nccl") == (strategy == "ddp")
 
 
+# Checkpoints
+
+
+def test_the_thread_that_waits_for_a_copy_uses_the_gpu_of_the_copy(monkeypatch):
+    """A new thread's current device is GPU 0: each process of a node would create a context there."""
+    used = []
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(wait_stream=lambda other: None))
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: used.append("waits"))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    copying, device = checkpoint.Copying(), torch.device("cuda", 3)
+    copying._to_host({}, device)
+    copying.wait()
+    assert used == [device, "waits"]
+
+
 # Number formats
 
 
 @pytest.mark.parametrize("name", ["fp32", "tf32", "bf16"])
 def test_fp32_is_fp32(name):
-    before = torch.backends.cudnn.allow_tf32
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     try:
         precision.Precision(name, GPU).apply()
         assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == (name == "tf32")
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_threads_with_other_formats_take_turns(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    seen: list[bool] = []
+
+    def compute(name: str) -> None:
+        for _ in range(50):
+            with precision.Precision(name, GPU).applied():
+                seen.append(torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == (name == "tf32"))
+
+    threads = [threading.Thread(target=compute, args=(name,)) for name in ("fp32", "tf32", "fp32", "tf32")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 200 and all(seen)
+    assert torch.backends.cudnn.allow_tf32
 
 
 @pytest.mark.parametrize(
@@ -185,6 +262,30 @@ def test_a_gpu_without_the_units_is_refused(monkeypatch, name, capability, refus
             precision.resolve(Recipe(precision=name), GPU)
     else:
         assert precision.resolve(Recipe(precision=name), GPU).name == name
+
+
+@pytest.mark.parametrize(
+    ("capability", "compression", "chosen"),
+    [(6, "none", "fp32"), (7, "none", "fp16"), (7, "powersgd", "fp32"), (8, "none", "bf16"), (9, "powersgd", "bf16")],
+)
+def test_auto_is_the_fastest_format_of_the_gpu(monkeypatch, capability, compression, chosen):
+    """PowerSGD does not work with a loss scale."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 5))
+    recipe = Recipe.model_validate({"parallel": {"strategy": "ddp", "compression": compression}})
+    assert precision.resolve(recipe, GPU).name == chosen
+
+
+def test_determinism_does_not_fill_new_memory(monkeypatch):
+    """Which would overwrite each pinned batch once, on the thread that launches kernels."""
+    for owner, name in ((torch.backends.cudnn, "deterministic"), (torch.backends.cudnn, "benchmark")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    try:
+        assemble._set_determinism(True)
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 # Ranks on different machines
@@ -226,106 +327,20 @@ def test_the_driver_is_read_from_proc(tmp_path: Path):
     assert environment._driver(tmp_path / "none") is None
 
 
-# Errors
+# Evaluation
 
 
-class Small(nn.Module):
-    """A network on a device whose memory holds ``most`` images."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.most, self.weight = most, nn.Parameter(torch.ones(3, 2))
-
-    def forward(self, x):
-        if len(x) > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
-        return x.mean((2, 3)) @ self.weight
-
-
-@pytest.mark.parametrize(
-    ("most", "plan", "advice"),
-    [
-        (100, BatchPlan(256, 256, 1), "a forward pass of 256 images is too large, one of 64 fits: add --micro"),
-        (
-            100,
-            BatchPlan(256, 32, 1, groups=8),
-            "a forward pass of 256 images is too large, one of 64 fits: add --forw",
-        ),
-        (
-            20,
-            BatchPlan(256, 32, 1, groups=8),
-            "not even a forward pass of 32 images fits: lower --micro-batch to less",
-        ),
-        (0, BatchPlan(256, 256, 1), "not even a forward pass of 1 images fits: lower --data.train-crop-size"),
-    ],
-)
-def test_the_message_of_a_full_gpu_names_a_batch_that_fits(most, plan, advice):
-    small = Small(most)
-    normalise = lambda pixels: pixels.permute(0, 3, 1, 2).float()  # noqa: E731
-    state = SimpleNamespace(model=small)
-    recipe = Recipe.model_validate({"data": {"train_crop_size": 8}})
-    compute = Compute(recipe, plan, 0, CPU, state, precision.Precision("fp32", CPU), normalise)
-    with pytest.raises(torch.OutOfMemoryError) as failed:
-        small(torch.zeros(256, 3, 8, 8))
-    explained = device_errors.explain(failed.value, 0, lambda: memory.remedy(compute))
-    assert isinstance(explained, UserError)
-    assert str(explained).startswith(f"out of GPU memory: {advice}") and "Tried to allocate" not in str(explained)
-    assert small.weight.grad is None
-
-
-@given(failed=st.integers(2, 5000), limit=st.integers(0, 5000), multiple=st.integers(1, 64))
-def test_halving_ends_at_a_batch_that_fits(failed, limit, multiple):
-    tried = []
-    found = memory.largest_batch(lambda n: tried.append(n) or n <= limit, failed, multiple)
-    assert all(n % multiple == 0 and 0 < n < failed for n in tried) and len(tried) < 14
-    assert found is None or (found == tried[-1] <= limit)
-    if failed // 2 >= multiple and limit >= failed // 2:
-        assert found is not None
-
-
-# From reports: NVIDIA/nccl #2076 and #1514, pytorch/torchtitan #1224.
-REMOTE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a \
-network error, NCCL version 2.21.5
-ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
-Last error:
-socketProgressOpt: Call to recv from 172.16.0.7<33759> failed : Connection reset by peer"""
-CLOSED = """NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, internal error, NCCL version 2.14.3
-ncclInternalError: Internal check failed.
-Last error:
-Net : Connection closed by remote peer node2<50260>"""
-DUPLICATE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, invalid usage (run with NCCL_DEBUG=\
-WARN for details), NCCL version 2.26.5
-ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
-Last error:
-Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 6000"""
-
-
-@pytest.mark.parametrize(
-    ("message", "parts"),
-    [
-        (REMOTE, ("rank 3: NCCL failed with 172.16.0.7: ", "Connection reset by peer", "look at its own log first")),
-        (CLOSED, ("rank 3: NCCL failed with node2: ", "look at its own log first")),
-        (DUPLICATE, ("NCCL failed with rank 0 and rank 1: ", "two processes use the same GPU")),
-        ("unhandled system error (run with NCCL_DEBUG=INFO)", ("NCCL_SOCKET_IFNAME",)),
-        ("something new", ("NCCL_DEBUG=INFO",)),
-    ],
-)
-def test_errors_of_nccl_name_the_peer_and_the_likely_cause(message, parts):
-    explained = device_errors.explain(dist.DistBackendError(message), 3, str)
-    assert isinstance(explained, Unmet) and explained.exit_code == 69
-    assert all(part in str(explained) for part in parts), str(explained)
-
-
-def test_an_operation_without_a_deterministic_implementation_is_a_user_error():
-    torch_message = (
-        "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
-        "'torch.use_deterministic_algorithms(True)'."
-    )
-    explained = device_errors.explain(RuntimeError(torch_message), 0, str)
-    assert isinstance(explained, UserError) and "leave out --deterministic" in str(explained)
-    assert device_errors.explain(RuntimeError("something else"), 0, str) is None
+def sizes(micro_batch: int, forward_batch: int | None = None) -> Recipe:
+    values = {"global_batch": micro_batch * 64, "micro_batch": micro_batch, "forward_batch": forward_batch}
+    return Recipe.model_validate(values)
 
 
 def test_evaluation_uses_large_batches_on_a_gpu_at_every_world_size():
-    assert [evaluation_batch(n, "cpu") for n in (8, 300)] == [8, 300]
-    assert [evaluation_batch(n, "cuda") for n in (8, 96, 300)] == [256, 192, 300]
+    assert [evaluation_batch(sizes(n), "cpu") for n in (8, 300)] == [8, 300]
+    assert [evaluation_batch(sizes(n), "cuda") for n in (8, 96, 300)] == [256, 192, 300]
+
+
+def test_evaluation_tries_no_more_than_the_forward_batch_asked_for():
+    """Somebody who lowers it does so because the memory is full."""
+    assert [evaluation_batch(sizes(8, n), "cuda") for n in (8, 64, 512)] == [8, 64, 256]
+    assert evaluation_batch(sizes(8, 64), "cpu") == 8

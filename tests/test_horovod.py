@@ -25,13 +25,13 @@ from worldsize.recipe import Optimizer, Parallel, Recipe
 RECIPE = """
 base: digits
 epochs: 2
-max_steps: 20
-global_batch: 48
-micro_batch: 12
+max_steps: 12
+global_batch: 24
+micro_batch: 6
 precision: fp64
 data: {flip: true, max_broken: 0}
 model: {name: resnet18}
-optimizer: {lr: 0.0005, lr_reference_batch: 48}
+optimizer: {lr: 0.0005, lr_reference_batch: 24}
 schedule: {warmup_epochs: 0.5}
 """
 
@@ -141,7 +141,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
             launch(launcher, size, "train", "r.yaml", "--name", name, *settings, cwd=cwd)
         return cwd / "runs" / name
 
-    return run
+    yield run
+    shutil.rmtree(cwd / "runs", ignore_errors=True)
 
 
 def launch(launcher: str, size: int, *arguments: str, cwd: Path) -> None:
@@ -188,7 +189,7 @@ def test_fp16_gradients_are_close(runs):
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", [(), ADAMW])
 def test_horovods_adasum_equals_ours(runs, size, optimizer):
-    steps = ("--max-steps", "20" if size == 2 else "5")  # four ranks on two cores are slow
+    steps = ("--max-steps", "12" if size == 2 else "5")  # four ranks on two cores are slow
     theirs = runs("mpirun", size, *HOROVOD, "--parallel.op", "adasum", *optimizer, *steps)
     ours = runs("procs", size, "--parallel.strategy", "adasum", *optimizer, *steps)
     # AdamW divides by sqrt(v) + 1e-8, which amplifies the processor-dependent rounding of vanishing gradients.
@@ -202,8 +203,8 @@ def test_horovods_adasum_equals_ours(runs, size, optimizer):
 @pytest.mark.parametrize("op", ["average", "adasum"])
 def test_horovod_resumes_where_it_stopped(runs, op):
     expected = runs("mpirun", 2, *HOROVOD, "--parallel.op", op)
-    half = runs("mpirun", 2, *HOROVOD, "--parallel.op", op, "--max-steps", "9")
-    launch("mpirun", 2, "train", "--resume", str(half), "--max-steps", "20", cwd=half.parent.parent)
+    half = runs("mpirun", 2, *HOROVOD, "--parallel.op", op, "--max-steps", "5")
+    launch("mpirun", 2, "train", "--resume", str(half), "--max-steps", "12", cwd=half.parent.parent)
     if op == "average":
         assert identical(weights(half), weights(expected))
         assert losses(half) == losses(expected)

@@ -113,7 +113,7 @@ def test_a_job_in_a_kueue_queue_is_neither_replaced_nor_stopped_nor_deleted_by_a
     job = manage.find(fake_cluster.cluster, "r50")
     with pytest.raises(UserError, match="cannot stop r50: Kueue would restart it"):
         manage.stop(fake_cluster.cluster, job)
-    assert manage.older_than([job], timedelta(seconds=-60)) == []
+    assert not job.inactive
     assert created(fake_cluster) == before
 
 
@@ -198,3 +198,15 @@ def test_a_jobs_selector_finds_its_pods_and_not_those_that_look_into_a_volume_of
     assert wanted <= labels("r50").items()
     assert not wanted <= labels("r50", "files").items() and not wanted <= labels("r50", "data").items()
     assert not wanted <= labels("other").items()
+
+
+def test_jobs_and_status_show_what_the_cluster_has(fake_cluster, capsys):
+    submit(fake_cluster)
+    pod = {"metadata": {"labels": labels("r50") | {"training.kubeflow.org/replica-index": "0"}}}
+    fake_cluster.add("Pod", "r50-worker-0", **pod, spec={"nodeName": "n1", "containers": []}, status={"phase": "Running"})
+    assert cli.main(["jobs", "--namespace", "team"]) == 0
+    assert "r50   PyTorchJob  Created  1 pod" in capsys.readouterr().out
+    assert cli.main(["status", "r50", "--namespace", "team"]) == 0
+    assert "worker-0  Running  0         n1" in capsys.readouterr().out
+    assert cli.main(["status", "r51", "--namespace", "team"]) == 64
+    assert "no job 'r51' in namespace team; existing jobs: r50" in capsys.readouterr().err

@@ -14,13 +14,14 @@ from PIL import Image
 
 from packing import SPECIAL, special_files
 from worldsize.batch import BatchPlan
-from worldsize.data import index
+from worldsize.data import index, operations, policies
 from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop
-from worldsize.data.loader import Batch, Loader
+from worldsize.data.loader import Batch, Loader, Treatment
 from worldsize.data.order import permute
 from worldsize.data.rng import Use, uniforms
 from worldsize.data.samples import ArraySamples, FileSamples
 from worldsize.place import Place
+from worldsize.recipe import Augment
 from worldsize.world import World
 
 SIDE, SEED, CLASSES = 12, 7, 3
@@ -29,7 +30,10 @@ CROPS = {
     "pad": PadCrop(SIDE, True, 3),
     "centre": CenterCrop(SIDE, True, SIDE),
     "resized": CenterCrop(SIDE, False, SIDE + 4),
+    "augmented": RandomResizedCrop(SIDE, True, (0.08, 1.0), (3 / 4, 4 / 3)),
 }
+AUGMENT = Augment(policy="trivialaugment", interpolation="bilinear", color_jitter=(0.4, 0.4, 0.4, 0.1), erasing=0.5)
+POLICIES = {"augmented": policies.build(AUGMENT, (0.5, 0.4, 0.3), SIDE)}
 ALONE = World(Place("none", 0, 1, 0, 1), torch.device("cpu"), None, 1)
 
 
@@ -53,8 +57,20 @@ def in_files(folder: Path, n: int = 29, broken: tuple[int, ...] = ()) -> FileSam
     return index.list_classes(folder / "train", tuple("abc"), folder / "cache")
 
 
-def make(samples, crop="pad", *, workers=2, prefetch=2, seed=SEED) -> Loader:
-    return Loader(samples, CROPS[crop], seed=seed, workers=workers, prefetch=prefetch, pin=False)
+def make(samples, crop="pad", *, workers=2, prefetch=2, seed=SEED, repeats=1) -> Loader:
+    options = {"seed": seed, "workers": workers, "prefetch": prefetch, "pin": False}
+    treatment = Treatment(CROPS[crop], POLICIES.get(crop))
+    return Loader(samples, CROPS[crop], **options, treatment=lambda epoch: treatment, repeats=repeats)
+
+
+def prepared(samples: ArraySamples, crop: str, used: list[int], order: np.ndarray, epoch: int) -> np.ndarray:
+    """The images ``used`` with the draws of the samples ``order``, one by one."""
+    draws = uniforms(SEED, Use.AUGMENT, epoch, order, CROPS[crop].draws)
+    pixels = np.stack([CROPS[crop].one(samples.image(int(i)), d) for i, d in zip(used, draws, strict=True)])
+    if policy := POLICIES.get(crop):
+        program = policy.program(uniforms(SEED, Use.POLICY, epoch, order, policy.draws))
+        operations.with_pillow(pixels, program, (0, 0, 0))
+    return pixels
 
 
 def epoch_of(samples, plan: BatchPlan, rank=0, epoch=0, first_step=0, **options) -> list[Batch]:
@@ -108,6 +124,23 @@ def test_the_ranks_of_any_world_share_the_step_of_one_process(crop, world):
     assert_same(together, alone)
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_repeated_images_are_in_different_micro_batches_with_draws_of_their_own(world):
+    samples = in_memory()
+    options = {"epoch": 5, "crop": "augmented", "repeats": 3}
+    ranks = [epoch_of(samples, BatchPlan(8, 2, world), rank, **options) for rank in range(world)]
+    each = 4 // world
+    batches = [batch for step in range(3) for rank in ranks for batch in rank[step * each : (step + 1) * each]]
+    indices = np.array([batch.indices for batch in batches]).reshape(3, 4, 2)
+    first, pixels = permute(SEED, 5, np.arange(9), len(samples)).reshape(3, 3), torch.cat([b.pixels for b in batches])
+    for step, micro_batches, of_step in zip(first, indices, pixels.split(8), strict=True):
+        assert micro_batches.reshape(-1).tolist() == [*step, *step, *step[:2]]
+        assert all(len(set(micro_batch)) == 2 for micro_batch in micro_batches.tolist())
+        assert len(of_step.unique(dim=0)) == 8
+    once = epoch_of(samples, BatchPlan(8, 2, 1), epoch=5, crop="augmented")
+    assert torch.equal(pixels[:2], once[0].pixels)  # the first copy has the draws of an image that is not repeated
+
+
 @pytest.mark.parametrize("first_step", range(5))
 def test_a_later_start_gives_the_rest_of_the_epoch(first_step):
     plan = BatchPlan(6, 3, 1)
@@ -120,8 +153,7 @@ def test_an_epoch_is_the_permutation_cut_by_each_samples_own_draws(crop):
     samples, plan = in_memory(), BatchPlan(8, 4, 1)
     batches = epoch_of(samples, plan, epoch=3, crop=crop)
     order = permute(SEED, 3, np.arange(24), len(samples))
-    draws = uniforms(SEED, Use.AUGMENT, 3, order, CROPS[crop].draws)
-    expected = np.stack([CROPS[crop].one(samples.image(int(i)), d) for i, d in zip(order, draws, strict=True)])
+    expected = prepared(samples, crop, order.tolist(), order, 3)
     np.testing.assert_array_equal(torch.cat([b.pixels for b in batches]).numpy(), expected)
     np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels[order])
 
@@ -129,13 +161,16 @@ def test_an_epoch_is_the_permutation_cut_by_each_samples_own_draws(crop):
 @pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
 def test_an_epoch_may_have_a_crop_of_its_own(tmp_path, files):
     samples, plan = in_files(tmp_path) if files else in_memory(), BatchPlan(8, 4, 1)
-    loader, small = make(samples, crop="random"), RandomResizedCrop(8, True, (0.3, 1.0), (1.0, 1.0))
-    early, late = (list(loader.training(plan, 0, 1, 0, crop)) for crop in (small, None))
+    small = RandomResizedCrop(8, True, (0.3, 1.0), (1.0, 1.0))
+    crops = {1: small, 2: CROPS["random"]}
+    options = {"seed": SEED, "workers": 2, "prefetch": 2, "pin": False}
+    loader = Loader(samples, CROPS["random"], **options, treatment=lambda epoch: Treatment(crops[epoch]))
+    early, late = (list(loader.training(plan, 0, epoch)) for epoch in (1, 2))
     loader.close()
     of_small = Loader(samples, small, seed=SEED, workers=2, prefetch=2, pin=False)
     assert_same(early, list(of_small.training(plan, 0, 1)))
     of_small.close()
-    assert_same(late, epoch_of(samples, plan, epoch=1, crop="random"))
+    assert_same(late, epoch_of(samples, plan, epoch=2, crop="random"))
 
 
 def test_a_batch_has_uint8_pixels_and_int64_labels():
@@ -170,11 +205,9 @@ def test_a_broken_image_is_replaced_by_the_next_readable_one_with_its_own_draws(
     (batch,) = epoch_of(samples, plan, crop=crop)
     originals = in_memory()
     order = permute(SEED, 0, np.arange(29), 29)
-    draws = uniforms(SEED, Use.AUGMENT, 0, order, CROPS[crop].draws)
     replacement = {4: 5, 10: 12, 11: 12, 28: 0}
     used = [replacement.get(i, i) for i in order.tolist()]
-    expected = np.stack([CROPS[crop].one(originals.image(i), d) for i, d in zip(used, draws, strict=True)])
-    np.testing.assert_array_equal(batch.pixels.numpy(), expected)
+    np.testing.assert_array_equal(batch.pixels.numpy(), prepared(originals, crop, used, order, 0))
     np.testing.assert_array_equal(batch.labels.numpy(), originals.labels[used])
 
 

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torchvision
-from safetensors.torch import save_file
 from torch import nn
 
 from worldsize import model, optim
-from worldsize.errors import UserError
 from worldsize.model import RunningStatistics
 from worldsize.place import Place
 from worldsize.recipe import Model, Optimizer, Recipe
@@ -104,18 +102,50 @@ def mean_and_variance_of_inputs(layers):
 
 @pytest.mark.parametrize("name", ["resnet50", "mobilenet_v3_small", "convnext_tiny", "vit_b_16"])
 def test_norms_and_biases_are_not_decayed_whatever_they_are_called(name):
-    weights, others = model.parameter_kinds(build(name=name))
-    assert len(weights) + len(others) == len(list(build(name=name).parameters()))
-    assert all(p.ndim > 1 for p in weights)
+    kinds = model.parameter_kinds(build(name=name))
+    assert sum(map(len, kinds)) == len(list(build(name=name).parameters()))
+    assert all(p.ndim > 1 for p in kinds.weights)
     network = build(name="resnet50")
-    _, others = model.parameter_kinds(network)
-    ids = {id(p) for p in others}
-    # A search for "bn" in the names would miss these two.
-    assert id(network.layer1[0].downsample[1].weight) in ids
-    assert id(network.fc.bias) in ids
+    kinds = model.parameter_kinds(network)
+    # A search for "bn" in the names would miss the first.
+    assert any(p is network.layer1[0].downsample[1].weight for p in kinds.others)
+    assert [p is network.fc.bias for p in kinds.biases] == [True]
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize(("given", "decay"), [(None, 0.002), (0.0, 0.0), (0.03, 0.03)])
+def test_biases_have_a_weight_decay_of_their_own(given, decay):
+    network = build(name="resnet18")
+    settings = Optimizer(weight_decay=0.01, norm_weight_decay=0.002, bias_weight_decay=given)
+    decays = {
+        id(p): group["weight_decay"] for group in optim.build(network, settings, CPU).param_groups for p in group["params"]
+    }
+    assert decays[id(network.fc.weight)] == 0.01
+    assert decays[id(network.fc.bias)] == decay
+    assert {decays[id(p)] for layer in model.norms(network) for p in layer.parameters()} == {0.002}
+
+
+@pytest.mark.parametrize(
+    ("name", "undecayed"),
+    [
+        ("convnext_tiny", "features.1.0.layer_scale"),  # (C, 1, 1); the paper's repository has it as a vector
+        ("vit_b_16", "class_token"),
+        ("vit_b_16", "encoder.pos_embedding"),
+        ("swin_t", "features.1.0.attn.relative_position_bias_table"),
+        ("swin_v2_t", "features.1.0.attn.logit_scale"),
+        ("timm:vit_tiny_patch16_224", "pos_embed"),
+    ],
+)
+def test_layer_scales_and_embeddings_are_not_decayed(name, undecayed):
+    network = build(name=name)
+    assert any(p is network.get_parameter(undecayed) for p in model.parameter_kinds(network).others)
+
+
+def test_the_weights_of_a_classifier_with_one_output_are_decayed():
+    kinds = model.parameter_kinds(nn.Sequential(nn.Linear(8, 1), nn.Conv2d(8, 1, 1)))
+    assert [p.ndim for p in kinds.weights] == [2, 4]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "rmsprop", "lars", "lamb"])
 def test_optimizer_state_is_saved_and_loaded_by_name(kind):
     def step(network, optimizer):
         network(torch.ones(2, 3, 32, 32)).sum().backward()
@@ -133,30 +163,3 @@ def test_optimizer_state_is_saved_and_loaded_by_name(kind):
     step(one, first)
     step(two, second)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_pretrained_weights_from_a_file_with_another_classifier(tmp_path, suffix):
-    source = torchvision.models.resnet18(num_classes=7)
-    path = tmp_path / f"w{suffix}"
-    state = {k: v.contiguous() for k, v in source.state_dict().items()}
-    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
-    network = build(name="resnet18", weights=path)
-    assert torch.equal(network.conv1.weight, source.conv1.weight)
-    assert network.fc.out_features == 10
-
-
-def test_foreign_and_hostile_weights_are_refused(tmp_path):
-    torch.save({"x": torch.ones(1)}, tmp_path / "foreign.pth")
-    with pytest.raises(UserError, match="belongs to another model"):
-        build(name="resnet18", weights=tmp_path / "foreign.pth")
-    marker = tmp_path / "executed"
-
-    class Hostile:
-        def __reduce__(self):
-            return (marker.touch, ())
-
-    torch.save({"x": Hostile()}, tmp_path / "hostile.pth")
-    with pytest.raises(UserError, match="contains objects other than tensors"):
-        build(name="resnet18", weights=tmp_path / "hostile.pth")
-    assert not marker.exists()

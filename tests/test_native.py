@@ -33,10 +33,10 @@ def test_pixels_equal_pillows(data):
     encoded, height, width = data.draw(images())
     for _ in range(4):
         cut, size = data.draw(cuts_of(height, width))
-        flip = data.draw(st.booleans())
-        done, out = cut_natively([encoded], [cut], [flip], size)
+        flip, bicubic = data.draw(st.booleans()), data.draw(st.booleans())
+        done, out = cut_natively([encoded], [cut], [flip], size, bicubic=bicubic)
         assert done.all()
-        np.testing.assert_array_equal(out[0], cut_with_pillow(encoded, cut, flip, size))
+        np.testing.assert_array_equal(out[0], cut_with_pillow(encoded, cut, flip, size, bicubic))
 
 
 @needs_native
@@ -45,11 +45,12 @@ def test_raw_pixels_equal_pillows(data):
     height, width = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 300))
     pixels = scene(height, width, data.draw(st.integers(0, 99)))
     cut, size = data.draw(cuts_of(height, width))
-    flip = data.draw(st.booleans())
+    flip, bicubic = data.draw(st.booleans()), data.draw(st.booleans())
     out = np.full((1, size, size, 3), 77, np.uint8)
-    assert NATIVE.raw([pixels], np.array([cut], np.int32), np.array([flip]), size, out).all()
+    assert NATIVE.raw([pixels], np.array([cut], np.int32), np.array([flip]), size, out, bicubic).all()
     top, left, h, w, rows, columns, y, x = cut
-    part = Image.fromarray(pixels).crop((left, top, left + w, top + h)).resize((columns, rows), Image.Resampling.BILINEAR)
+    resampling = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+    part = Image.fromarray(pixels).crop((left, top, left + w, top + h)).resize((columns, rows), resampling)
     expected = np.asarray(part.crop((x, y, x + size, y + size)))
     np.testing.assert_array_equal(out[0], expected[:, ::-1] if flip else expected)
 

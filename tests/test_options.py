@@ -9,7 +9,7 @@ import tyro
 import yaml
 
 from worldsize import cli
-from worldsize.cluster.manifests.spec import JobSpec, Placement, Resources, SecretKey, Toleration
+from worldsize.cluster.manifests.spec import Placement, PodJobSpec, PodResources, SecretKey, Toleration
 from worldsize.cluster.options import JobOptions, to_spec
 from worldsize.errors import UserError
 from worldsize.recipe import Parallel, Recipe
@@ -18,7 +18,7 @@ GPU, CPU = Recipe(), Recipe(device="cpu")
 PLAIN = JobOptions(image="worldsize:1", volume=("data",), name="r")
 
 
-def spec_of(*words: str, recipe: Recipe = CPU) -> JobSpec:
+def spec_of(*words: str, recipe: Recipe = CPU) -> PodJobSpec:
     return to_spec(recipe, "digits", "pytorchjob", "ml", tyro.cli(JobOptions, args=list(words), default=PLAIN))
 
 
@@ -35,7 +35,7 @@ def test_every_option_arrives_where_it_belongs():
     spec = spec_of(*words)
     # Two volumes: the run is written to the first.
     command = "train /run/worldsize/recipe.yaml --out /mnt/data/runs --name run --autoresume --retries 7"
-    assert spec == JobSpec(
+    assert spec == PodJobSpec(
         name="run",
         namespace="ml",
         image="r/w:2",
@@ -43,7 +43,15 @@ def test_every_option_arrives_where_it_belongs():
         command=tuple(command.split()),
         nodes=3,
         procs=4,
-        resources=Resources(4, "amd.com/gpu", "8", "64Gi", "2Gi", "20Gi", (("rdma/ib", 1),)),
+        resources=PodResources(
+            gpus=4,
+            gpu_resource="amd.com/gpu",
+            cpu="8",
+            memory="64Gi",
+            shm="2Gi",
+            disk="20Gi",
+            devices=(("rdma/ib", 1),),
+        ),
         volumes=("data", "out"),
         env=(("OPTIONS", "a=b"), ("EMPTY", "")),
         secrets=(SecretKey("store", "KEY", "TOKEN"), SecretKey("wandb", "API_KEY", "API_KEY")),

@@ -10,7 +10,7 @@ import pytest
 
 from fake_cluster import FakeCluster, gpu_node, quota, running
 from findings import SPEC, WITH_SECRET, occupy_gpu, only_problem, preflight
-from worldsize.cluster.manifests.spec import JobSpec, Placement
+from worldsize.cluster.manifests.spec import Placement, PodJobSpec
 
 SIXTEEN_GPUS = replace(SPEC, procs=16, resources=replace(SPEC.resources, gpus=16))
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -24,7 +24,7 @@ class Fault:
     what: str  # a regular expression
     remedy: str = ""
     plant: Callable[[FakeCluster], object] = id
-    spec: JobSpec = SPEC
+    spec: PodJobSpec = SPEC
 
 
 def placed(**changes):

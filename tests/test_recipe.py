@@ -43,6 +43,17 @@ def test_the_shipped_recipes_are_listed():
     assert catalog.names() == sorted(catalog.names())
 
 
+def test_cifar10_also_has_the_name_of_its_network():
+    named, plain = catalog.load("cifar10-resnet50"), catalog.load("cifar10")
+    assert named.model_copy(update={"about": plain.about}) == plain
+
+
+@pytest.mark.parametrize("name", [name for name in catalog.names() if "ffcv" in name])
+def test_a_recipe_of_ffcv_states_its_own_file(name):
+    recipe, network = catalog.load(name), name.split("-")[2]
+    assert f"{network}_configs/{network}_{recipe.epochs}_epochs.yaml" in recipe.source
+
+
 @pytest.mark.parametrize("name", catalog.names())
 def test_a_shipped_recipe_loads_and_says_what_it_is(name):
     recipe = catalog.load(name)

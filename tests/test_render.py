@@ -13,7 +13,7 @@ from specs import EVERYTHING, PLAIN, specs, targets
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.pod import to_yaml
-from worldsize.cluster.manifests.spec import Placement, Resources, SecretKey
+from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey
 from worldsize.errors import PERMANENT, UserError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -128,7 +128,7 @@ def test_patches_of_a_cluster_runtime_match_the_jobs_own_runtime():
     trainer = {key: train["trainer"][key] for key in ("command", "env", "image", "resourcesPerNode")}
     expected = {key: container[key] for key in ("command", "env", "image")}
     assert trainer == expected | {"resourcesPerNode": container["resources"]}
-    without = rendered("trainjob", replace(PLAIN, runtime="torch-distributed", resources=Resources()))[-1]["spec"]
+    without = rendered("trainjob", replace(PLAIN, runtime="torch-distributed", resources=PodResources()))[-1]["spec"]
     assert "resourcesPerNode" not in without["trainer"]
 
 
@@ -191,14 +191,14 @@ def test_no_secret_is_on_a_command_line():
         ("pytorchjob", {"volumes": ()}, "--volume is required"),
         ("pytorchjob", {"volumes": ("a", "a")}, "--volume a: given more than once"),
         ("pytorchjob", {"volumes": ("Data",)}, "is not a valid volume name"),
-        ("pytorchjob", {"resources": Resources(gpus=4)}, "each process uses one GPU"),
-        ("pytorchjob", {"resources": Resources(gpus=8, memory="lots")}, "expected a quantity"),
-        ("pytorchjob", {"resources": Resources(gpus=8, memory="1Gi", shm="2Gi")}, "must be less than --memory"),
-        ("pytorchjob", {"resources": Resources(gpus=8, memory="2Gi", shm="2048Mi")}, "must be less than --memory"),
-        ("pytorchjob", {"resources": Resources(gpus=8, disk="lots")}, "--disk 'lots': expected a quantity"),
-        ("pytorchjob", {"resources": Resources(gpus=8, cpu="-1")}, "--cpu '-1': expected a quantity"),
+        ("pytorchjob", {"resources": PodResources(gpus=4)}, "each process uses one GPU"),
+        ("pytorchjob", {"resources": PodResources(gpus=8, memory="lots")}, "expected a quantity"),
+        ("pytorchjob", {"resources": PodResources(gpus=8, memory="1Gi", shm="2Gi")}, "must be less than --memory"),
+        ("pytorchjob", {"resources": PodResources(gpus=8, memory="2Gi", shm="2048Mi")}, "must be less than --memory"),
+        ("pytorchjob", {"resources": PodResources(gpus=8, disk="lots")}, "--disk 'lots': expected a quantity"),
+        ("pytorchjob", {"resources": PodResources(gpus=8, cpu="-1")}, "--cpu '-1': expected a quantity"),
         ("pytorchjob", {"nodes": 0}, "--nodes 0 must be at least 1"),
-        ("pytorchjob", {"procs": 0, "resources": Resources()}, "--procs 0 must be at least 1"),
+        ("pytorchjob", {"procs": 0, "resources": PodResources()}, "--procs 0 must be at least 1"),
         ("pytorchjob", {"retries": -1}, "--retries -1 must be at least 0"),
         ("pytorchjob", {"grace_s": 0}, "--grace 0 must be at least 1"),
         ("pytorchjob", {"deadline_s": 0}, "--deadline 0 must be at least 1"),

@@ -20,13 +20,14 @@ from PIL import Image
 
 from processes import records, start, worldsize
 from worldsize import cli, fingerprint
-from worldsize.checkpoint import list_checkpoints, thinned
+from worldsize.checkpoint import list_checkpoints
 from worldsize.data.crops import PadCrop
 from worldsize.data.digits import open_dataset
 from worldsize.data.rng import Use, uniforms
 from worldsize.errors import UserError
 from worldsize.recipe import Data
 from worldsize.reproduce import prove, replay
+from worldsize.retention import thinned
 
 # Eight steps of digits per epoch; checkpoints after steps 8, 16 and 24.
 SETTINGS = (

@@ -236,8 +236,10 @@ def test_the_loss_scale_of_fp16_is_resumed(train, resume):
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_and_its_checkpoint_has_plain_names(train):
-    small = ("--model.compile", "--max-steps", "2", "--global-batch", "12")
-    run = train("compiled", 1, *small, "--no-deterministic")
-    assert "conv1.0.weight" in weights(run)
+def test_a_compiled_model_trains_as_a_plain_one_and_its_checkpoint_has_plain_names(train):
+    small = ("--model.name", "resnet18", "--max-steps", "2", "--no-deterministic", "--precision", "fp64")
+    run, plain = train("compiled", 1, "--model.compile", *small), train("not-compiled", 1, *small)
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-9)
+    assert distance(weights(run), weights(plain)) < 1e-9
+    assert "layer1.0.conv1.weight" in weights(run)
     assert not [name for name in weights(run) if "_orig_mod" in name]

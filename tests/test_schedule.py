@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize.recipe import Optimizer, Schedule
+from worldsize.recipe import Optimizer, Recipe, Schedule
 from worldsize.schedule import factor, peak_lr
 
-NAMES = ["cosine", "linear", "step", "constant", "onecycle"]
+NAMES = ["cosine", "linear", "polynomial", "step", "constant", "onecycle"]
 
 
 def factors(schedule: Schedule, steps_per_epoch: int, epochs: int) -> list[float]:
@@ -44,6 +45,15 @@ def torch_rates(make, steps: int, lr: float = 1.0) -> list[float]:
         (Schedule(name="step", milestones=(2.5,), gamma=0.5, warmup_epochs=1), [0, 0.5, 1, 1, 1, 0.5, 0.5, 0.5]),
         (Schedule(name="constant", warmup_epochs=1), [0, 0.5, 1, 1, 1, 1, 1, 1]),
         (Schedule(name="constant"), [1] * 8),
+        (Schedule(name="polynomial", end=0.2), [1, 0.8125, 0.65, 0.5125, 0.4, 0.3125, 0.25, 0.2125]),
+        (Schedule(name="polynomial", power=0.5, warmup_epochs=2), [0, 0.25, 0.5, 0.75, 1, 0.866025, 0.707107, 0.5]),
+        (Schedule(name="restarts", cycle_epochs=1), [1, 0.5] * 4),
+        (
+            Schedule(name="restarts", cycle_epochs=1, cycle_growth=2, warmup_epochs=1),
+            [0, 0.5, 1, 0.5, 1, 0.853553, 0.5, 0.146447],
+        ),
+        (Schedule(name="piecewise", milestones=(0, 1, 4), values=(0, 1, 0)), [0, 0.5, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        (Schedule(name="piecewise", milestones=(1, 2), values=(0.5, 0.25)), [0.5, 0.5, 0.5, 0.375, 0.25, 0.25, 0.25, 0.25]),
     ],
 )
 def test_four_epochs_of_two_steps_equal_the_values_computed_by_hand(schedule, expected):
@@ -77,6 +87,46 @@ def test_onecycle_equals_torch_at_every_step(warmup, epochs, steps, end):
 def test_cosine_without_warmup_equals_torch(end):
     theirs = torch_rates(lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 90, eta_min=end), 90)
     assert factors(Schedule(name="cosine", end=end), 9, 10) == pytest.approx(theirs, abs=1e-12)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 0.5])
+def test_polynomial_equals_torch(power):
+    theirs = torch_rates(lambda optimizer: torch.optim.lr_scheduler.PolynomialLR(optimizer, 90, power), 90)
+    assert factors(Schedule(name="polynomial", power=power), 9, 10) == pytest.approx(theirs, abs=1e-12)
+
+
+@pytest.mark.parametrize(("growth", "end"), [(1, 0.0), (2, 0.1), (3, 0.01)])
+def test_restarts_equal_torch(growth, end):
+    theirs = torch_rates(
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 18, growth, eta_min=end), 400
+    )
+    schedule = Schedule(name="restarts", cycle_epochs=2, cycle_growth=growth, end=end)
+    assert factors(schedule, 9, 45)[:400] == pytest.approx(theirs, abs=1e-12)
+
+
+def test_piecewise_equals_the_schedule_of_ffcv():
+    """Its rn50 configurations: the ends of each epoch from ``get_step_lr``'s interpolation, then linear within it."""
+    epochs, steps, points = 16, 5, ([0, 2, 16], [1e-4, 1, 0])
+    ends = np.interp(np.arange(epochs + 1), *points)
+    theirs = np.concatenate([np.interp(np.arange(steps), [0, steps], ends[e : e + 2]) for e in range(epochs)])
+    schedule = Schedule(name="piecewise", milestones=(0, 2, 16), values=(1e-4, 1, 0))
+    assert factors(schedule, steps, epochs) == pytest.approx(theirs.tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"name": "piecewise"}, "0 values, 3 milestones"),
+        ({"name": "piecewise", "milestones": (0.0,), "values": (1.0,)}, "at least two"),
+        ({"name": "piecewise", "milestones": (0, 5), "values": (1, 0), "warmup_epochs": 1}, "piecewise has no warmup"),
+        ({"name": "piecewise", "milestones": (5, 0), "values": (1, 0)}, "must be increasing"),
+        ({"name": "piecewise", "milestones": (0, 5), "values": (2, 0)}, "less than or equal to 1"),
+        ({"name": "restarts", "cycle_epochs": 0}, "greater than 0"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(settings, reason):
+    with pytest.raises(ValueError, match=reason):
+        Recipe.model_validate({"schedule": settings})
 
 
 @st.composite

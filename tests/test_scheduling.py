@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_cluster import gpu_node, node, quota, running
-from worldsize.cluster.manifests.quantities import quantity
 from worldsize.cluster.preflight import scheduling
+from worldsize.jobs.quantities import quantity
 
 
 # Values from the rules of k8s.io/apimachinery/pkg/api/resource (quantity.go).

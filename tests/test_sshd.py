@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -147,7 +148,10 @@ def test_sigterm_reaches_the_rank_and_nothing_ends_before_it(worker: Worker, ssh
         stranger.kill()
         stranger.wait()
         session.kill()
-    assert worker.log.read_text().count("forwarding SIGTERM") == 1
+    # Once to each process. A child that outlives its rank for a moment may be signaled as well.
+    signaled = re.findall(r"forwarding SIGTERM to process (\d+)", worker.log.read_text())
+    assert signaled
+    assert len(set(signaled)) == len(signaled)
     assert list(worker.home.glob("worldsize-sshd*")) == []
 
 

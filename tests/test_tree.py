@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worldsize.parallel.tree_reduce import rounds
 from worldsize.tree import TreeSum, fold, layout
 
 
@@ -62,3 +63,20 @@ def test_consecutive_leaves_are_few_nodes(first, count, nodes):
 
 def test_nodes_that_remain_are_added_from_right_to_left():
     assert fold(["abcd", "ef", "g"], lambda left, right: f"({left}{right})") == "(abcd(efg))"
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_additions_in_rounds_are_those_of_the_tree(ranks: int, accumulation: int):
+    """Written as text, so that the order and the brackets count."""
+    places = [place for rank in range(ranks) for place in layout(rank * accumulation, accumulation)]
+    tree: TreeSum[str] = TreeSum(lambda left, right: f"({left}+{right})")
+    nodes = [f"{level}.{index}" for level, index in places]
+    for text, (level, index) in zip(nodes, places, strict=True):
+        tree.push(text, index, level)
+    additions = rounds(places)
+    for pairs in additions:
+        assert len({number for pair in pairs for number in pair}) == 2 * len(pairs)
+        for left, right in pairs:
+            nodes[left] = f"({nodes[left]}+{nodes[right]})"
+    assert nodes[0] == tree.total()
+    assert len(additions) <= 2 * (ranks * accumulation).bit_length()

@@ -110,6 +110,6 @@ AVX2 static void widen(const uint8_t *source, int64_t pixels, uint8_t *target) {
     ws_scalar.widen(source + 3 * i, pixels - i, target + 4 * i);
 }
 
-const ws_kernels ws_avx2 = {"avx2", horizontal, vertical, widen};
+const ws_kernels ws_avx2 = {"avx2", horizontal, vertical, widen, ws_apply_avx2};
 
 #endif

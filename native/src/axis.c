@@ -25,9 +25,19 @@ static double triangle(double x) {
     return x < 1.0 ? 1.0 - x : 0.0;
 }
 
+static double cubic(double x) {
+    const double a = -0.5;
+    x = fabs(x);
+    if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1;
+    return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * a : 0.0;
+}
+
+static int32_t fixed(double weight) { return (int32_t)((weight < 0 ? -0.5 : 0.5) + weight * (1 << WS_FRACTION)); }
+
 /* Same operations in the same order as Pillow's src/libImaging/Resample.c, so that rounding gives bit-identical pixels. */
-static void compute_taps(ws_axis *axis, int32_t i, double center, double scale, int32_t length, double *weights) {
-    const double support = scale;
+static void compute_taps(ws_axis *axis, int32_t i, double center, double scale, int is_cubic, int32_t length,
+                         double *weights) {
+    const double support = is_cubic ? 2.0 * scale : scale;
     const double step = 1.0 / scale;
     int32_t low = (int32_t)(center - support + 0.5);
     int32_t high = (int32_t)(center + support + 0.5);
@@ -35,13 +45,14 @@ static void compute_taps(ws_axis *axis, int32_t i, double center, double scale, 
     if (high > length) high = length;
     double total = 0.0;
     for (int32_t t = 0; t < high - low; t++) {
-        weights[t] = triangle((t + low - center + 0.5) * step);
+        const double x = (t + low - center + 0.5) * step;
+        weights[t] = is_cubic ? cubic(x) : triangle(x);
         total += weights[t];
     }
     int32_t *taps = axis->taps + (int64_t)i * axis->stride;
     for (int32_t t = 0; t < high - low; t++) {
         const double weight = total != 0.0 ? weights[t] / total : weights[t];
-        taps[t] = (int32_t)(0.5 + weight * (1 << WS_FRACTION));
+        taps[t] = fixed(weight);
     }
     axis->start[i] = low;
     axis->span[i] = high - low;
@@ -68,10 +79,11 @@ static void rebase(ws_axis *axis, int64_t outputs) {
 }
 
 int ws_axis_build(ws_axis *axis, double from, double to, int32_t length, int32_t grid, int32_t first, int32_t count,
-                  int backwards) {
+                  int backwards, int is_cubic) {
     const double scale = (to - from) / grid;
     const double filter = scale < 1.0 ? 1.0 : scale;
-    const int32_t max_taps = (int32_t)(2.0 * filter + 1e-6) + 1; /* integers in an interval of length 2 * filter */
+    const double support = is_cubic ? 2.0 * filter : filter;
+    const int32_t max_taps = (int32_t)(2.0 * support + 1e-6) + 1; /* integers in an interval of length 2 * support */
     const int64_t outputs = ((int64_t)count + WS_GROUP - 1) / WS_GROUP * WS_GROUP;
     axis->count = count;
     axis->stride = (max_taps + WS_GROUP - 1) / WS_GROUP * WS_GROUP;
@@ -82,7 +94,7 @@ int ws_axis_build(ws_axis *axis, double from, double to, int32_t length, int32_t
     }
     for (int32_t i = 0; i < count; i++) {
         const int32_t output = first + (backwards ? count - 1 - i : i);
-        compute_taps(axis, i, from + (output + 0.5) * scale, filter, length, weights);
+        compute_taps(axis, i, from + (output + 0.5) * scale, filter, is_cubic, length, weights);
     }
     free(weights);
     rebase(axis, outputs);

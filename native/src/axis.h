@@ -19,11 +19,11 @@ typedef struct {
     int64_t capacity; /* bytes allocated behind start */
 } ws_axis;
 
-/* Computes Pillow's triangle filter (its antialiased BILINEAR) from the source interval [from, to), a part of [0, length),
+/* Computes Pillow's triangle filter (its antialiased BILINEAR), or its BICUBIC if is_cubic is not 0, from the source interval [from, to), a part of [0, length),
    to a grid of `grid` outputs, for outputs first .. first + count - 1 only; in reverse order if backwards is not 0.
    Returns 0, or -1 if memory runs out. */
 int ws_axis_build(ws_axis *axis, double from, double to, int32_t length, int32_t grid, int32_t first, int32_t count,
-                  int backwards);
+                  int backwards, int is_cubic);
 
 void ws_axis_free(ws_axis *axis);
 

@@ -8,7 +8,6 @@
 
 #define STRING_OF(x) #x
 #define STRING(x) STRING_OF(x)
-#define MAX_SIZE 16384
 
 static const ws_kernels *kernels;
 static char version[64];
@@ -45,7 +44,7 @@ static int set_status(int result, int32_t size, uint8_t *image, uint8_t *status)
 
 int ws_decode(int n, const uint8_t *const *data, const size_t *sizes, const ws_cut *cuts, const uint8_t *flips, int32_t size,
               int32_t options, uint8_t *out, uint8_t *status) {
-    if (n < 0 || size < 1 || size > MAX_SIZE) return -1;
+    if (n < 0 || size < 1 || size > WS_MAX_SIZE) return -1;
     const ws_format format = {size, options};
     ws_workspace space = {.resizer = {.kernels = kernels}};
     int failed = 0;
@@ -79,7 +78,7 @@ static int cut_raw(ws_workspace *space, const uint8_t *data, int32_t height, int
 
 int ws_raw(int n, const uint8_t *const *data, const int32_t *heights, const int32_t *widths, const ws_cut *cuts,
            const uint8_t *flips, int32_t size, int32_t options, uint8_t *out, uint8_t *status) {
-    if (n < 0 || size < 1 || size > MAX_SIZE) return -1;
+    if (n < 0 || size < 1 || size > WS_MAX_SIZE) return -1;
     const ws_format format = {size, options};
     ws_workspace space = {.resizer = {.kernels = kernels}};
     int failed = 0;

@@ -32,7 +32,7 @@ static void widen(const uint8_t *source, int64_t pixels, uint8_t *target) {
     }
 }
 
-const ws_kernels ws_scalar = {"scalar", horizontal, vertical, widen};
+const ws_kernels ws_scalar = {"scalar", horizontal, vertical, widen, ws_apply_scalar};
 
 const ws_kernels *ws_choose(void) {
     const char *requested = getenv("WORLDSIZE_SIMD");

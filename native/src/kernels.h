@@ -3,6 +3,7 @@
 #define WS_KERNELS_H
 
 #include "axis.h"
+#include "worldsize.h"
 
 /* Bytes that must be readable (in outputs: writable) after the last byte of every row passed to a kernel. */
 #define WS_SLACK 64
@@ -16,7 +17,13 @@ typedef struct {
     void (*vertical)(const ws_axis *axis, int32_t row, const uint8_t *const *rows, int64_t bytes, uint8_t *target);
     /* Converts 3-byte pixels to 4-byte pixels; the fourth byte is undefined. source needs no slack. */
     void (*widen)(const uint8_t *source, int64_t pixels, uint8_t *target);
+    /* Applies one operation, which must be valid, to an image in place; fill as in ws_augment. copy: space for 4 bytes
+       per pixel and slack. */
+    void (*apply)(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, uint8_t *image);
 } ws_kernels;
+
+void ws_apply_scalar(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, uint8_t *image);
+void ws_apply_avx2(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, uint8_t *image);
 
 extern const ws_kernels ws_scalar;
 #if defined(__x86_64__)

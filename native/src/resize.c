@@ -60,12 +60,13 @@ static int reserve(ws_resizer *r) {
 }
 
 /* Restricts the filter to the box. Positions are relative to the first scaled pixel that overlaps the box. */
-static int build(ws_axis *axis, int32_t begin, int32_t length, int32_t scale, int32_t grid, range shown, int backwards) {
+static int build(ws_axis *axis, int32_t begin, int32_t length, int32_t scale, int32_t grid, range shown, int backwards,
+                 int is_cubic) {
     const int32_t base = begin / scale;
     const int32_t last = (begin + length + scale - 1) / scale;
     const double from = (double)begin / scale - base;
     const double to = (double)(begin + length) / scale - base;
-    return ws_axis_build(axis, from, to, last - base, grid, shown.first, shown.count, backwards);
+    return ws_axis_build(axis, from, to, last - base, grid, shown.first, shown.count, backwards, is_cubic);
 }
 
 int ws_begin(ws_resizer *r, const ws_cut *cut, int32_t scale, int flip, const ws_format *format, uint8_t *out) {
@@ -76,8 +77,9 @@ int ws_begin(ws_resizer *r, const ws_cut *cut, int32_t scale, int flip, const ws
     r->rows_in = r->rows_out = 0;
     r->height = r->width = 0;
     if (!vertical.count || !horizontal.count) return WS_OK;
-    if (build(&r->vertical, cut->top, cut->height, scale, cut->rows, vertical, 0)) return WS_NO_MEMORY;
-    if (build(&r->horizontal, cut->left, cut->width, scale, cut->columns, horizontal, flip)) return WS_NO_MEMORY;
+    const int cubic = format->options & WS_BICUBIC;
+    if (build(&r->vertical, cut->top, cut->height, scale, cut->rows, vertical, 0, cubic)) return WS_NO_MEMORY;
+    if (build(&r->horizontal, cut->left, cut->width, scale, cut->columns, horizontal, flip, cubic)) return WS_NO_MEMORY;
     r->top = cut->top / scale + r->vertical.begin;
     r->left = cut->left / scale + r->horizontal.begin;
     r->height = r->vertical.end - r->vertical.begin;

@@ -1,5 +1,5 @@
-/* Fuzz target: passes one image through all code that parses its bytes. The cut is derived from the bytes, so that the
-   corpus is a folder of plain JPEGs. Built with libFuzzer, or with driver.c if there is no clang. */
+/* Fuzz target: passes one image through all code that parses its bytes, and through random operations. The cuts are derived
+   from the bytes, so that the corpus is a folder of plain JPEGs. Built with libFuzzer, or with driver.c if there is no clang. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,6 +29,20 @@ static ws_cut cut_for(uint32_t *state, int32_t height, int32_t width) {
     return cut;
 }
 
+/* Any code, with values that are mostly in range, on two copies of an image. */
+static void augment(uint32_t *state, uint8_t images[2][SIZE * SIZE * 3]) {
+    ws_operation rows[2][2] = {{{0}}};
+    for (int slot = 0; slot < 2; slot++) {
+        rows[0][slot].code = draw(state, WS_OPERATIONS + 1);
+        for (int i = 0; i < 7; i++) rows[0][slot].value[i] = draw(state, SIZE) / (double)(1 + 3 * draw(state, 2));
+        for (int i = 0; i < 7; i++) rows[0][slot].value[i] -= draw(state, 4) ? 0 : SIZE / 2;
+        rows[1][slot] = rows[0][slot];
+    }
+    memcpy(images[1], images[0], sizeof images[0]);
+    if (ws_augment(2, 2, rows[0], (const uint8_t[3]){1, 2, 3}, SIZE, images[0]) == WS_NO_MEMORY) abort();
+    if (memcmp(images[0], images[1], sizeof images[0])) abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static uint8_t out[2][SIZE * SIZE * 3];
     uint32_t state = digest(data, size);
@@ -44,10 +58,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         const ws_cut cut = cut_for(&state, heights[0], widths[0]);
         const ws_cut cuts[2] = {cut, cut};
         flips[1] = flips[0];
-        const int failed = ws_decode(2, twice, sizes, cuts, flips, SIZE, draw(&state, 4), out[0], status);
+        const int failed = ws_decode(2, twice, sizes, cuts, flips, SIZE, draw(&state, 8), out[0], status);
         /* The same image twice in one call: no state of the first may leak into the second. */
         if (status[0] != status[1] || failed != 2 * (status[0] != WS_OK) || memcmp(out[0], out[1], sizeof out[0])) abort();
         if (unsupported && status[0] == WS_OK) abort();
+        augment(&state, out);
     }
     free(copy);
     return 0;

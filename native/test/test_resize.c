@@ -36,7 +36,7 @@ static void compare_kernels(int round) {
     const int32_t top = random_below(height), left = random_below(width);
     const ws_cut cut = {top, left, 1 + random_below(height - top), 1 + random_below(width - left),
                         1 + random_below(90), 1 + random_below(90), random_below(60) - 30, random_below(60) - 30};
-    const ws_format format = {size, random_below(2) * WS_PILLOW_13};
+    const ws_format format = {size, random_below(2) * WS_PILLOW_13 + random_below(2) * WS_BICUBIC};
     const int flip = random_below(2);
     const int32_t scale = 1 << random_below(3);
     uint8_t *image = malloc((size_t)(3 * height * width));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ class Train:
     """Train RECIPE (a name from `worldsize recipes`, or a YAML file), or resume a run.
 
     Every setting of the recipe is a flag with its dotted name; the defaults shown are those of the recipe. `--on
-    pytorchjob`, `mpijob` or `trainjob` trains on a cluster: `worldsize train RECIPE --on pytorchjob --help`.
+    pytorchjob`, `mpijob` or `trainjob` trains on a Kubernetes cluster, `--on slurm` as a Slurm job, `--on ssh` on a list of
+    hosts: `worldsize train RECIPE --on slurm --help`.
     """
 
     settings: Settings
@@ -52,6 +54,21 @@ class Train:
 
 
 @dataclass
+class Agent:
+    """Start this node's processes of a job, together with those of the other nodes, and start them again if a node is lost.
+
+    The command of the pods of a PyTorchJob or TrainJob (torchrun's PET_* variables), and for what SkyPilot, dstack, PBS
+    (pbsdsh -u) or LSF (blaunch -z) start once per node. Exits with 143 if it was asked to leave (retry), and with the
+    run's own exit code if a retry would fail again.
+    """
+
+    id: str
+    """The run, the same on all nodes."""
+    procs: int | None = None
+    """Processes on this node (default: one per GPU)."""
+
+
+@dataclass
 class Evaluate:
     """Evaluate a run's newest checkpoint, or one checkpoint, on the validation set. Every image counts exactly once.
 
@@ -61,6 +78,19 @@ class Evaluate:
     settings: Settings
     procs: int = 1
     """Processes on this machine; each uses one GPU, or its share of the cores."""
+    raw: bool = False
+    """Evaluate the weights themselves, not their average, of a run with --average.name ema or swa."""
+    images: Path | None = None
+    """Evaluate on these images instead, FOLDER/CLASS/IMAGE, where CLASS is a class of the run or, as in ImageNet-V2, its
+    number."""
+    details: Path | None = None
+    """Also write to this folder what the network gets right and wrong: a page (page.html), details.json, classes.csv and
+    images.csv. Needs the extra `report`."""
+    against: Path | None = None
+    """With --details: another run or checkpoint with the same classes, to compare with on the same images."""
+    real_labels: Path | None = None
+    """real.json of ImageNet-ReaL: a prediction is right if the file lists it for the image; images without labels in it are
+    left out."""
 
 
 @dataclass
@@ -83,6 +113,32 @@ class Prove:
     """Stop each run in the middle, and resume it."""
     against: Literal["torch"] | None = None
     """Also compare with a plain PyTorch loop of one process: losses and weights, up to rounding."""
+
+
+@dataclass
+class Tune:
+    """Find a learning rate for RECIPE in a few short runs, and write a recipe with it.
+
+    First a range test (Smith 2017, arXiv 1506.01186): the learning rate rises with each step from --low to --high, and the
+    loss shows where learning begins and where it ends. Then runs with warmup and decay around the rate at which the loss
+    fell fastest; the one with the lowest loss at its end decides. The numbers do not depend on --procs.
+    """
+
+    settings: Settings
+    procs: int = 1
+    """Processes on this machine."""
+    steps: int = 100
+    """Steps of each run."""
+    low: float = 1e-4
+    """First learning rate of the range test, for the recipe's own global batch."""
+    high: float = 10.0
+    """Its last learning rate."""
+    micro_batches: str | None = None
+    """Also measure the speed of these micro-batches, such as 16,32,64. They change BatchNorm, so none is chosen."""
+    forward_batches: bool = False
+    """Also measure forward passes of more and more micro-batches, until one does not fit; choose the fastest."""
+    out: Path | None = None
+    """The new recipe (default: RECIPE-tuned.yaml in the current folder); the curve is put next to it as SVG."""
 
 
 @dataclass
@@ -197,10 +253,12 @@ class BenchLoader:
     data: Literal["imagenet", "folder", "cifar10"] | None = None
     """Layout of the datasets (default: detected)."""
     against: str = ""
-    """Loaders to compare with, separated by commas: torchvision, torchcodec, dali, webdataset. Each runs with half, one
-    and two worker processes per core."""
-    size: int = 224
-    """Side of the crops, pixels."""
+    """Loaders to compare with, separated by commas: torchvision, timm, torchcodec, dali, webdataset. Each runs with half,
+    one and two worker processes per core."""
+    recipe: str | None = None
+    """Crop and augment as this recipe, which also tells the size (default: mirror and random resized crop)."""
+    size: int | None = None
+    """Side of the crops, pixels (default: the recipe's, or 224)."""
     batch: int = 64
     """Images per batch."""
     workers: int | None = None
@@ -246,6 +304,12 @@ def _validation_error(error: BaseException | None) -> ValidationError | None:
     while error is not None and not isinstance(error, ValidationError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def check_price(per_hour: float | None) -> None:
+    """Refuse a --price-per-hour that is no price."""
+    if per_hour is not None and not 0 <= per_hour < math.inf:
+        raise UserError(f"--price-per-hour {per_hour:g}: pass a price of at least 0")
 
 
 def value_of(flag: str, argv: list[str]) -> str | None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 from torch import nn
 
 from worldsize import (
+    averaging,
     batch,
     catalog,
     checkpoint,
@@ -20,26 +24,37 @@ from worldsize import (
     environment,
     fingerprint,
     ghost,
+    graph,
     inspector,
     memory,
     model,
     optim,
     parallel,
     precision,
+    pretrained,
+    retention,
     run,
+    schedule,
+    supervision,
     track,
 )
 from worldsize.asynchronous import AsyncTrainer
+from worldsize.attribution import verdict
+from worldsize.averaging import Averaging
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
 from worldsize.continuity import check_ranks, fixed_facts, has_ended, snapshot_to_resume
-from worldsize.data import open_dataset
+from worldsize.data import crops, open_dataset
+from worldsize.data.loader import blank_labels
 from worldsize.data.pixels import Normalise
 from worldsize.data.samples import Dataset, EncodedSamples
 from worldsize.errors import Stopped, UserError
 from worldsize.evaluate import Result
+from worldsize.history import History
 from worldsize.loaders import train_loader, val_loader
 from worldsize.loop import Loop
+from worldsize.margins import Margins
+from worldsize.objective import Objective
 from worldsize.parallel.base import Parts
 from worldsize.place import Place
 from worldsize.precision import Precision
@@ -50,6 +65,8 @@ from worldsize.run import RunFolder
 from worldsize.saver import Saver
 from worldsize.signals import StopFlag
 from worldsize.state import TrainState
+from worldsize.supervision import Supervision
+from worldsize.track import console
 from worldsize.track.base import Facts, Summary
 from worldsize.train import Trainer
 from worldsize.world import World, join
@@ -59,13 +76,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is decided before the model is built, the same on every rank."""
+    """What is decided before the model is built, the same on every rank; ``teacher`` is the teacher's checkpoint."""
 
     request: TrainRequest
     world: World
     dataset: Dataset
     plan: BatchPlan
     precision: Precision
+    teacher: Path | None
 
 
 def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None:
@@ -74,6 +92,11 @@ def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None
     Returns:
         The result; None if the resumed run had already ended, and on a worker of an asynchronous run.
     """
+    with device_errors.explained(place.rank, lambda: memory.BEFORE_TRAINING):
+        return _train(request, place, stop)
+
+
+def _train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None:
     begun = time.monotonic()
     preflight(request, place)
     settings = request.recipe.parallel
@@ -81,22 +104,30 @@ def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None
     world = join(place, request.recipe, parallel.threads(settings), parallel.named(settings).asynchronous)
     setting = _setting(_autoresumed(request, world), world)
     request = setting.request
-    facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world)
+    facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world, setting.teacher)
     check_ranks(world, facts, parallel.named(settings).same_bits)
     snapshot = snapshot_to_resume(request, facts, world)
     if snapshot is not None and has_ended(snapshot.state, facts):
         world.close()
         return None
-    network = world.collectively(lambda: _network(setting))
+    weights = request.recipe.model.weights if snapshot is None else None
+    one_downloads = weights is not None and pretrained.downloads(weights)
+    network = world.collectively(lambda: _network(setting, weights is not None), local_first=one_downloads)
     setting = replace(setting, plan=world.collectively(lambda: _forward_plan(setting, network)))
+    aims = world.collectively(lambda: _aims(setting))
     stop.arm()
     folder = _folder(request, world)
     with world.collectively(lambda: run.RunLog(folder, world.rank)):
         if request.autoresume:
             step = snapshot.state["step"] if snapshot is not None else 0
             world.collectively(lambda: run.count_start(folder, step, request.retries) if world.is_main else None)
-        trainer = _assemble(setting, network, folder, snapshot, facts, stop)
-        summary = _run(trainer, folder, setting.dataset, begun)
+        trainer = _assemble(setting, network, aims, folder, snapshot, facts, stop)
+        hosts = world.gather(socket.gethostname())
+        history = History(folder.history).running(lambda: trainer.progress.step, request.command, hosts)
+        with history if world.is_main else nullcontext():
+            summary = _run(trainer, folder, setting.dataset, begun)
+        if summary is not None and world.is_main and (lost := verdict.of(folder)) is not None:
+            console.say(lost)
     # Only after success: closing waits for ranks that have failed.
     world.close()
     return summary
@@ -124,17 +155,28 @@ def _setting(request: TrainRequest, world: World) -> Setting:
     dataset = world.collectively(lambda: open_dataset(recipe.data, request.cache), local_first=True)
     plan = parallel.batch_plan(recipe, world.size)
     number_format = precision.resolve(recipe, world.device)
+    strategy = parallel.running(recipe.parallel, world.size)
+    graph.check(recipe.cuda_graphs, world.device, strategy.name, strategy.captured)
     number_format.apply()
-    return Setting(request, world, dataset, plan, number_format)
+    teacher = world.collectively(lambda: supervision.teacher_checkpoint(recipe))
+    return Setting(request, world, dataset, plan, number_format, teacher)
 
 
-def _network(setting: Setting) -> nn.Module:
-    """The initial model, after checking that it, the batches and the image sizes are compatible."""
+def _network(setting: Setting, weights: bool) -> nn.Module:
+    """The initial model, after checking that it, the batches and the image sizes are compatible.
+
+    Args:
+        weights: load the recipe's initial weights.
+    """
     recipe, dataset = setting.request.recipe, setting.dataset
-    setting.plan.steps_per_epoch(len(dataset.train))
+    per_epoch = setting.plan.steps_per_epoch(len(dataset.train))
+    if setting.request.resume is None:  # older runs may have an average that nothing enters
+        averaging.check(recipe.average, recipe.epochs, per_epoch)
     network = model.build(recipe, len(dataset.classes), setting.world.device, setting.precision.weights)
-    for size in {recipe.data.train_crop_size, recipe.data.val_crop_size}:
-        model.takes(network, size, recipe.micro_batch, recipe.model.name)
+    if weights:
+        pretrained.load(network, recipe)
+    for size in {recipe.data.val_crop_size, *crops.crop_sizes(recipe.data, recipe.epochs)}:
+        model.check_input(network, size, recipe.micro_batch, recipe.model.name)
     return network
 
 
@@ -142,15 +184,18 @@ def _forward_plan(setting: Setting, network: nn.Module) -> BatchPlan:
     """The plan with large forward passes on a GPU, unless the recipe says how large they are.
 
     Raises:
-        UserError: the network draws random numbers for a forward pass, and the recipe asks for several micro-batches in one.
+        UserError: the recipe asks for several micro-batches in a forward pass, and the network's numbers would depend on it.
     """
     recipe, plan = setting.request.recipe, setting.plan
-    if model.draws(network):
-        if plan.groups > 1:
-            raise UserError(
-                f"--forward-batch {recipe.forward_batch}: {recipe.model.name} draws random numbers (dropout, stochastic "
-                f"depth) for each forward pass, so its numbers would depend on it. Leave it out, or raise --micro-batch"
-            )
+    because = "draws random numbers (dropout, stochastic depth)" if model.draws(network) else ""
+    if not ghost.splits(network):
+        because = "has BatchNorm layers of an unknown type, which compute statistics"
+    if because and plan.groups > 1:
+        raise UserError(
+            f"--forward-batch {recipe.forward_batch}: {recipe.model.name} {because} for each forward pass, so its numbers "
+            "would depend on it. Leave it out, or raise --micro-batch"
+        )
+    if because:
         return plan
     alone = not parallel.named(recipe.parallel).merges(recipe.parallel)
     if recipe.forward_batch is not None or alone or setting.world.device.type != "cuda":
@@ -158,12 +203,17 @@ def _forward_plan(setting: Setting, network: nn.Module) -> BatchPlan:
     return batch.with_largest_forward_batch(plan, batch.GPU_BATCH)
 
 
+def _aims(setting: Setting) -> Supervision:
+    device, dtype = setting.world.device, setting.precision.weights
+    return supervision.build(setting.request.recipe, setting.dataset, setting.teacher, device, dtype)
+
+
 def _folder(request: TrainRequest, world: World) -> RunFolder:
     """The run folder, created or opened by rank 0; on all ranks."""
 
     def prepare() -> Path:
         if request.resume is not None:
-            checkpoint.remove_leftovers(request.resume.checkpoints)
+            retention.remove_leftovers(request.resume.checkpoints)
             return request.resume.path
         if not world.is_main:
             return request.out
@@ -178,20 +228,24 @@ def _folder(request: TrainRequest, world: World) -> RunFolder:
 def _assemble(
     setting: Setting,
     network: nn.Module,
+    aims: Supervision,
     folder: RunFolder,
     snapshot: checkpoint.Snapshot | None,
     facts: dict[str, Any],
     stop: StopFlag,
 ) -> Loop:
     recipe, world, plan, dataset = setting.request.recipe, setting.world, setting.plan, setting.dataset
-    state = build_state(recipe, network, plan, world, setting.precision, plan.steps_per_epoch(len(dataset.train)))
+    per_epoch = plan.steps_per_epoch(len(dataset.train))
+    state = build_state(recipe, network, plan, world, setting.precision, per_epoch, aims)
+    if recipe.track.margins and not dataset.multilabel and not state.strategy.asynchronous:
+        state = replace(state, margins=Margins(len(dataset.train)))
     # Asynchronous ranks share nothing: each works, and rank 0 saves, as if it were alone.
     mine = world.alone() if state.strategy.asynchronous else world
     if snapshot is not None:
         world.collectively(lambda: state.restore(snapshot, mine))
     chain = fingerprint.NOT_RECORDED if state.strategy.asynchronous else fingerprint.of_run(facts)
     progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress(chain=chain)
-    normalise = Normalise(recipe.data, world.device, setting.precision.weights)
+    saved = partial(History(folder.history).add, "saved")
     return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
         recipe=recipe,
         plan=plan,
@@ -203,15 +257,14 @@ def _assemble(
             mine.rank,
             world.device,
             state,
-            setting.precision,
-            normalise,
             inspector.from_environment(world.rank, dataset.train),
+            blank_labels(dataset.train, 1)[0],
         ),
         lr_batch=parallel.lr_batch(recipe.parallel, plan, world.place),
         train_loader=train_loader(recipe, dataset.train, plan, world),
         val_loader=val_loader(recipe, dataset.val, world),
         trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
-        saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, catalog.to_yaml(recipe), facts),
+        saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, catalog.to_yaml(recipe), facts, saved),
         stop=stop,
         stop_after=setting.request.stop_after,
         progress=progress,
@@ -219,18 +272,32 @@ def _assemble(
 
 
 def build_state(
-    recipe: Recipe, network: nn.Module, plan: BatchPlan, world: World, number_format: Precision, steps_per_epoch: int
+    recipe: Recipe,
+    network: nn.Module,
+    plan: BatchPlan,
+    world: World,
+    number_format: Precision,
+    steps_per_epoch: int,
+    aims: Supervision | None = None,
 ) -> TrainState:
     """The optimizer, the strategy and the rest of a rank's state around its network."""
+    aims = aims or Supervision()
     if plan.groups > 1 or world.device.type == "cuda":
         ghost.split_norms(network, plan.micro_batch, plan.groups)
-    optimizer = optim.build(network, recipe.optimizer, world.device)
-    module: nn.Module = torch.compile(network) if recipe.model.compile else network  # type: ignore[assignment]
+    peak = schedule.peak_lr(recipe.optimizer, parallel.lr_batch(recipe.parallel, plan, world.place))
+    optimizer = optim.build(network, recipe.optimizer, world.device, recipe.cuda_graphs, peak)
+    normalise = Normalise(recipe.data, world.device, number_format.weights)
+    objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
+    # Forward passes of training all have one size.
+    module: nn.Module = torch.compile(objective, dynamic=False) if recipe.model.compile else objective  # type: ignore[assignment]
     strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch))
     # After the strategy, which may replace the network's norm layers (SyncBatchNorm).
     statistics = model.RunningStatistics(network)
     scaler = number_format.scaler(strategy.local_gradients)
-    return TrainState(network, strategy.optimizer, scaler, statistics, strategy)
+    average = None
+    if recipe.average.name != "none":
+        average = Averaging(recipe.average, network, statistics, steps_per_epoch)
+    return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average)
 
 
 def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Summary | None:
@@ -239,7 +306,8 @@ def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Su
     _note(trainer.world, folder.environment, facts.environment)
     try:
         trainer.trackers.begin(facts)
-        result = trainer.fit()
+        with device_errors.explained(trainer.world.rank, lambda: memory.remedy(trainer.compute)):
+            result = trainer.fit()
         if result is None:
             return None
         summary = _summary(trainer, result, time.monotonic() - begun)
@@ -247,11 +315,6 @@ def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Su
         return summary
     except Stopped as stopped:
         raise Stopped(f"{stopped}; the state is saved. Continue with: worldsize train --resume {folder.path}") from None
-    except RuntimeError as error:
-        explained = device_errors.explain(error, trainer.world.rank, lambda: memory.remedy(trainer.compute))
-        if explained is None:
-            raise
-        raise explained from None
     finally:
         trainer.stop.disarm()
         trainer.train_loader.close()
@@ -272,7 +335,7 @@ def _note(world: World, path: Path, value: dict[str, Any]) -> None:
 
 def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
     recipe, plan, world = trainer.recipe, trainer.plan, trainer.world
-    machine = environment.describe(world, trainer.compute.precision.name, trainer.state.strategy)
+    machine = environment.describe(world, trainer.state.objective.precision.name, trainer.state.strategy)
     return Facts(
         name=folder.name,
         recipe=recipe.model_dump(mode="json"),
@@ -291,6 +354,7 @@ def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
         steps_per_epoch=trainer.steps_per_epoch,
         total_steps=trainer.total_steps,
         first_step=trainer.progress.step,
+        multilabel=dataset.multilabel,
     )
 
 
@@ -307,6 +371,9 @@ def _summary(trainer: Loop, result: Result, seconds: float) -> Summary:
         top5=result.top5,
         loss=result.loss,
         best_top1=at.best_top1,
+        map=result.map,
+        f1=result.f1,
+        best_map=at.best_map,
         best_epoch=at.best_epoch,
         steps=at.step,
         epochs=round(at.step / trainer.steps_per_epoch, 3),

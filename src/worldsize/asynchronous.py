@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from worldsize import device_errors, memory
 from worldsize.batch import evaluation_batch
 from worldsize.checkpoint import Snapshot
+from worldsize.data.crops import five_crops
 from worldsize.errors import Stopped
 from worldsize.evaluate import Result, evaluate
 from worldsize.loop import Loop
@@ -239,17 +241,22 @@ class AsyncTrainer(Loop):
         """Evaluate an earlier state, and save it if it is the best or the last one."""
         begin = time.monotonic()
         model = copy.deepcopy(self.state.model)
+        snapshot.wait()
         model.load_state_dict(snapshot.model)
-        result = evaluate(
-            model,
-            self.val_loader,
-            self.compute.normalise,
-            self.compute.precision,
-            self.world.alone(),
-            evaluation_batch(self.plan.micro_batch, self.world.device.type),
-            lambda: bool(self.stop),
-            lambda samples: self.trackers.evaluating(samples, len(self.val_loader.samples)),
-        )
+        batch = evaluation_batch(self.recipe, self.world.device.type)
+        with device_errors.explained(self.world.rank, lambda: memory.of_evaluation(batch, self.recipe)):
+            result = evaluate(
+                model,
+                self.val_loader,
+                self.state.objective.normalise,
+                self.state.objective.precision,
+                self.world.alone(),
+                batch,
+                lambda: bool(self.stop),
+                lambda samples: self.trackers.evaluating(samples, len(self.val_loader.samples)),
+                self.recipe.data.val_mirror,
+                five_crops(self.recipe.data),
+            )
         if result is None:
             self._stop("stopped while evaluating,")
         assert result is not None
@@ -258,7 +265,7 @@ class AsyncTrainer(Loop):
             self.diverged(f"the validation loss is {result.loss}", past.step, self.peak_lr)
         with self._server.lock:
             best = self.progress.evaluated(result, past)
-            updated = ("best_top1", "best_epoch", "evaluation", "evaluated_step")  # changed since the snapshot
+            updated = ("best_top1", "best_map", "best_epoch", "evaluation", "evaluated_step")  # changed since the snapshot
             past = replace(past, **{name: getattr(self.progress, name) for name in updated})
         ledger = self._server.ledger
         details = {"staleness": list(ledger.staleness), "dropped": sum(ledger.dropped.values()), "speeds": self._speeds}

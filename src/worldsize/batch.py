@@ -94,7 +94,7 @@ def with_forward_batch(plan: BatchPlan, samples: int) -> BatchPlan:
     Raises:
         UserError: they do not divide the samples of a device into whole micro-batches; lists those that do.
     """
-    fitting = _forward_batches(plan)
+    fitting = forward_batches(plan)
     if samples not in fitting:
         raise UserError(
             f"--forward-batch {samples} does not fit: each device computes {fitting[-1]} samples per step, in micro-batches "
@@ -105,10 +105,10 @@ def with_forward_batch(plan: BatchPlan, samples: int) -> BatchPlan:
 
 def with_largest_forward_batch(plan: BatchPlan, limit: int) -> BatchPlan:
     """The plan with forward passes of at most ``limit`` samples per device, or one micro-batch if that is more."""
-    return with_forward_batch(plan, max([plan.micro_batch, *(n for n in _forward_batches(plan) if n <= limit)]))
+    return with_forward_batch(plan, max([plan.micro_batch, *(n for n in forward_batches(plan) if n <= limit)]))
 
 
-def _forward_batches(plan: BatchPlan) -> list[int]:
+def forward_batches(plan: BatchPlan) -> list[int]:
     """The possible numbers of samples per device and forward pass, ascending."""
     micro_batches = plan.per_process // plan.devices // plan.micro_batch
     return [n * plan.micro_batch for n in range(1, micro_batches + 1) if micro_batches % n == 0]
@@ -128,9 +128,16 @@ def shard(samples: int, rank: int, world_size: int) -> range:
     return range(samples * rank // world_size, samples * (rank + 1) // world_size)
 
 
-def evaluation_batch(micro_batch: int, device: str) -> int:
-    """Samples per forward pass of an evaluation on a device of this type; does not depend on the world size."""
-    return micro_batch if device == "cpu" else max(micro_batch, GPU_BATCH // micro_batch * micro_batch)
+def evaluation_batch(recipe: Recipe, device: str) -> int:
+    """Samples per forward pass of an evaluation on a device of this type; does not depend on the world size.
+
+    On a GPU as many whole micro-batches as `GPU_BATCH` contains, but no more than the recipe's ``forward_batch``: what does
+    not fit into its memory in training must not be tried in an evaluation.
+    """
+    if device == "cpu":
+        return recipe.micro_batch
+    limit = min(GPU_BATCH, recipe.forward_batch or GPU_BATCH)
+    return max(recipe.micro_batch, limit // recipe.micro_batch * recipe.micro_batch)
 
 
 def evaluation_share(samples: int, rank: int, world_size: int, batch: int) -> range:

@@ -103,8 +103,8 @@ def _values(name_or_path: str, seen: tuple[str, ...] = ()) -> tuple[dict[str, An
     base = values.pop("base", None)
     if base is None:
         return values, where
-    beside = Path(name_or_path).parent / str(base)
-    origin = str(beside) if str(base) not in names() and beside.is_file() else str(base)
+    sibling = Path(name_or_path).parent / str(base)
+    origin = str(sibling) if str(base) not in names() and sibling.is_file() else str(base)
     return _merge(_values(origin, (*seen, name_or_path))[0], values), where
 
 

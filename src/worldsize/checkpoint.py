@@ -3,15 +3,16 @@
 ``step-00001234/`` contains
 
 - ``model.safetensors``: the weights under torchvision's own names, running statistics averaged over ranks;
+- ``samples.safetensors``: the loss and the margin of each training sample so far (see `worldsize.margins`), if collected;
+- ``average.safetensors``: the averaged weights in the same form, if the recipe averages;
 - ``optimizer.safetensors``: ``KIND/PARAMETER``;
-- ``ranks.safetensors``: ``RANK/KIND/NAME``, the state that differs between ranks;
+- ``rank-00003.safetensors``: ``KIND/NAME``, the state that only rank 3 has; one file for each rank that has any;
 - ``state.json``: position, loss scale, results, data fingerprint, world size, versions;
 - ``recipe.yaml``: the resolved recipe;
 - ``manifest.json``: size and SHA-256 of each of these.
 
-A checkpoint is written under a temporary name in the same folder; every file is flushed to disk, then the folder,
-then it is renamed. The newest valid one is found by scanning and checking, never through a pointer file. Nothing is
-unpickled.
+In format 1, ``ranks.safetensors`` contains the state of all ranks as ``RANK/KIND/NAME``. The newest valid checkpoint is
+found by scanning and checking, never through a pointer file. Nothing is unpickled. `worldsize.writer` writes them.
 """
 
 from __future__ import annotations
@@ -19,41 +20,48 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
-import shutil
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from worldsize import run
 from worldsize.errors import CheckpointError
-from worldsize.recipe import Checkpoint as Retention
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step-\d{8,}")
-_TENSORS = ("model", "optimizer", "ranks")
+_OF_RANK = re.compile(r"rank-(\d{5,})\.safetensors")
+_ALL_RANKS = "ranks.safetensors"  # format 1
+AVERAGE = "average.safetensors"
+SAMPLES = "samples.safetensors"
 
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything the next step depends on, as copies on the CPU."""
+    """Everything the next step depends on, as copies on the CPU.
+
+    ``ranks`` has the state that differs between ranks, as ``KIND/NAME`` by rank: of one rank, or of several. ``wait``
+    returns when the copies are complete. ``average`` is empty without averaged weights, and
+    ``samples`` without `margins.Margins`.
+    """
 
     model: Tensors
     optimizer: Tensors
-    ranks: Tensors
+    ranks: dict[int, Tensors]
     state: dict[str, Any]
     recipe: str
+    wait: Callable[[], None] = lambda: None
+    average: Tensors = field(default_factory=dict)
+    samples: Tensors = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -61,80 +69,92 @@ class Snapshot:
         return int(self.state["step"])
 
 
+class Copying:
+    """Copies tensors to the host while a GPU computes on: training may change them as soon as `copy` returns."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[torch.device, torch.cuda.Event]] = []
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+        """Contiguous copies on the CPU. Those of tensors on a GPU are complete after `wait`."""
+        copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+        for device in {tensor.device for tensor in copies.values() if tensor.device.type == "cuda"}:
+            copies |= self._to_host({name: tensor for name, tensor in copies.items() if tensor.device == device}, device)
+        return copies
+
+    def _to_host(self, tensors: Tensors, device: torch.device) -> Tensors:
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            # Only copies to pinned memory return before they are done.
+            copies = {
+                name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+                for name, tensor in tensors.items()
+            }
+            event = torch.cuda.Event()
+            event.record()
+            self._events.append((device, event))
+        for tensor in tensors.values():
+            tensor.record_stream(stream)  # its memory is reused only after the copy
+        return copies
+
+    def wait(self) -> None:
+        """Wait until all copies are complete."""
+        for device, event in self._events:
+            torch.cuda.set_device(device)  # a new thread has GPU 0, and would create a context there
+            event.synchronize()
+
+
 def copy(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Contiguous copies on the CPU, independent of further training. Waits once for a GPU, not for each tensor."""
-    copies = {name: _to_host(tensor.detach()) for name, tensor in tensors.items()}
-    for device in {tensor.device for tensor in tensors.values() if tensor.device.type == "cuda"}:
-        torch.cuda.current_stream(device).synchronize()
+    """Contiguous copies on the CPU, independent of further training, after waiting for them."""
+    copying = Copying()
+    copies = copying.copy(tensors)
+    copying.wait()
     return copies
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type == "cpu":
-        return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-    # Only copies to pinned memory return before they are done.
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+def check(checkpoint: Path, rank: int | None = None) -> None:
+    """Compare the files of a checkpoint with its manifest.
 
-
-def write(folder: Path, snapshot: Snapshot) -> Path:
-    """Write the snapshot as ``folder/step-XXXXXXXX``, atomically.
-
-    Raises:
-        OSError: it could not be written; no partial files remain.
-    """
-    final = folder / f"step-{snapshot.step:08d}"
-    temporary = folder / f"{final.name}.tmp-{os.getpid()}"
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        for name in _TENSORS:
-            _save_tensors(temporary / f"{name}.safetensors", getattr(snapshot, name))
-        (temporary / "state.json").write_text(json.dumps(snapshot.state, indent=1, allow_nan=False) + "\n")
-        (temporary / "recipe.yaml").write_text(snapshot.recipe)
-        files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(temporary.iterdir())}
-        (temporary / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n")
-        for path in temporary.iterdir():
-            _flush(path)
-        _flush(temporary)
-        replaced = folder / f"{final.name}.tmp-old-{os.getpid()}"
-        if final.exists():  # saved again: after an evaluation, or after resuming from an earlier step
-            final.rename(replaced)
-        temporary.rename(final)
-        _flush(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return final
-
-
-def _save_tensors(path: Path, tensors: Tensors) -> None:
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        # safetensors raises its own error for a full disk; callers expect OSError.
-        raise OSError(str(error)) from error
-
-
-def check(checkpoint: Path) -> None:
-    """Read the complete checkpoint and compare it with its manifest.
+    Args:
+        rank: read only what this rank needs: not the files of other ranks, of which rank 0 checks the sizes.
 
     Raises:
         CheckpointError: missing or damaged; the message names the file.
     """
+    _check(checkpoint, _manifest(checkpoint), rank)
+
+
+def _manifest(checkpoint: Path) -> dict[str, tuple[int, str]]:
+    """The size and the SHA-256 of each file.
+
+    Raises:
+        CheckpointError: the manifest is missing, damaged or of an unknown format.
+    """
     try:
         manifest = json.loads((checkpoint / "manifest.json").read_text())
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"{checkpoint}: format {manifest['format']} is not supported; this version reads {FORMAT}")
+        if manifest["format"] not in (1, FORMAT):
+            raise CheckpointError(
+                f"{checkpoint}: format {manifest['format']} is not supported; this version reads 1 to {FORMAT}"
+            )
         files = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in manifest["files"].items()}
     except FileNotFoundError:
         raise CheckpointError(f"{checkpoint}: manifest.json is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint}: manifest.json is damaged ({error})") from None
-    expected = {f"{name}.safetensors" for name in _TENSORS} | {"state.json", "recipe.yaml"}
+    expected = {"model.safetensors", "optimizer.safetensors", "state.json", "recipe.yaml"}
+    if manifest["format"] == 1:
+        expected.add(_ALL_RANKS)
     if missing := expected - files.keys():
         raise CheckpointError(f"{checkpoint}: the manifest does not list {', '.join(sorted(missing))}")
+    return files
+
+
+def _check(checkpoint: Path, files: dict[str, tuple[int, str]], rank: int | None) -> None:
     for name, (size, digest) in files.items():
+        of_another = rank is not None and rank_of(name) not in (None, rank)
+        if of_another and rank != 0:
+            continue
         path = checkpoint / name
         if path.parent != checkpoint or path.is_symlink():
             raise CheckpointError(f"{checkpoint}: {name} is outside the checkpoint folder")
@@ -142,34 +162,84 @@ def check(checkpoint: Path) -> None:
             raise CheckpointError(f"{checkpoint}: {name} is missing")
         if (actual := path.stat().st_size) != size:
             raise CheckpointError(f"{checkpoint}: {name} has {actual} bytes instead of {size}")
-        if _sha256(path) != digest:
+        if not of_another and sha256(path) != digest:
             raise CheckpointError(f"{checkpoint}: {name} is damaged (SHA-256 mismatch)")
 
 
-def read(checkpoint: Path) -> Snapshot:
+def network_digest(checkpoint: Path) -> str:
+    """The SHA-256 of the weights that the checkpoint's network is used with: the average, if there is one.
+
+    Raises:
+        CheckpointError: the manifest is missing or damaged.
+    """
+    files = _manifest(checkpoint)
+    return files[AVERAGE if AVERAGE in files else "model.safetensors"][1]
+
+
+def digest(checkpoint: Path, name: str) -> str:
+    """The SHA-256 of a file of the checkpoint, as its manifest states it. Raises CheckpointError."""
+    return _manifest(checkpoint)[name][1]
+
+
+def rank_file(rank: int) -> str:
+    """The name of the file with the state of one rank."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def rank_of(name: str) -> int | None:
+    """The rank whose state this file contains; None for a file of all ranks."""
+    match = _OF_RANK.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def read(checkpoint: Path, rank: int | None = None) -> Snapshot:
     """Check a checkpoint, then load it.
+
+    Args:
+        rank: load only this rank's own state, and check only the files that this needs.
 
     Raises:
         CheckpointError: it is damaged.
     """
-    check(checkpoint)
+    files = _manifest(checkpoint)
+    _check(checkpoint, files, rank)
     try:
-        model, optimizer, ranks = (load_file(checkpoint / f"{name}.safetensors") for name in _TENSORS)
+        model, optimizer = (load_file(checkpoint / f"{name}.safetensors") for name in ("model", "optimizer"))
+        ranks = {
+            owner: load_file(checkpoint / name)
+            for name in files
+            if (owner := rank_of(name)) is not None and rank in (None, owner)
+        }
+        if _ALL_RANKS in files:
+            ranks = _by_rank(load_file(checkpoint / _ALL_RANKS))
+        average, samples = (load_file(checkpoint / name) if name in files else {} for name in (AVERAGE, SAMPLES))
         state = json.loads((checkpoint / "state.json").read_text())
-        return Snapshot(model, optimizer, ranks, state, (checkpoint / "recipe.yaml").read_text())
+        recipe = (checkpoint / "recipe.yaml").read_text()
+        return Snapshot(model, optimizer, ranks, state, recipe, average=average, samples=samples)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: {error}") from None
+
+
+def _by_rank(tensors: Tensors) -> dict[int, Tensors]:
+    found: dict[int, Tensors] = {}
+    for key, tensor in tensors.items():
+        rank, _, name = key.partition("/")
+        found.setdefault(int(rank), {})[name] = tensor
+    return found
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, newest step first, without checking them."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=_step_of, reverse=True)
+    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
 
 
-def newest_valid(folder: Path) -> Path | None:
+def newest_valid(folder: Path, rank: int | None = None) -> Path | None:
     """The newest valid checkpoint; damaged ones are logged and skipped.
+
+    Args:
+        rank: as in `check`.
 
     Returns:
         None if there is no checkpoint.
@@ -180,13 +250,18 @@ def newest_valid(folder: Path) -> Path | None:
     candidates = list_checkpoints(folder)
     for candidate in candidates:
         try:
-            check(candidate)
+            check(candidate, rank)
             return candidate
         except CheckpointError as error:
             log.warning("skipping checkpoint: %s", error)
     if candidates:
-        raise CheckpointError(f"all {len(candidates)} checkpoints in {folder} are damaged; see the log for details")
+        raise all_damaged(folder, len(candidates))
     return None
+
+
+def all_damaged(folder: Path, checkpoints: int) -> CheckpointError:
+    """The error when none of the checkpoints is valid."""
+    return CheckpointError(f"all {checkpoints} checkpoints in {folder} are damaged; see the log for details")
 
 
 def find(target: Path) -> Path:
@@ -205,113 +280,29 @@ def find(target: Path) -> Path:
     return newest
 
 
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """The step after which it was saved, from its name."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def top1_of(checkpoint: Path) -> float | None:
-    """The validation top-1 stored with a checkpoint; None if it was not evaluated or cannot be read."""
+def score_of(checkpoint: Path) -> float | None:
+    """The validation top-1 stored with a checkpoint, or the mAP if images have several labels.
+
+    None if it was not evaluated or cannot be read.
+    """
     try:
         evaluation = json.loads((checkpoint / "state.json").read_text()).get("evaluation")
-        return float(evaluation["top1"]) if evaluation else None
+        if not evaluation:
+            return None
+        return float(evaluation["top1"] if evaluation.get("map") is None else evaluation["map"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def prune(folder: Path, step: int, settings: Retention) -> None:
-    """Delete all checkpoints up to ``step`` that the settings do not keep.
-
-    Checkpoints after ``step``, the run's current position, are damaged ones that were skipped when the run resumed.
-    """
-    everything = list_checkpoints(folder)
-    checkpoints = [path for path in everything if _step_of(path) <= step]
-    scored = [(score, path) for path in reversed(checkpoints) if (score := top1_of(path)) is not None]
-    kept = set(checkpoints[: settings.keep])
-    if settings.best and scored:
-        kept.add(max(scored, key=lambda pair: pair[0])[1])
-    if settings.history != "none":
-        older = checkpoints if settings.history == "all" else thinned(checkpoints, step)
-        kept |= set(older)
-    for path in set(everything) - kept:
-        shutil.rmtree(path, ignore_errors=True)
-    remove_leftovers(folder)
-
-
-def thinned(checkpoints: list[Path], step: int) -> list[Path]:
-    """The oldest and the newest checkpoint of each age from 2**k to 2**(k+1) - 1 steps before ``step``.
-
-    The distance between two of them is at most twice the age of the newer one, if checkpoints are saved regularly.
-    """
-    by_age = sorted(checkpoints, key=_step_of)
-    newest = {(step - _step_of(path)).bit_length(): path for path in by_age}
-    oldest = {(step - _step_of(path)).bit_length(): path for path in reversed(by_age)}
-    return list({*newest.values(), *oldest.values()})
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete temporary folders of processes that died while writing."""
-    for path in folder.glob("step-*.tmp-*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-class Writer:
-    """Writes snapshots on a background thread, one at a time, and prunes after each.
-
-    If a snapshot cannot be written (disk full), logs a warning; older checkpoints are kept and training continues.
-    """
-
-    def __init__(self, folder: Path, settings: Retention) -> None:
-        self._folder = folder
-        self._settings = settings
-        self._thread: threading.Thread | None = None
-        self._newest: Path | None = None
-        self._failed: str | None = None
-
-    def save(self, snapshot: Snapshot) -> None:
-        """Start writing in the background; waits for the previous write first."""
-        self.wait()
-        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint")
-        self._thread.start()
-
-    def wait(self) -> Path | None:
-        """Wait until the write is done. Returns the newest checkpoint written by this object, or None."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        return self._newest
-
-    @property
-    def failed(self) -> str | None:
-        """Why the last snapshot is not on disk, or None if it is."""
-        return self._failed
-
-    def _write(self, snapshot: Snapshot) -> None:
-        try:
-            path = write(self._folder, snapshot)
-            check(path)  # older checkpoints are deleted only after the new one was read back
-        except Exception as error:  # exceptions of this thread reach nobody, and a failed save must be reported
-            self._failed = str(error) or type(error).__name__
-            log.warning(
-                "the checkpoint of step %d could not be saved (%s); training continues, older checkpoints are kept",
-                snapshot.step,
-                error,
-            )
-            return
-        self._failed, self._newest = None, path
-        prune(self._folder, snapshot.step, self._settings)
-
-
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,14 +18,26 @@ if TYPE_CHECKING:
 
 _HELP = f"""worldsize {__version__}: train image classifiers at any world size
 
+  worldsize init FOLDER                                       look at your images and write a recipe for them
   worldsize train RECIPE [--procs N] [--SETTING VALUE ...]    train; RECIPE is a name or a YAML file
   worldsize train --resume RUN [--procs N]                    resume a run at the exact step where it stopped
   worldsize eval RUN|CHECKPOINT [--SETTING VALUE ...]         evaluate a trained model
+  worldsize predict RUN|CHECKPOINT|EXPORT [PATHS ...]         classify images: files, folders, shards, standard input
+  worldsize export RUN --to FORMAT --out DIR                  write it for timm, ONNX or torch.export; check its answers
+  worldsize labels RUN [--sheet PAGE]                         find training images whose labels are probably wrong
   worldsize prove RECIPE [--procs 1,2,4]                      show that the number of processes does not change a run
   worldsize replay RUN --step N                               compute a past step again; show what the model saw
   worldsize audit RUN                                         verify a run and compute parts of it again
-  worldsize recipes [NAME]                                    list the recipes; with NAME, print its YAML
+  worldsize runs [FOLDER]                                     list runs
+  worldsize compare RUN OTHER                                 show where two runs differ
+  worldsize report RUN|BENCH|PLAN ... [--out PAGE]            one page with charts, without network
+  worldsize explain RUN                                       where a run's time went, and what would make it faster
+  worldsize tune RECIPE                                       find a learning rate in a few short runs
+  worldsize plan RECIPE --devices 8,64,512                    predict speed, time, price and the bottleneck at each size
+  worldsize recipes [NAME [--against OTHER]]                  list the recipes; print one; compare two
   worldsize strategies                                        list the parallel strategies and what works here
+  worldsize bench scaling RECIPE --procs 1,2,4                measure how a recipe scales, and where the time goes
+  worldsize bench allreduce [--procs N]                       measure latency and bandwidth between processes
   worldsize bench step                                        measure a training step against bare loops
   worldsize bench strategies [--procs N]                      compare their speed on this machine
   worldsize bench loader --root FOLDER [--against NAMES]      measure the data loader and find its bottleneck
@@ -39,16 +51,22 @@ On a Kubernetes cluster with Kubeflow (docs/kubernetes.md):
   worldsize cluster check|volume|secret|data|files ...        check the cluster; manage volumes, secrets, data, files
   worldsize image build --push REPOSITORY                     build the container image for its pods
   worldsize train RECIPE --on pytorchjob|mpijob|trainjob ...  train on the cluster and follow the job
-  worldsize render RECIPE --on ...                            print its manifests; --on local: a shell script
+
+On Slurm (docs/slurm.md) and on a list of hosts (docs/hosts.md):
+  worldsize train RECIPE --on slurm --nodes 2 --procs 8 ...   submit a batch job and follow it
+  worldsize train RECIPE --on ssh --hosts h1:8,h2:8           run on hosts that you reach by ssh
+
+For all of them:
+  worldsize render RECIPE --on TARGET                         print the job; --on local: a shell script
   worldsize jobs, status|logs|wait|stop|delete NAME           list and manage jobs
 
 Help for each command: worldsize train --help
 torchrun, mpirun and srun are detected: torchrun --nproc-per-node 8 -m worldsize train RECIPE
 
-Exit codes: 0 success, 1 not verified (prove, replay, audit), 64 user error, 65 broken images, 66 damaged checkpoints,
-69 a process or a store is missing, 70 internal error, 71 no progress, 74 not saved, 75 stopped and saved (continue with
---resume), 76 loss not finite, 130 and 143 exited immediately.
-Following a job on a cluster: 0 succeeded, 1 failed, 2 refused by preflight, 3 timed out, 130 detached.
+Exit codes: 0 success, 1 not verified (prove, replay, audit, export) or not equal (compare), 64 user error, 65 broken images,
+66 damaged checkpoints, 69 a process or a store is missing, 70 internal error, 71 no progress, 74 not saved, 75 stopped
+and saved (continue with --resume), 76 loss not finite, 130 and 143 exited immediately.
+Following a job on a cluster or Slurm: 0 succeeded, 1 failed, 2 refused by preflight, 3 timed out, 130 detached.
 """
 
 
@@ -61,12 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] in ("--version", "version"):
         print(__version__)
         return 0
-    from worldsize.launch.failure import fail, fail_internally
+    from worldsize.launch.failure import fail, fail_alone, fail_internally
 
     try:
         return _command(words[0])(words[1:])
     except WorldsizeError as error:
-        return fail(str(error), error.exit_code)
+        return (fail_alone if error.of_one_rank else fail)(str(error), error.exit_code)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
@@ -79,12 +97,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(name: str) -> Callable[[list[str]], int]:
     own: dict[str, Callable[[list[str]], int]] = {
+        "init": _init,
         "train": _train,
         "agent": _agent,
         "eval": _eval,
+        "predict": _predict,
+        "export": _export,
+        "labels": _labels,
         "prove": _prove,
         "replay": _replay,
         "audit": _audit,
+        "runs": _runs,
+        "compare": _compare,
+        "report": _report,
+        "explain": _explain,
+        "tune": _tune,
+        "plan": _plan,
         "recipes": _recipes,
         "strategies": _strategies,
         "bench": _bench,
@@ -93,13 +121,26 @@ def _command(name: str) -> Callable[[list[str]], int]:
     }
     if name in own:
         return own[name]
+    from worldsize.jobs import commands as jobs
+
+    if name in jobs.COMMANDS:
+        return jobs.COMMANDS[name]
     from worldsize.cluster.commands import COMMANDS
 
     if name not in COMMANDS:
-        known = [*own, *COMMANDS]
+        known = [*own, *jobs.COMMANDS, *COMMANDS]
         hint = did_you_mean(name, known) or f"; commands: {', '.join(known)}"
         raise UserError(f"unknown command {name!r}{hint}")
     return COMMANDS[name]
+
+
+def _init(argv: list[str]) -> int:
+    """``worldsize init``."""
+    from worldsize import arguments, initialize
+    from worldsize.signals import ends_at_once
+
+    with ends_at_once("nothing was changed"):
+        return initialize.run(arguments.parse(initialize.Init, argv, None, "init"))
 
 
 def _train(argv: list[str]) -> int:
@@ -108,7 +149,7 @@ def _train(argv: list[str]) -> int:
 
     on = arguments.value_of("--on", argv)
     if on not in (None, "local"):
-        from worldsize.cluster.commands import train_on
+        from worldsize.jobs.commands import train_on
 
         return train_on(argv)
     from worldsize import parallel
@@ -133,21 +174,17 @@ def _train(argv: list[str]) -> int:
 
 def _agent(argv: list[str]) -> int:
     """``worldsize agent``."""
-    from worldsize.arguments import asks_help
+    from worldsize import arguments
 
-    if argv[:1] != ["--id"] or argv[2:3] != ["--"] or len(argv) < 4:
-        print(
-            "usage: worldsize agent --id RUN -- train RECIPE ...\n\n"
-            "The command of the pods of a PyTorchJob or TrainJob. Starts this node's processes together with those of the\n"
-            "other nodes, as the operator's PET_* variables say, and restarts them when a node is lost. Exits with 143 if\n"
-            "it was asked to leave (retry), and with the run's own exit code if a retry would fail again."
-        )
-        return 0 if asks_help(argv) else UserError.exit_code
+    if "--" not in argv and not arguments.asks_help(argv):
+        raise UserError("expected: worldsize agent --id RUN [--procs N] -- train RECIPE ...")
     from worldsize.cluster.in_pod import write_termination_message
     from worldsize.launch import agent
     from worldsize.launch.failure import fail
 
-    outcome = agent.run(argv[3:], agent.discover(argv[1]))
+    at = argv.index("--") if "--" in argv else len(argv)
+    asked = arguments.parse(arguments.Agent, argv[:at], None, "agent ... -- train RECIPE ...")
+    outcome = agent.run(argv[at + 1 :], agent.discover(asked.id, procs=asked.procs))
     write_termination_message(outcome.message)
     return fail(outcome.message, outcome.code) if outcome.code else 0
 
@@ -172,15 +209,36 @@ def _eval(argv: list[str]) -> int:
     def work(_: StopFlag) -> int:
         from worldsize.eval_checkpoint import evaluate_checkpoint
 
-        result = evaluate_checkpoint(path, parsed.settings, place)
+        result = evaluate_checkpoint(path, parsed, place)
         if place.rank == 0:
             print(f"{path}")
-            print(f"top-1 {result.top1:.2%}, top-5 {result.top5:.2%}, loss {result.loss:.4f} on {result.samples:,} images")
+            print(result if parsed.real_labels is None else f"ReaL top-1 {result.top1:.2%} on {result.samples:,} images")
             if result.broken:
                 print(f"{result.broken} images could not be decoded and are not counted")
         return 0
 
     return distribute(["eval", *argv], parsed.procs, place, work)
+
+
+def _predict(argv: list[str]) -> int:
+    """``worldsize predict``."""
+    from worldsize.use.predict import command
+
+    return command.run(argv)
+
+
+def _export(argv: list[str]) -> int:
+    """``worldsize export``."""
+    from worldsize.use.export import command
+
+    return command.run(argv)
+
+
+def _labels(argv: list[str]) -> int:
+    """``worldsize labels``."""
+    from worldsize.use.labels import command
+
+    return command.run(argv)
 
 
 def _prove(argv: list[str]) -> int:
@@ -204,27 +262,55 @@ def _audit(argv: list[str]) -> int:
     return audit(argv)
 
 
+def _runs(argv: list[str]) -> int:
+    """``worldsize runs``."""
+    from worldsize.report import commands
+
+    return commands.runs(argv)
+
+
+def _compare(argv: list[str]) -> int:
+    """``worldsize compare``."""
+    from worldsize.report import commands
+
+    return commands.compare(argv)
+
+
+def _report(argv: list[str]) -> int:
+    """``worldsize report``."""
+    from worldsize.report import commands
+
+    return commands.report(argv)
+
+
+def _explain(argv: list[str]) -> int:
+    """``worldsize explain``."""
+    from worldsize import explain
+    from worldsize.signals import ends_at_once
+
+    with ends_at_once("the run was not changed"):
+        return explain.run(argv)
+
+
+def _tune(argv: list[str]) -> int:
+    """``worldsize tune``."""
+    from worldsize.tune import command
+
+    return command.run(argv)
+
+
+def _plan(argv: list[str]) -> int:
+    """``worldsize plan``."""
+    from worldsize.plan import command
+
+    return command.run(argv)
+
+
 def _recipes(argv: list[str]) -> int:
     """``worldsize recipes``."""
-    from rich.console import Console
-    from rich.table import Table
+    from worldsize import listing
 
-    from worldsize import catalog
-    from worldsize.arguments import asks_help
-
-    if asks_help(argv) or len(argv) > 1:
-        print("usage: worldsize recipes [NAME]\n\nLists the recipes; with NAME, prints its YAML with every setting.")
-        return 0 if asks_help(argv) else UserError.exit_code
-    if argv:
-        print(catalog.to_yaml(catalog.load(argv[0])), end="")
-        return 0
-    table = Table("recipe", "what it trains", "what it reaches", box=None, header_style="bold", padding=(0, 2, 1, 0))
-    for name in catalog.names():
-        recipe = catalog.load(name)
-        table.add_row(name, recipe.about, recipe.reaches)
-    Console().print(table)
-    print("worldsize recipes NAME prints a recipe as YAML; worldsize train NAME --help lists its settings.")
-    return 0
+    return listing.main(argv)
 
 
 def _strategies(argv: list[str]) -> int:
@@ -262,8 +348,16 @@ def _bench(argv: list[str]) -> int:
         from worldsize.bench import step
 
         folder = step.run(asked_step, tell)
+    elif argv[:1] == ["scaling"]:
+        from worldsize.bench.scaling import command
+
+        folder = command.run(argv[1:], tell)
+    elif argv[:1] == ["allreduce"]:
+        from worldsize.bench import allreduce
+
+        return allreduce.main(argv[1:])
     else:
-        print("usage: worldsize bench step|strategies|loader ...\n\nBenchmarks on this machine; see --help of each.")
+        print("usage: worldsize bench scaling|allreduce|step|strategies|loader ...\n\nBenchmarks; see --help of each.")
         return 0 if arguments.asks_help(argv) else UserError.exit_code
     print(f"\n{(folder.path / 'table.md').read_text('utf-8')}\nAll measurements: {folder.path / 'results.jsonl'}")
     return 0

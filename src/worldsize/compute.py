@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from worldsize.batch import BatchPlan
+from worldsize.clock import elapsed_ms, stamp
 from worldsize.data.loader import Batch
-from worldsize.data.pixels import Normalise
+from worldsize.data.mixing import WIDTH
 from worldsize.data.rng import Use, seed_of
+from worldsize.graph import Graphed
 from worldsize.inspector import Inspector
-from worldsize.precision import Precision
+from worldsize.margins import Answers
 from worldsize.recipe import Recipe
 from worldsize.state import TrainState
+
+if TYPE_CHECKING:
+    from worldsize.clock import Stamp
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,18 @@ class Computed:
     """One rank's part of a step.
 
     ``sums``: (loss, correct predictions) summed over the samples of each micro-batch, float64 (micro-batches, 2) on the
-    device; ``samples``: the digest of each micro-batch's samples in order; ``data_s``: seconds of waiting for images.
+    device; ``samples``: the digest of each micro-batch's samples in order; ``waits``: for images, of the device on a GPU, of
+    the host on a CPU; ``answers``: about each sample.
     """
 
     sums: torch.Tensor
     samples: list[int]
-    data_s: float
+    waits: list[tuple[Stamp, Stamp]]
+    answers: list[Answers]
+
+    def data_s(self) -> float:
+        """Seconds of waiting for images; waits for the device."""
+        return sum(elapsed_ms(*wait) for wait in self.waits) / 1000
 
 
 def digest(samples: NDArray[np.int64]) -> int:
@@ -43,16 +54,18 @@ def digest(samples: NDArray[np.int64]) -> int:
 
 @dataclass(frozen=True)
 class Compute:
-    """Computes gradients as process ``rank`` of ``plan``, with the replica in ``state``."""
+    """Computes gradients as process ``rank`` of ``plan``, with the replica in ``state``.
+
+    ``label`` is a label without meaning in the form of the dataset's, for rehearsals: int64 (), or uint8 (classes,).
+    """
 
     recipe: Recipe
     plan: BatchPlan
     rank: int
     device: torch.device
     state: TrainState
-    precision: Precision
-    normalise: Normalise
     inspector: Inspector | None = None
+    label: torch.Tensor = field(default_factory=lambda: torch.tensor(0))
 
     def gradient(
         self,
@@ -60,6 +73,7 @@ class Compute:
         step: int,
         propose: Callable[[], None] = lambda: None,
         launched: Callable[[], None] = lambda: None,
+        inspected: bool = True,
     ) -> Computed:
         """Compute the gradient of this rank's part of the run's step ``step``, into the parameters' ``grad``.
 
@@ -67,26 +81,35 @@ class Compute:
             propose: called once, before the last micro-batch is computed; on a GPU before the first, because launching the
                 others can block.
             launched: called after each backward pass; on a GPU it is launched by then, not done.
+            inspected: if False, the inspector does not see it.
         """
-        sums, samples = [], []
-        data_s = 0.0
+        answers, samples, waits = [], [], []
         for micro in range(self.plan.accumulation):
-            begin = time.perf_counter()
+            # On a GPU both stamps are in its queue, so a wait of the host does not count while the device computes.
+            begin = stamp(self.device)
             batch = next(batches)  # of one forward pass, which may contain several micro-batches
-            data_s += time.perf_counter() - begin
+            waits.append((begin, stamp(self.device)))
             last = micro == self.plan.accumulation - 1
             if micro == 0 if self.device.type == "cuda" else last:
                 propose()
             forward = self.rank * self.plan.accumulation + micro
             self._seed(step, forward)
             with self.state.strategy.gradients(last):
-                sums.append(self._forward_backward(batch.pixels, batch.labels, self._look(step, batch)))
-            begin = time.perf_counter()
+                look = self._look(step, batch) if inspected else None
+                if look is not None:
+                    values = self._forward_backward(batch.pixels, batch.labels, batch.mix, look)
+                elif batch.mix is None:
+                    values = self._pass(batch.pixels, batch.labels)
+                else:
+                    values = self._pass(batch.pixels, batch.labels, batch.mix)
+            answers.append(Answers(batch.indices, values, batch.mix is not None))
+            begin = stamp(self.device)
             launched()
-            data_s += time.perf_counter() - begin
+            waits.append((begin, stamp(self.device)))
             self.state.statistics.collect(forward)
             samples += [digest(part) for part in batch.indices.reshape(-1, self.plan.micro_batch)]
-        return Computed(torch.cat(sums), samples, data_s)
+        sums = torch.cat([one.values[:, :2] for one in answers]).unflatten(0, (-1, self.plan.micro_batch)).sum(1)
+        return Computed(sums, samples, waits, answers)
 
     def _seed(self, step: int, forward: int) -> None:
         """Seed the generators that the network draws from (dropout): on each device by its part of the forward pass.
@@ -105,21 +128,27 @@ class Compute:
         inspector = self.inspector
         if inspector is None or not inspector.wants(step + 1):
             return None
-        return lambda logits: inspector.forward(batch, logits, self.recipe.label_smoothing)
+        return lambda logits: inspector.forward(batch, logits, self.state.objective)
+
+    @cached_property
+    def _pass(self) -> Callable[..., torch.Tensor]:
+        """`_forward_backward`, if wanted as a CUDA graph."""
+        return Graphed(self._forward_backward, self.device) if self.recipe.cuda_graphs else self._forward_backward
 
     def _forward_backward(
-        self, pixels: torch.Tensor, labels: torch.Tensor, look: Callable[[torch.Tensor], None] | None = None
+        self,
+        pixels: torch.Tensor,
+        labels: torch.Tensor,
+        mix: torch.Tensor | None = None,
+        look: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
-        """Returns the (loss, correct predictions) summed over each micro-batch, float64 (micro-batches, 2)."""
+        """Returns what `Objective.values` does."""
         labels = labels.to(self.device, non_blocking=True)
-        with self.precision.autocast():
-            logits = self.state.strategy.module(self.normalise(pixels))
-            losses = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=self.recipe.label_smoothing)
+        losses, logits = self.state.strategy.module(pixels, labels, *(() if mix is None else (mix,)))
         if look is not None:
             look(logits)
         self.state.scaler.scale(losses.mean() / self.state.strategy.loss_divisor).backward()
-        values = torch.stack([losses.detach().double(), (logits.detach().argmax(1) == labels).double()], dim=1)
-        return values.unflatten(0, (-1, min(self.plan.micro_batch, len(labels)))).sum(1)
+        return self.state.objective.values(losses.detach(), logits.detach(), labels, mix)
 
     def unscale_and_clip(self) -> torch.Tensor:
         """Unscale the gradient and clip it. Returns its norm before clipping, a scalar on the device."""
@@ -131,15 +160,14 @@ class Compute:
         return norm
 
     def fits(self, samples: int) -> bool:
-        """Whether forward and backward of ``samples`` images fit into the memory of the GPU, beside what is there."""
+        """Whether forward and backward of ``samples`` images fit into the memory of the GPU, next to what is there."""
         size = self.recipe.data.train_crop_size
         parameters = [p for p in self.state.model.parameters() if p.requires_grad]
         try:
             pixels = torch.zeros(samples, size, size, 3, dtype=torch.uint8)
-            labels = torch.zeros(samples, dtype=torch.int64, device=self.device)
-            with self.precision.autocast():
-                loss = functional.cross_entropy(self.state.model(self.normalise(pixels)), labels)
-            torch.autograd.grad(loss, parameters, allow_unused=True)  # without the strategy's hooks, which would send
+            losses, _ = self.state.objective(pixels, self._labels(samples).to(self.device))
+            # Without the strategy's hooks, which would send.
+            torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
             return True
         except torch.OutOfMemoryError:
             return False
@@ -152,9 +180,14 @@ class Compute:
         buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
         # Norm layers need at least two images; a compiled model should see its real batch size.
         n = self.plan.forward_batch if self.recipe.model.compile else 2
+        pixels = torch.zeros(n, size, size, 3, dtype=torch.uint8)
         with self.state.strategy.gradients(last=True):
-            self._forward_backward(torch.zeros(n, size, size, 3, dtype=torch.uint8), torch.zeros(n, dtype=torch.int64))
+            self._forward_backward(pixels, self._labels(n), torch.ones(n, WIDTH) if self.recipe.augment.mixes else None)
         self.state.optimizer.zero_grad()
         with torch.no_grad():
             for name, buffer in self.state.model.named_buffers():
                 buffer.copy_(buffers[name])
+
+    def _labels(self, n: int) -> torch.Tensor:
+        """Labels without meaning of ``n`` images."""
+        return self.label.expand(n, *self.label.shape).contiguous()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import socket
+from pathlib import Path
 from typing import Any
 
 from worldsize import checkpoint, environment, parallel
 from worldsize.batch import BatchPlan
 from worldsize.data.samples import Dataset
-from worldsize.errors import UserError
+from worldsize.errors import CheckpointError, UserError
 from worldsize.precision import Precision
 from worldsize.recipe import Recipe
 from worldsize.request import TrainRequest
@@ -17,12 +19,19 @@ from worldsize.world import World
 log = logging.getLogger(__name__)
 
 
-def fixed_facts(recipe: Recipe, plan: BatchPlan, dataset: Dataset, precision: Precision, world: World) -> dict[str, Any]:
-    """What must not change during a run, as JSON values; part of every checkpoint."""
+def fixed_facts(
+    recipe: Recipe, plan: BatchPlan, dataset: Dataset, precision: Precision, world: World, teacher: Path | None = None
+) -> dict[str, Any]:
+    """What must not change during a run, as JSON values; part of every checkpoint.
+
+    Args:
+        teacher: the checkpoint of the network that also teaches, if there is one.
+    """
     identity = parallel.identity(recipe)
     if parallel.named(recipe.parallel).depends_on_world_size(recipe.parallel):
         identity["parallel"]["processes"] = world.size
-    return {
+    taught = {"teacher": checkpoint.network_digest(teacher)} if teacher is not None else {}
+    return taught | {
         "identity": identity,
         "data": dataset.fingerprint,
         "classes": list(dataset.classes),
@@ -43,7 +52,7 @@ def check_ranks(world: World, facts: dict[str, Any], same_bits: bool) -> None:
     Raises:
         UserError: on all ranks; names the difference.
     """
-    own = {"data": facts["data"], "precision": facts["precision"], "versions": environment.versions()}
+    own = {name: facts.get(name) for name in ("data", "precision", "teacher")} | {"versions": environment.versions()}
     values = world.gather((own, environment.hardware(world)))
     first, first_hardware = values[0]
     for rank, (other, hardware) in enumerate(values):
@@ -69,16 +78,49 @@ def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: Worl
     """
     if request.resume is None:
         return None
-    folder = request.resume.checkpoints
-    newest = world.collectively(lambda: checkpoint.newest_valid(folder) if world.is_main else None)
-    path = world.from_main(newest)
-    if path is None:
+    # Asynchronous ranks share nothing: rank 0 saves as if it were alone.
+    owner = 0 if parallel.named(request.recipe.parallel).asynchronous else world.rank
+    snapshot = _newest(request.resume.checkpoints, owner, world)
+    if snapshot is None:
         return None
-    snapshot = world.collectively(lambda: checkpoint.read(path))
     if request.stop_after is not None and snapshot.step >= request.stop_after:
         raise UserError(f"{request.folder} has already done {snapshot.step:,} steps: pass a later --stop-after")
     _check_unchanged(request, snapshot, facts)
     return snapshot
+
+
+def _newest(folder: Path, owner: int, world: World) -> checkpoint.Snapshot | None:
+    """The newest checkpoint that all ranks can read, with the own state of rank ``owner``; None if there is none.
+
+    Raises:
+        CheckpointError: there are checkpoints, but each is damaged.
+        UserError: a rank does not see rank 0's checkpoints.
+    """
+    candidates = world.from_main(checkpoint.list_checkpoints(folder) if world.is_main else [])
+    world.collectively(lambda: _assert_visible(candidates))
+    for candidate in candidates:
+        snapshot, damage = None, ""
+        try:
+            snapshot = checkpoint.read(candidate, owner)
+        except CheckpointError as error:
+            damage = str(error)
+        damages = [other for other in world.gather(damage) if other]
+        if not damages:
+            return snapshot
+        if world.is_main:
+            log.warning("skipping checkpoint: %s", damages[0])
+    if candidates:
+        raise checkpoint.all_damaged(folder, len(candidates))
+    return None
+
+
+def _assert_visible(checkpoints: list[Path]) -> None:
+    for path in checkpoints:
+        if not path.is_dir():
+            raise UserError(
+                f"{path} does not exist on {socket.gethostname()}, where a process of this run resumes: "
+                "put the run folder on storage that all machines share, or copy it to the same path on each"
+            )
 
 
 def has_ended(state: dict[str, Any], facts: dict[str, Any]) -> bool:
@@ -95,10 +137,13 @@ def _check_unchanged(request: TrainRequest, snapshot: checkpoint.Snapshot, facts
             "CHECKPOINT/model.safetensors"
             + (", or resume with the same number of processes" if request.recipe.per_process_batch else "")
         )
-    changes = _changes(old["identity"], facts["identity"])
+    changes = _changes(_completed(old["identity"], Recipe().identity()), facts["identity"])
     changes += _changes({"precision in use": old["precision"]}, {"precision in use": facts["precision"]})
     if old["data"] != facts["data"]:
         changes.append(f"the dataset: was {_brief(old['data'])}, is {_brief(facts['data'])}")
+    # Checkpoints of older versions do not have the teacher's weights.
+    if {"teacher"} <= old.keys() & facts.keys() and old["teacher"] != facts["teacher"]:
+        changes.append(f"the weights of loss.teacher: were {old['teacher'][:8]}, are {facts['teacher'][:8]}")
     if changes and not request.allow_changes:
         raise UserError(
             "this run cannot resume, because its settings or data changed:\n  "
@@ -118,6 +163,17 @@ def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list
         elif before != after:
             found.append(f"{prefix}{key}: was {before}, is {after}")
     return found
+
+
+def _completed(old: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """An identity with the defaults of settings that did not exist when it was saved, which change nothing."""
+    missing = {name: value for name, value in defaults.items() if name not in old}
+    sections = {
+        name: _completed(value, defaults[name])
+        for name, value in old.items()
+        if isinstance(value, dict) and isinstance(defaults.get(name), dict)
+    }
+    return old | missing | sections
 
 
 def _brief(fingerprint: dict[str, Any]) -> str:

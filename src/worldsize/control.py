@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from worldsize.errors import Unmet, first_line
-from worldsize.launch.failure import fail
+from worldsize.launch.failure import fail_alone
 from worldsize.world import World
 
 # gloo's all-reduce is a ring: with W ranks, 2 (W - 1) messages one after the other. A tree has 4 log2 W.
@@ -76,7 +75,10 @@ class Control:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around a wait for the device, between `decide` and the next `propose`. All ranks must call it."""
+        """Around a wait for the device, between `decide` and the next `propose`. All ranks must call it; it does not nest.
+
+        Ranks that get here wait for those that do not. If the work fails, there is no wait: the run ends.
+        """
         if self._sum is None or not self._on_gpu:
             yield
             return
@@ -123,8 +125,9 @@ class _Tree:
         self._noticed = threading.Event()
         watch = _Watch(rank, grace_s, self._noticed)
         # A daemon: a process that fails must not wait for a message that never comes.
-        threading.Thread(target=_serve, args=(group, rank, size, self._queue, watch), name="control", daemon=True).start()
-        weakref.finalize(self, self._queue.put, None)
+        thread = threading.Thread(target=_serve, args=(group, rank, size, self._queue, watch), name="control", daemon=True)
+        thread.start()
+        weakref.finalize(self, _end, self._queue, thread)
 
     def start(self, message: torch.Tensor) -> None:
         self._running = Future()
@@ -155,9 +158,13 @@ class _Watch:
             f"rank {self.rank}: another process of this run ended ({first_line(error)}), and this one waits for it on the "
             "GPU; look at the other's log first"
         )
-        code = fail(message, Unmet.exit_code)
-        sys.stderr.flush()
-        os._exit(code)
+        os._exit(fail_alone(message, Unmet.exit_code))
+
+
+def _end(messages: _Queue, thread: threading.Thread) -> None:
+    messages.put(None)
+    # Python aborts if it exits while the thread runs C++ code; but a lost rank can keep the thread waiting forever.
+    thread.join(1.0)
 
 
 def _serve(group: dist.ProcessGroup, rank: int, size: int, messages: _Queue, watch: _Watch) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
-from worldsize.errors import Unmet, UserError, WorldsizeError, first_line
+from worldsize.errors import GpuFull, NcclFailed, UserError, WorldsizeError, first_line
 
 # What NCCL's last line says, and what is behind it in most reports.
 _NCCL_CAUSES = (
@@ -28,6 +29,18 @@ _NCCL_CAUSES = (
 )
 
 
+@contextmanager
+def explained(rank: int, fitting: Callable[[], str]) -> Iterator[None]:
+    """Around work on a GPU: raises its errors as `explain` words them; arguments as there."""
+    try:
+        yield
+    except RuntimeError as error:
+        known = explain(error, rank, fitting)
+        if known is None:
+            raise
+        raise known from None
+
+
 def explain(error: RuntimeError, rank: int, fitting: Callable[[], str]) -> WorldsizeError | None:
     """The error as a message with a remedy; None if it is neither of a GPU nor of NCCL.
 
@@ -37,9 +50,9 @@ def explain(error: RuntimeError, rank: int, fitting: Callable[[], str]) -> World
     if isinstance(error, torch.OutOfMemoryError):
         what = str(error).split(". ")[0]
         traceback.clear_frames(error.__traceback__)  # they hold the activations
-        return UserError(f"out of GPU memory: {fitting()} ({what})")
+        return GpuFull(f"out of GPU memory: {fitting()} ({what})")
     if isinstance(error, dist.DistBackendError):
-        return Unmet(nccl(str(error), rank))
+        return NcclFailed(nccl(str(error), rank))
     if found := re.match(r"(\S+) does not have a deterministic implementation", str(error)):
         return UserError(
             f"{found[1]}, which this model needs on a GPU, has no deterministic implementation: leave out --deterministic "

@@ -4,10 +4,11 @@
 code   meaning
 =====  ==========================================================================
 0      success
-1      ``prove``, ``replay`` or ``audit``: what it verifies does not hold
+1      ``prove``, ``replay``, ``audit`` or ``export``: what it verifies does not hold;
+       ``compare``: results differ
 64     user error: recipe, command line, folder or name; fix it first (do not retry)
 65     data error: more broken images than the recipe allows
-66     checkpoint error: no intact checkpoint, or it belongs to another run
+66     checkpoint error: no intact checkpoint or export, or it belongs to another run or network
 69     a process did not connect or was lost, or a store does not answer (retry)
 70     internal error in worldsize or in a library (the traceback is in the log)
 71     no progress: restarted again and again without a new checkpoint (``--autoresume``)
@@ -39,7 +40,7 @@ import difflib
 from collections.abc import Iterable
 
 SUCCESS = 0
-# What a command verifies does not hold; or a job on a cluster failed.
+# What a command verifies does not hold, or compares is not equal; or a job on a cluster failed.
 FAILED = 1
 # Of a job on a cluster.
 PREFLIGHT_FAILED = 2
@@ -54,12 +55,20 @@ class WorldsizeError(Exception):
     """Base of all errors whose message is written for the user."""
 
     exit_code = INTERNAL_ERROR
+    # Whether it may have happened on this rank only, so that the others do not know of it and wait for this one.
+    of_one_rank = False
 
 
 class UserError(WorldsizeError):
     """An invalid request. The message names what is wrong, where, and what would be valid."""
 
     exit_code = 64
+
+
+class GpuFull(UserError):
+    """A GPU's memory is too small. The message says for what, and what to change."""
+
+    of_one_rank = True
 
 
 class DataError(WorldsizeError):
@@ -78,6 +87,12 @@ class Unmet(WorldsizeError):
     """The other processes did not connect, or left during startup."""
 
     exit_code = 69
+
+
+class NcclFailed(Unmet):
+    """NCCL reported an error on this rank."""
+
+    of_one_rank = True
 
 
 class StoreUnreachable(WorldsizeError):

@@ -4,58 +4,117 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import nn
-
-from worldsize import checkpoint, model, parallel, precision
+from worldsize import catalog, checkpoint, device_errors, memory, parallel, precision
+from worldsize.arguments import Evaluate
 from worldsize.batch import evaluation_batch
-from worldsize.data import open_dataset
-from worldsize.data.pixels import Normalise
-from worldsize.data.samples import Dataset
-from worldsize.errors import CheckpointError, UserError
+from worldsize.data import open_dataset, test_sets
+from worldsize.data.crops import five_crops
+from worldsize.data.samples import Samples
+from worldsize.errors import UserError
 from worldsize.evaluate import Result, evaluate
 from worldsize.loaders import val_loader
 from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.recipe import Recipe
+from worldsize.use import trained
+from worldsize.use.details.collected import Answers, Collector
+from worldsize.use.details.command import check, write_all
+from worldsize.use.trained import Trained
 from worldsize.world import World, join
 
 
-def evaluate_checkpoint(path: Path, recipe: Recipe, place: Place) -> Result:
-    """The result of the checkpoint ``path`` on the validation set of ``recipe``, the same on every rank.
+def evaluate_checkpoint(path: Path, asked: Evaluate, place: Place) -> Result:
+    """The result of the checkpoint ``path`` on the images and with the settings that were asked for, the same on every rank.
 
     Raises:
         CheckpointError: damaged, or of another model.
         UserError: the dataset's classes differ from those it was trained on.
     """
+
+    def remedy() -> str:
+        return memory.of_evaluation(evaluation_batch(asked.settings, "cuda"), asked.settings)
+
+    with device_errors.explained(place.rank, remedy):
+        return _evaluated(path, asked, place)
+
+
+def _evaluated(path: Path, asked: Evaluate, place: Place) -> Result:
+    recipe = asked.settings
+    check(asked)
     world = join(place, recipe, parallel.threads(recipe.parallel))
     # Of RUN/checkpoints/step-N: listings are cached next to the run.
     cache = path.absolute().parents[2] / ".cache"
-    dataset = world.collectively(lambda: open_dataset(recipe.data, cache), local_first=True)
+    snapshot = world.collectively(lambda: checkpoint.read(path))
+    classes = tuple(snapshot.state["classes"])
+    samples = world.collectively(lambda: _samples(asked, classes, path, cache), local_first=True)
     number_format = precision.resolve(recipe, world.device)
     number_format.apply()
-    network = world.collectively(lambda: _load(path, recipe, dataset, world, number_format))
-    loader = val_loader(recipe, dataset.val, world)
-    normalise = Normalise(recipe.data, world.device, number_format.weights)
-    batch = evaluation_batch(recipe.micro_batch, world.device.type)
-    try:
-        result = evaluate(network, loader, normalise, number_format, world, batch)
-    finally:
-        loader.close()
-    assert result is not None  # nothing asks it to stop
+    found = world.collectively(lambda: trained.load(path, snapshot, recipe, number_format, asked.raw))
+    against = world.collectively(lambda: _other(asked.against, samples, world))
+    collector = Collector() if asked.details is not None else None
+    result = _evaluate(found, samples, world, asked, collector)
+    if asked.details is not None and collector is not None:
+        folder, network, answers = asked.details, trained.identity(path, asked.raw), collector.answers(world)
+        theirs = _answers(against, samples, world, asked) if against is not None else None
+        other = (str(asked.against), theirs) if theirs is not None else None
+        # Rank 0 has the answers of all ranks.
+        world.collectively(lambda: write_all(folder, network, answers, samples, found, other) if answers else None)
     world.close()
     return result
 
 
-def _load(path: Path, recipe: Recipe, dataset: Dataset, world: World, number_format: Precision) -> nn.Module:
-    snapshot = checkpoint.read(path)
-    if (trained := snapshot.state["classes"]) != list(dataset.classes):
-        odd = next(iter(set(trained) ^ set(dataset.classes)), "their order")
-        raise UserError(f"{path} was trained on other classes than those of this dataset: they differ in {odd}")
-    # The initial weights, if any, need not exist any more.
-    fresh = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
-    network = model.build(fresh, len(dataset.classes), world.device, number_format.weights)
+def _evaluate(found: Trained, samples: Samples, world: World, asked: Evaluate, collector: Collector | None) -> Result:
+    recipe = found.recipe
+    loader = val_loader(recipe, samples, world)
     try:
-        network.load_state_dict(snapshot.model)
-    except RuntimeError:
-        raise CheckpointError(f"{path} does not fit {recipe.model.name}") from None
-    return network
+        result = evaluate(
+            found.network,
+            loader,
+            found.normalise,
+            found.precision,
+            world,
+            evaluation_batch(recipe, world.device.type),
+            mirror=recipe.data.val_mirror,
+            crops=five_crops(recipe.data),
+            scores=asked.real_labels is None,
+            each=collector.add if collector is not None else None,
+        )
+    finally:
+        loader.close()
+    assert result is not None  # nothing asks it to stop
+    return result
+
+
+def _other(target: Path | None, samples: Samples, world: World) -> Trained | None:
+    """The network to compare with, with its own preprocessing and number format; None without a ``target``.
+
+    Raises:
+        UserError: its classes are not those of the images.
+    """
+    if target is None:
+        return None
+    path = checkpoint.find(target)
+    recipe = catalog.load(str(path / "recipe.yaml"))
+    other = trained.load(path, checkpoint.read(path), recipe, precision.resolve(recipe, world.device))
+    if other.classes != samples.classes:
+        raise UserError(f"--against {target} has other classes than these images")
+    return other
+
+
+def _answers(found: Trained, samples: Samples, world: World, asked: Evaluate) -> Answers | None:
+    collector = Collector()
+    with found.precision.applied():
+        _evaluate(found, samples, world, asked, collector)
+    return collector.answers(world)
+
+
+def _samples(asked: Evaluate, classes: tuple[str, ...], path: Path, cache: Path) -> Samples:
+    recipe = asked.settings
+    if asked.images is None:
+        samples = open_dataset(recipe.data, cache).val
+    elif recipe.data.multilabel:
+        raise UserError("--images: images of a run with several labels per image need a table; pass --data.root")
+    else:
+        samples = test_sets.open_folder(asked.images.expanduser(), classes, cache)
+    if classes != samples.classes:
+        odd = next(iter(set(classes) ^ set(samples.classes)), "their order")
+        raise UserError(f"{path} was trained on other classes than those of this dataset: they differ in {odd}")
+    return samples if asked.real_labels is None else test_sets.reassessed(samples, asked.real_labels)

@@ -11,6 +11,9 @@ from typing import cast
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from worldsize.freezing import FrozenBatchNorm2d
 
 
 class GhostBatchNorm2d(nn.BatchNorm2d):
@@ -59,6 +62,12 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
                 kept_mean.copy_(mean[i].flatten())
                 kept_variance.copy_(variance[i].flatten() * (n / (n - 1)))
         return y.flatten(0, 1).to(x.dtype)
+
+
+def splits(model: nn.Module) -> bool:
+    """Whether `split_norms` knows all BatchNorm layers that update running statistics."""
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    return all(type(layer) in (nn.BatchNorm2d, FrozenBatchNorm2d) and layer.affine for layer in layers)
 
 
 def split_norms(model: nn.Module, group: int, groups: int) -> None:

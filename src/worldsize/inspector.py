@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from worldsize.data.loader import Batch
 from worldsize.data.samples import Samples
+from worldsize.objective import Objective
 
 # FIRST:LAST:FOLDER, set by the command for the processes that it starts.
 VARIABLE = "WORLDSIZE_INSPECT"
@@ -24,7 +25,8 @@ class Inspector:
     """Writes to ``folder``, for the steps ``first`` to ``last`` (1-based), two kinds of files.
 
     ``step-N.rank-R.npz`` has the n samples of a rank in order: ``pixels`` uint8 (n, size, size, 3); ``names``; ``samples``,
-    ``labels`` and ``predictions`` int64 (n,); ``losses`` and the ``probabilities`` of the labels float64 (n,).
+    ``labels`` and ``predictions`` int64 (n,); ``losses`` and the ``probabilities`` of the labels float64 (n,). With several
+    labels per image, labels and predictions are uint8 (n, classes), and the probability is that of exactly these labels.
     ``step-N.json``, of rank 0, has the norms of each parameter's gradient (after clipping), weight and update.
     """
 
@@ -42,18 +44,18 @@ class Inspector:
         """Whether this step (1-based) is inspected."""
         return self._first <= step <= self._last
 
-    def forward(self, batch: Batch, logits: torch.Tensor, label_smoothing: float) -> None:
+    def forward(self, batch: Batch, logits: torch.Tensor, objective: Objective) -> None:
         """A micro-batch and its logits (n, classes)."""
         logits = logits.detach().double().cpu()
         labels = batch.labels.cpu()
-        losses = functional.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
-        probabilities = logits.softmax(1)[torch.arange(len(logits)), labels]
+        losses = objective.losses(logits, labels, None if batch.mix is None else batch.mix.cpu())
+        predictions, probabilities = _predicted(logits, labels)
         self._batches.append(
             {
                 "pixels": batch.pixels.cpu().numpy().copy(),
                 "samples": batch.indices.copy(),
                 "labels": labels.numpy().copy(),
-                "predictions": logits.argmax(1).numpy(),
+                "predictions": predictions.numpy(),
                 "losses": losses.numpy(),
                 "probabilities": probabilities.numpy(),
             }
@@ -79,6 +81,13 @@ class Inspector:
         np.savez(self._folder / f"step-{step}.rank-{self._rank}.npz", **arrays)
         if self._rank == 0:
             (self._folder / f"step-{step}.json").write_text(json.dumps(self._norms), "utf-8")
+
+
+def _predicted(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if labels.ndim == 1:
+        return logits.argmax(1), logits.softmax(1)[torch.arange(len(logits)), labels]
+    log_odds = torch.where(labels > 0, logits, -logits)
+    return (logits > 0).to(labels.dtype), functional.logsigmoid(log_odds).sum(1).exp()
 
 
 def _norm(tensor: torch.Tensor | None) -> float:

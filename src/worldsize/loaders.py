@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import cache
 
 from worldsize.batch import BatchPlan
-from worldsize.data import native
+from worldsize.data import native, policies
 from worldsize.data.blocks import BlockShuffle
-from worldsize.data.crops import Crop, RandomResizedCrop, evaluation_crop, training_crop
-from worldsize.data.loader import Loader
+from worldsize.data.crops import Crop, RandomResizedCrop, crop_size, evaluation_crop, training_crop
+from worldsize.data.loader import Loader, Treatment
+from worldsize.data.mixing import Mixing
 from worldsize.data.order import Order
 from worldsize.data.samples import Samples
 from worldsize.place import cores
@@ -21,13 +24,27 @@ log = logging.getLogger(__name__)
 def train_loader(recipe: Recipe, samples: Samples, plan: BatchPlan, world: World) -> Loader:
     """The loader of the training split."""
     data = recipe.data
+    crop = training_crop(data, data.train_crop_size)
+    treatment = _treatment(recipe, plan.micro_batch)
     if data.shuffle == "full":
-        return _loader(recipe, samples, training_crop(data), world)
+        return _loader(recipe, samples, crop, world, treatment=treatment)
     order = BlockShuffle(recipe.seed, len(samples), plan.global_batch, data.block, data.pool)
     blocks = samples.in_blocks(data.block, order.kept(world.size, data.readers))
     if blocks is samples and world.is_main:
         log.warning("data.shuffle block is for shards; this dataset is not packed, so it only shuffles less")
-    return _loader(recipe, blocks, training_crop(data), world, order)
+    return _loader(recipe, blocks, crop, world, order, treatment)
+
+
+def _treatment(recipe: Recipe, micro_batch: int) -> Callable[[int], Treatment]:
+    """What happens to the training images of an epoch (0-based)."""
+
+    @cache
+    def of(size: int) -> Treatment:
+        mixing = Mixing(recipe.augment, recipe.seed, micro_batch, size) if recipe.augment.mixes else None
+        policy = policies.build(recipe.augment, recipe.data.mean, size)
+        return Treatment(training_crop(recipe.data, size), policy, mixing)
+
+    return lambda epoch: of(crop_size(recipe.data, epoch))
 
 
 def val_loader(recipe: Recipe, samples: Samples, world: World) -> Loader:
@@ -37,7 +54,14 @@ def val_loader(recipe: Recipe, samples: Samples, world: World) -> Loader:
     return _loader(recipe, samples, evaluation_crop(recipe.data), world)
 
 
-def _loader(recipe: Recipe, samples: Samples, crop: Crop, world: World, order: Order | None = None) -> Loader:
+def _loader(
+    recipe: Recipe,
+    samples: Samples,
+    crop: Crop,
+    world: World,
+    order: Order | None = None,
+    treatment: Callable[[int], Treatment] | None = None,
+) -> Loader:
     scaling = recipe.data.dct_scaling and isinstance(crop, RandomResizedCrop)
     if scaling and world.is_main and native.load() is None:
         log.warning("data.dct_scaling has no effect without the native decoder: %s", native.why_not())
@@ -51,4 +75,7 @@ def _loader(recipe: Recipe, samples: Samples, crop: Crop, world: World, order: O
         pin=world.device.type == "cuda",
         scaling=scaling,
         order=order,
+        treatment=treatment,
+        repeats=recipe.augment.repeats,
+        fill=policies.fill_color(recipe.augment, recipe.data.mean),
     )

@@ -2,132 +2,45 @@
 
 from __future__ import annotations
 
-import difflib
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
-from torchvision import models
-from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.ops import StochasticDepth
 
+from worldsize import freezing, networks
 from worldsize.errors import UserError
+from worldsize.freezing import FrozenBatchNorm2d
 from worldsize.ghost import GhostBatchNorm2d
 from worldsize.recipe import Recipe
 from worldsize.tree import TreeSum
 from worldsize.world import World
 
 
-def names() -> list[str]:
-    """All classification models of the installed torchvision."""
-    return [str(name) for name in models.list_models(module=models)]
-
-
 def build(recipe: Recipe, classes: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """The recipe's model for ``classes`` classes, initialized from its seed, on ``device``.
 
     The weights are initialized on the CPU, so they are the same on every device and rank. The state dict uses
-    torchvision's names.
+    names of the library that the model is from.
 
     Raises:
-        UserError: unknown model, unsupported stem, or weights of another model.
+        UserError: unknown model, or a setting that it does not support.
     """
-    settings = recipe.model
     torch.manual_seed(recipe.seed)
-    model = _construct(settings.name, classes)
-    if settings.stem == "cifar":
-        _cifar_stem(model, settings.name)
-    if settings.zero_init:
-        _zero_init(model)
-    if settings.weights is not None:
-        load_weights(model, settings.weights)
-    layout = torch.channels_last if settings.channels_last else torch.contiguous_format
+    model = networks.build(recipe, classes)
+    layout = torch.channels_last if recipe.model.channels_last else torch.contiguous_format
     model.to(device=device, dtype=dtype)
     model.to(memory_format=layout)  # type: ignore[call-overload]
+    freezing.freeze(model, recipe.model.freeze)
     return model
 
 
-def _construct(name: str, classes: int) -> nn.Module:
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"torchvision has no classification model {name!r}{hint}")
-    builder: Callable[..., nn.Module] = models.get_model_builder(name)
-    options: dict[str, object] = {"num_classes": classes}
-    if name in ("googlenet", "inception_v3"):
-        # With auxiliary heads the output type differs during training, and the recipes define no loss for them.
-        options |= {"aux_logits": False, "init_weights": True}
-    return builder(weights=None, **options)
-
-
-def _cifar_stem(model: nn.Module, name: str) -> None:
-    """3 x 3 stride 1 without pooling, as in He et al. 2015 (arXiv 1512.03385, section 4.2) for 32 x 32 images."""
-    if not isinstance(model, models.ResNet):
-        raise UserError(f"--model.stem cifar works only with ResNets, not with {name}; use --model.stem imagenet")
-    model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, stride=1, padding=1, bias=False)
-    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
-    model.maxpool = nn.Identity()
-
-
-def _zero_init(model: nn.Module) -> None:
-    """Each residual block starts as the identity (Goyal et al. 2017, section 5.1). Other models are unchanged."""
-    for module in model.modules():
-        if isinstance(module, Bottleneck):
-            nn.init.zeros_(module.bn3.weight)
-        elif isinstance(module, BasicBlock):
-            nn.init.zeros_(module.bn2.weight)
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a state dict into ``model``. A classifier with a different number of classes keeps its initial weights.
-
-    Raises:
-        UserError: the file cannot be read, is not a state dict, or belongs to another model.
-    """
-    state = _read_state(path)
-    own = model.state_dict()
-    head = _classifier_prefix(model)
-    different = [
-        key for key in own.keys() | state.keys() if key not in own or key not in state or own[key].shape != state[key].shape
-    ]
-    if wrong := sorted(key for key in different if not key.startswith(head)):
-        raise UserError(
-            f"--model.weights {path} belongs to another model: {len(wrong)} tensors differ, the first is {wrong[0]!r}"
-        )
-    model.load_state_dict({k: v for k, v in state.items() if k not in different}, strict=False)
-
-
-def _read_state(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"--model.weights {path}: file not found") from None
-    except pickle.UnpicklingError:
-        raise UserError(
-            f"--model.weights {path} contains objects other than tensors, which is not allowed; save a plain state dict"
-        ) from None
-    except Exception as error:
-        raise UserError(f"--model.weights {path} cannot be read: {error}") from None
-    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise UserError(f"--model.weights {path} is not a state dict: expected tensors by name")
-    return state
-
-
-def _classifier_prefix(model: nn.Module) -> str:
-    """Name of the last linear or convolution layer, which is the classifier in every torchvision model."""
-    return [name for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1] + "."
-
-
-def takes(model: nn.Module, size: int, micro_batch: int, name: str) -> None:
+def check_input(model: nn.Module, size: int, micro_batch: int, name: str) -> None:
     """Check that the model accepts micro-batches of ``micro_batch`` images of ``size`` x ``size`` pixels.
 
     Raises:
@@ -148,20 +61,28 @@ def takes(model: nn.Module, size: int, micro_batch: int, name: str) -> None:
             model.eval()(torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype))
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
-        raise UserError(f"{name} does not support images of {size} pixels: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError, ValueError) as error:  # timm's networks assert
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{name} does not support images of {size} pixels ({reason}): "
+            "set --data.train-crop-size and --data.val-crop-size to a size that it does"
+        ) from None
     finally:
         model.train(was_training)
 
 
 def norms(model: nn.Module) -> list[_BatchNorm]:
-    """The model's BatchNorm layers that keep running statistics."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    """The model's BatchNorm layers that update running statistics."""
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    return [layer for layer in layers if not isinstance(layer, FrozenBatchNorm2d)]
 
 
 def draws(model: nn.Module) -> bool:
     """Whether its forward pass in training draws random numbers (dropout, stochastic depth)."""
     modules = list(model.modules())
+    # Ours, and timm's DropPath and PatchDropout.
+    if any((getattr(m, name, 0.0) or 0.0) > 0 for m in modules for name in ("drop_probability", "drop_prob", "prob")):
+        return True
     return any(m.p > 0 for m in modules if isinstance(m, (_DropoutNd, StochasticDepth))) or any(
         m.dropout > 0 for m in modules if isinstance(m, nn.MultiheadAttention)
     )
@@ -218,17 +139,26 @@ class RunningStatistics:
         """Take the values in the layers, such as those of a checkpoint, as the moving averages."""
         self._averages.copy_(_flat(self._buffers))
 
+    @property
+    def current(self) -> torch.Tensor:
+        """This rank's moving averages, (n,); a reference, not a copy."""
+        return self._averages
+
     @contextmanager
     def averaged(self, world: World, step: int) -> Iterator[None]:
         """Within this context the model has the mean over all ranks and ``num_batches_tracked`` is ``step``."""
         for layer in self._norms:
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(step)
-        mean = self._averages.clone()
+        self.fill(self._averages, world)
+        yield  # afterwards the next forward pass overwrites them
+
+    def fill(self, values: torch.Tensor, world: World) -> None:
+        """Copy the mean of ``values`` (n,) over all ranks into the layers, until the next forward pass in training."""
+        mean = values.clone()
         average([mean], world)
         for buffer, part in zip(self._buffers, mean.split([b.numel() for b in self._buffers]), strict=True):
             buffer.copy_(part)
-        yield  # afterwards the next forward pass overwrites them
 
 
 def _statistics(layer: _BatchNorm, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,12 +192,32 @@ def average(tensors: list[torch.Tensor], world: World) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
-def parameter_kinds(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """(weights of linear, convolution and similar layers; norm parameters and biases), by module type, not by name."""
-    weights: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for module in model.modules():
+class Kinds(NamedTuple):
+    """A model's parameters by kind: each is in one list.
+
+    ``weights`` are those of linear, convolution and similar layers, ``biases`` those of the same layers. ``others`` are
+    the parameters of norm layers with their biases, embeddings, and vectors such as layer scales.
+    """
+
+    weights: list[nn.Parameter]
+    biases: list[nn.Parameter]
+    others: list[nn.Parameter]
+
+
+def parameter_kinds(model: nn.Module) -> Kinds:
+    """The parameters by module type; only biases and embeddings are recognized by their names."""
+    kinds = Kinds([], [], [])
+    embeddings = networks.embeddings(model)
+    for prefix, module in model.named_modules():
         is_norm = isinstance(module, (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm))
-        for parameter in module.parameters(recurse=False):
-            (others if is_norm or parameter.ndim <= 1 else weights).append(parameter)
-    return weights, others
+        is_layer = isinstance(module, (nn.Linear, _ConvNd))
+        for name, parameter in module.named_parameters(recurse=False):
+            # A layer scale of shape (C, 1, 1) is a vector, a linear layer's weights of shape (1, C) are none.
+            is_vector = parameter.ndim <= 1 or (not is_layer and parameter.numel() == max(parameter.shape))
+            if is_norm or f"{prefix}.{name}".lstrip(".") in embeddings:
+                kinds.others.append(parameter)
+            elif is_vector:
+                (kinds.biases if name.endswith("bias") else kinds.others).append(parameter)
+            else:
+                kinds.weights.append(parameter)
+    return kinds

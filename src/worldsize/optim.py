@@ -2,25 +2,99 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from worldsize import networks
 from worldsize.errors import CheckpointError
 from worldsize.model import parameter_kinds
+from worldsize.optimizers.layerwise import Lamb, Lars
+from worldsize.optimizers.muon import Muon
+from worldsize.optimizers.sgdw import Sgdw
 from worldsize.recipe import Optimizer
 
 
-def build(model: nn.Module, settings: Optimizer, device: torch.device) -> torch.optim.Optimizer:
-    """The recipe's optimizer, with one group for weights and one for norm parameters and biases."""
-    weights, others = parameter_kinds(model)
-    groups = [
-        {"params": weights, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": settings.norm_weight_decay},
-    ]
-    if settings.name == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+def build(
+    model: nn.Module, settings: Optimizer, device: torch.device, captured: bool = False, peak: float | None = None
+) -> torch.optim.Optimizer:
+    """The recipe's optimizer, with one group each for weights, biases and the parameters of norm layers.
+
+    Args:
+        captured: a CUDA graph contains its steps, so the learning rate is a tensor on the device (float32).
+        peak: the run's peak learning rate (default: the recipe's lr).
+    """
+    optimizer = _build(model, settings, device, captured, peak or settings.lr)
+    if captured:
+        # The steps before the capture, which warm up, are meant to run without it.
+        warnings.filterwarnings("ignore", ".*capturable=True.* is running without CUDA graph capture", UserWarning)
+        for group in optimizer.param_groups:
+            group["lr"] = torch.full((), settings.lr, device=device)
+    return optimizer
+
+
+def _build(
+    model: nn.Module, settings: Optimizer, device: torch.device, captured: bool, peak: float
+) -> torch.optim.Optimizer:
+    groups = _groups(model, settings)
+    match settings.name:
+        case "adamw":
+            eps = settings.eps or 1e-8
+            return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=eps, fused=True, capturable=captured)
+        case "rmsprop":
+            eps = settings.eps or 1e-8
+            return torch.optim.RMSprop(
+                groups, lr=settings.lr, alpha=settings.alpha, eps=eps, momentum=settings.momentum, foreach=True
+            )
+        case "sgdw":
+            return Sgdw(groups, settings.lr, settings.momentum, settings.nesterov, peak)
+        case "lars":
+            return Lars(groups, settings.lr, settings.momentum, settings.trust)
+        case "lamb":
+            return Lamb(groups, settings.lr, settings.betas, settings.eps or 1e-6)
+        case "muon":
+            eps = settings.eps or 1e-8
+            return Muon(groups, settings.lr, settings.momentum, settings.nesterov, settings.betas, eps)
+        case _:
+            return _sgd(groups, settings, device)
+
+
+def _groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
+    """Groups of trained parameters with the same weight decay and the same learning rate, ``lr_scale`` times the run's."""
+    weights, biases, others = parameter_kinds(model)
+    bias_decay = settings.norm_weight_decay if settings.bias_weight_decay is None else settings.bias_weight_decay
+    vectors = [(biases, bias_decay, False), (others, settings.norm_weight_decay, False)]
+    kinds = [(weights, settings.weight_decay, True), *vectors]
+    if settings.name == "muon":
+        head = set(networks.classifier(model)[1].parameters())
+        matrices = [p for p in weights if p.ndim in (2, 4) and p not in head]
+        rest = [p for p in weights if p.ndim not in (2, 4) or p in head]
+        kinds = [(matrices, settings.weight_decay, True), (rest, settings.weight_decay, False), *vectors]
+    scales = _lr_scales(model, settings)
+    groups = []
+    for parameters, decay, adapt in kinds:
+        trained = [p for p in parameters if p.requires_grad]
+        for scale in dict.fromkeys(scales[p] for p in trained):
+            own = [p for p in trained if scales[p] == scale]
+            groups.append({"params": own, "weight_decay": decay, "adapt": adapt, "lr_scale": scale})
+    return groups
+
+
+def _lr_scales(model: nn.Module, settings: Optimizer) -> dict[nn.Parameter, float]:
+    """Each parameter's learning rate relative to the run's: ``layer_decay`` to the power of its depth, and ``head_lr``."""
+    if settings.layer_decay == settings.head_lr == 1:
+        return dict.fromkeys(model.parameters(), 1.0)
+    depths, head = networks.depths(model), f"{networks.classifier(model)[0]}."
+    return {
+        parameter: settings.layer_decay ** depths[name] * (settings.head_lr if name.startswith(head) else 1.0)
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _sgd(groups: list[dict[str, Any]], settings: Optimizer, device: torch.device) -> torch.optim.Optimizer:
     # On CPUs torch's fused SGD takes 1.5 times as long as the foreach implementation (torch 2.12, ResNet-50, one thread).
     fast = {"fused": True} if device.type == "cuda" else {"foreach": True}
     sgd = torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov, **fast)
@@ -40,9 +114,13 @@ def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use ``lr`` for the next step, in all groups."""
+    """Use ``lr`` for the next step, in each group times its own factor."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        scaled = lr * group.get("lr_scale", 1.0)
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(scaled)
+        else:
+            group["lr"] = scaled
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:

@@ -199,10 +199,14 @@ def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 def threads_per_process(place: Place, env: Mapping[str, str] = os.environ) -> int:
     """This process's fair share of the cores, unless the user set OMP_NUM_THREADS.
 
-    torchrun sets OMP_NUM_THREADS=1 if it is unset; that value is ignored.
+    torchrun sets OMP_NUM_THREADS=1 if it is unset; that value is ignored. Slurm may bind each task to cores of its own,
+    which are then not shared with the other processes of the machine.
     """
     chosen = env.get("OMP_NUM_THREADS", "")
     set_by_torchrun = chosen == "1" and "TORCHELASTIC_RUN_ID" in env and LOCAL_LAUNCH not in env
     if chosen.isdigit() and int(chosen) > 0 and not set_by_torchrun:
         return int(chosen)
+    own = env.get("SLURM_CPUS_PER_TASK", "")
+    if place.launcher == "Slurm" and own.isdigit():
+        return max(1, min(cores(), int(own)))
     return max(1, cores() // place.local_size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +31,16 @@ class Precision:
 
     def apply(self) -> None:
         """Set what torch decides for the whole process: without tf32, fp32 is fp32, also in cuDNN's convolutions."""
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.name == "tf32"
+        _set_tf32(self.name == "tf32", self.name == "tf32")
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """`apply` within this context only. Threads share it; one that needs the other setting waits."""
+        _SHARED.enter(self.name == "tf32")
+        try:
+            yield
+        finally:
+            _SHARED.leave()
 
     def autocast(self) -> AbstractContextManager[object]:
         """Context manager for forward passes."""
@@ -51,15 +62,51 @@ class Precision:
         return GradScaler(self.device.type, enabled=enabled)
 
 
+class _SharedTf32:
+    """Whether the process allows TF32, as the threads that are inside `Precision.applied` need it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._allowed = False
+        self._before = (False, False)
+
+    def enter(self, allowed: bool) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._inside or self._allowed == allowed)
+            if not self._inside:
+                self._before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+                self._allowed = allowed
+                _set_tf32(allowed, allowed)
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            if not self._inside:
+                _set_tf32(*self._before)
+                self._changed.notify_all()
+
+
+_SHARED = _SharedTf32()
+
+
+def _set_tf32(convolutions: bool, products: bool) -> None:
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+
+
 def resolve(recipe: Recipe, device: torch.device) -> Precision:
-    """The precision to use: ``auto`` is bf16 if the hardware supports bf16 matrix multiplication, otherwise fp32.
+    """The precision to use: ``auto`` is bf16 if the hardware supports bf16 matrix multiplication.
+
+    Otherwise ``auto`` is fp16 on GPUs since Volta (V100, T4), which have units for that, unless the recipe does not work
+    with a loss scale; and fp32.
 
     Raises:
         UserError: the device does not support the chosen format.
     """
     choice = recipe.precision
     if choice == "auto":
-        return Precision("bf16" if computes_bf16(device) else "fp32", device)
+        return Precision(_fastest(recipe, device), device)
     if choice == "tf32" and device.type != "cuda":
         raise UserError("--precision tf32 is a format of GPUs, and this run computes on a CPU: use fp32 or bf16")
     if choice == "fp16" and device.type != "cuda" and recipe.device != "cpu":
@@ -73,6 +120,13 @@ def resolve(recipe: Recipe, device: torch.device) -> Precision:
             "compute capability 8.0); use fp16 or fp32"
         )
     return Precision(choice, device)
+
+
+def _fastest(recipe: Recipe, device: torch.device) -> str:
+    if computes_bf16(device):
+        return "bf16"
+    scaled = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 7
+    return "fp16" if scaled and recipe.parallel.compression != "powersgd" else "fp32"
 
 
 def computes_bf16(device: torch.device) -> bool:

@@ -18,7 +18,8 @@ class Progress:
     ``step`` counts optimizer steps of the run, ``epoch_step`` those of epoch ``epoch`` (0-based). The ``epoch_*`` sums are
     over the steps of this epoch, ``train_s`` over those of the run. ``evaluation`` was made after step ``evaluated_step``,
     -1 for none. In an asynchronous run, ``missing`` lists steps that were assigned but are not done yet, although later
-    steps are. ``chain`` is the fingerprint of the steps so far (see `worldsize.fingerprint`).
+    steps are. ``chain`` is the fingerprint of the steps so far (see `worldsize.fingerprint`). ``best_top1`` and ``best_map``
+    are those of the best evaluation: with several labels per image, the one with the highest mAP.
     """
 
     step: int = 0
@@ -29,8 +30,9 @@ class Progress:
     epoch_s: float = 0.0
     train_s: float = 0.0
     best_top1: float = -1.0
+    best_map: float | None = None
     best_epoch: int = 0
-    evaluation: dict[str, float | int] | None = None
+    evaluation: dict[str, float | int | None] | None = None
     evaluated_step: int = -1
     missing: list[int] = field(default_factory=list)
     chain: str = fingerprint.NOT_RECORDED
@@ -59,8 +61,8 @@ class Progress:
             self.epoch_s += step.step_ms / 1000
             self.train_s += step.step_ms / 1000
 
-    def report(self, result: Result, global_batch: int, val_s: float) -> Epoch:
-        """The tracker record of an evaluation that took ``val_s`` seconds."""
+    def report(self, result: Result, global_batch: int, val_s: float, raw: Result | None = None) -> Epoch:
+        """The tracker record of an evaluation that took ``val_s`` seconds, and of that of the ``raw`` weights, if any."""
         steps = max(self.epoch_step, 1)
         return Epoch(
             epoch=self.epoch + 1,
@@ -75,15 +77,22 @@ class Progress:
             images_per_s=self.epoch_step * global_batch / max(self.epoch_s, 1e-9),
             train_s=self.epoch_s,
             val_s=val_s,
+            raw_loss=raw.loss if raw else None,
+            raw_top1=raw.top1 if raw else None,
+            raw_top5=raw.top5 if raw else None,
+            val_map=result.map,
+            val_f1=result.f1,
+            raw_map=raw.map if raw else None,
+            raw_f1=raw.f1 if raw else None,
         )
 
     def evaluated(self, result: Result, at: Progress | None = None) -> bool:
         """Store the evaluation of this run's state ``at`` (default: the current one). Returns whether it is the best."""
         at = at or self
         self.evaluation, self.evaluated_step = result.as_dict(), at.step
-        if result.top1 <= self.best_top1:
+        if result.score <= (self.best_top1 if self.best_map is None else self.best_map):
             return False
-        self.best_top1, self.best_epoch = result.top1, at.epoch + 1
+        self.best_top1, self.best_map, self.best_epoch = result.top1, result.map, at.epoch + 1
         return True
 
     def next_epoch(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize import arguments, catalog, parallel, run, track
+from worldsize import arguments, catalog, network_names, parallel, run, track
 from worldsize.errors import UserError
 from worldsize.place import Place
-from worldsize.recipe import Recipe
+from worldsize.recipe import Data, Model, Recipe
 from worldsize.run import RunFolder
 
 
@@ -19,7 +21,7 @@ class TrainRequest:
     ``stem`` begins the run's name if ``name`` is None; ``resume`` is the run to continue, None for a new one;
     ``allow_changes`` continues although the recipe or the data changed. ``autoresume`` continues the run ``name`` if it
     exists, ``retries`` times in a row without a new checkpoint. ``procs`` is the number of processes to start here,
-    ``stop_after`` a step after which the run saves and stops.
+    ``stop_after`` a step after which the run saves and stops, ``command`` the command line.
     """
 
     recipe: Recipe
@@ -32,6 +34,7 @@ class TrainRequest:
     retries: int = 3
     procs: int = 1
     stop_after: int | None = None
+    command: str = ""
 
     @property
     def cache(self) -> Path:
@@ -73,6 +76,7 @@ def from_arguments(argv: list[str]) -> TrainRequest:
         retries=parsed.retries,
         procs=parsed.procs,
         stop_after=parsed.stop_after,
+        command=shlex.join(["worldsize", "train", *argv]),
     )
 
 
@@ -80,9 +84,12 @@ def preflight(request: TrainRequest, place: Place) -> None:
     """Refuse what can be refused before any process starts or any file is touched.
 
     Raises:
-        UserError: batches, strategy, names, trackers.
+        UserError: batches, strategy, names, trackers, a network whose library is not installed.
     """
+    _check_libraries(request.recipe.model)
     parallel.check(request.recipe, place)
+    if request.resume is None:  # older runs may have such sizes
+        _check_steps(request.recipe.data)
     if request.stop_after is not None and (request.stop_after < 1 or parallel.named(request.recipe.parallel).asynchronous):
         raise UserError(f"--stop-after {request.stop_after}: pass a step from 1, and a strategy other than async")
     track.check(request.recipe.track)
@@ -90,3 +97,19 @@ def preflight(request: TrainRequest, place: Place) -> None:
         raise UserError("--autoresume requires --name NAME and excludes --resume")
     if request.resume is None:
         run.check_name(request.out, request.name, may_exist=request.autoresume)
+
+
+def _check_libraries(model: Model) -> None:
+    network_names.check("--model.name", model.name)
+    if model.weights is not None and model.weights.startswith("timm:"):
+        network_names.check("--model.weights", model.weights)
+
+
+def _check_steps(data: Data) -> None:
+    """Refuse sizes of progressive resizing that rounding would change."""
+    step, sizes = data.train_crop_step, data.train_crop_sizes
+    if wrong := [size for size in sizes if size % step]:
+        raise UserError(
+            f"data.train_crop_sizes {wrong[0]} is not a multiple of data.train_crop_step {step}, to which sizes are "
+            f"rounded: set it to {max(1, round(wrong[0] / step)) * step}, or set the step to {math.gcd(*sizes)}"
+        )

@@ -1,7 +1,7 @@
 """The run folder: all files of a run, readable without this program.
 
-``runs/NAME/`` contains ``recipe.yaml`` (resolved, a valid input), ``environment.json``, ``metrics.jsonl`` (one object
-per line), ``log.txt``, ``checkpoints/`` and, at the end, ``result.json``.
+``runs/NAME/`` contains ``recipe.yaml`` (resolved, a valid input), ``environment.json``, ``metrics.jsonl`` and
+``timing.jsonl`` (one object per line), ``history.jsonl``, ``log.txt``, ``checkpoints/`` and, at the end, ``result.json``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class RunFolder:
         self.recipe = path / "recipe.yaml"
         self.environment = path / "environment.json"
         self.metrics = path / "metrics.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.history = path / "history.jsonl"
         self.checkpoints = path / "checkpoints"
         self.result = path / "result.json"
         self.starts = path / "starts.json"
@@ -47,6 +49,8 @@ class RunFolder:
         entries = [
             (self.checkpoints, "checkpoints/", "the newest and the best checkpoints, each verified against its manifest"),
             (self.metrics, "metrics.jsonl", "metrics of every step and every evaluation"),
+            (self.timing, "timing.jsonl", "where the time of the steps went; see `worldsize explain`"),
+            (self.history, "history.jsonl", "starts, checkpoints, stops, and on which machines"),
             (self.recipe, "recipe.yaml", "all settings; a valid input for `worldsize train`"),
             (self.environment, "environment.json", "machine, versions, dataset"),
             (self.result, "result.json", "final metrics"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from worldsize import checkpoint, optim
+from worldsize import checkpoint, optim, writer
 from worldsize.environment import versions
 from worldsize.errors import CheckpointError, NotSaved
 from worldsize.progress import Progress
@@ -18,14 +18,22 @@ from worldsize.world import World
 
 
 class Saver:
-    """Takes snapshots of a run on all ranks; rank 0 writes them in the background.
+    """Takes snapshots of a run on all ranks, which write them in the background.
 
     Args:
         facts: constants of the run that every checkpoint records (identity, fingerprint, sizes).
+        written: called on rank 0 with the step of each checkpoint that is on disk.
     """
 
     def __init__(
-        self, settings: Checkpoint, folder: Path, world: World, state: TrainState, recipe_yaml: str, facts: Mapping[str, Any]
+        self,
+        settings: Checkpoint,
+        folder: Path,
+        world: World,
+        state: TrainState,
+        recipe_yaml: str,
+        facts: Mapping[str, Any],
+        written: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -33,7 +41,8 @@ class Saver:
         self._state = state
         self._recipe = recipe_yaml
         self._facts = dict(facts)
-        self._writer = checkpoint.Writer(folder, settings)
+        self._team = writer.team(world, folder)
+        self._writer = writer.Writer(folder, settings, self._team, written)
         self._saved = time.monotonic()
 
     def due(self) -> bool:
@@ -53,21 +62,43 @@ class Saver:
         self.write(self.snapshot(progress), wait)
 
     def snapshot(self, progress: Progress) -> checkpoint.Snapshot | None:
-        """A copy of the state after the last step on rank 0, None elsewhere. All ranks must call it at the same step."""
-        state = self._state
+        """A copy of what this rank writes of the state after the last step; None if rank 0 writes for it.
+
+        All ranks must call it at the same step.
+        """
+        state, copying = self._state, checkpoint.Copying()
         with state.consensus(self._world, progress.step):
-            weights = checkpoint.copy(state.model.state_dict()) if self._world.is_main else {}
-        ranks = state.gather(self._world)
+            weights = copying.copy(state.model.state_dict()) if self._world.is_main else {}
+            average = self._average(copying)
+        samples = self._samples()
+        ranks = state.gather(self._world) if self._team is None else {self._world.rank: copying.copy(state.own())}
         self._saved = time.monotonic()
         if not self._world.is_main:
-            return None
+            if self._team is None:
+                return None
+            return checkpoint.Snapshot({}, {}, ranks, {"step": progress.step}, "", copying.wait)
         numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size, "versions": versions()}
         numbers |= {"scaler": state.scaler.state_dict(), "optimizer": type(state.optimizer).__name__}
-        optimizer = checkpoint.copy(optim.state_tensors(state.optimizer, state.model))
-        return checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe)
+        optimizer = copying.copy(optim.state_tensors(state.optimizer, state.model))
+        return checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe, copying.wait, average, samples)
+
+    def _samples(self) -> checkpoint.Tensors:
+        """What the ranks noted about the samples, on rank 0; empty elsewhere and if nothing is noted."""
+        margins = self._state.margins
+        if margins is None:
+            return {}
+        margins.merge(self._world)
+        return margins.tensors() if self._world.is_main else {}
+
+    def _average(self, copying: checkpoint.Copying) -> checkpoint.Tensors:
+        """The averaged weights on rank 0, empty elsewhere and without averaging."""
+        if self._state.averaging is None:
+            return {}
+        with self._state.averaged(self._world):
+            return copying.copy(self._state.model.state_dict()) if self._world.is_main else {}
 
     def write(self, snapshot: checkpoint.Snapshot | None, wait: bool = False) -> None:
-        """Write rank 0's snapshot to disk; arguments and errors as in `save`."""
+        """Write this rank's snapshot to disk; arguments and errors as in `save`."""
         if snapshot is not None:
             self._writer.save(snapshot)
         if not wait:
@@ -82,7 +113,7 @@ class Saver:
         if self._world.is_main:
             self._writer.wait()
             with suppress(CheckpointError):
-                path = checkpoint.newest_valid(self._folder)
+                path = checkpoint.newest_valid(self._folder, self._world.rank)
         return self._world.from_main(path)
 
     def close(self) -> None:

@@ -13,22 +13,35 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from worldsize import checkpoint, optim
+from worldsize.averaging import Averaging
 from worldsize.checkpoint import Snapshot, Tensors
 from worldsize.errors import CheckpointError
+from worldsize.margins import Margins
 from worldsize.model import RunningStatistics
+from worldsize.objective import Objective
 from worldsize.parallel.base import Strategy
 from worldsize.world import World
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """One rank's model, optimizer, loss scale, running statistics and strategy."""
+    """One rank's model and its objective, optimizer, loss scale, running statistics, strategy and averaged weights.
 
-    model: nn.Module
+    ``margins`` is None if the losses and margins of the samples are not collected.
+    """
+
+    objective: Objective
     optimizer: torch.optim.Optimizer
     scaler: GradScaler
     statistics: RunningStatistics
     strategy: Strategy
+    averaging: Averaging | None = None
+    margins: Margins | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The network itself."""
+        return self.objective.network
 
     def advance_statistics(self) -> None:
         """Apply the statistics that this step's micro-batches left. With some strategies all ranks must call it."""
@@ -39,16 +52,30 @@ class TrainState:
     @contextmanager
     def consensus(self, world: World, step: int) -> Iterator[None]:
         """Within this context the model combines all ranks after ``step``: it is the one to evaluate and save."""
-        shared = self.strategy.same_bits  # all ranks have the same statistics already
-        with self.strategy.consensus(), self.statistics.averaged(world.alone() if shared else world, step):
+        with self.strategy.consensus(), self.statistics.averaged(self._sharing(world), step):
             yield
 
-    def gather(self, world: World) -> Tensors:
-        """Copies of each rank's own tensors as ``RANK/KIND/NAME`` on rank 0, empty elsewhere. All ranks must call it."""
+    @contextmanager
+    def averaged(self, world: World) -> Iterator[None]:
+        """Within this context, inside `consensus`, the model has the averaged weights and statistics instead."""
+        assert self.averaging is not None
+        with self.averaging.applied(self._sharing(world)):
+            yield
+
+    def _sharing(self, world: World) -> World:
+        """The ranks whose running statistics differ."""
+        return world.alone() if self.strategy.same_bits else world
+
+    def own(self) -> Tensors:
+        """The tensors that only this rank has, as ``KIND/NAME``; references, not copies."""
         own = {f"norm/{k}": v for k, v in self.statistics.tensors().items()}
-        own |= {f"strategy/{k}": v for k, v in self.strategy.state().items()}
-        everyone = gather(checkpoint.copy(own), world)
-        return {f"{rank}/{k}": v for rank, tensors in enumerate(everyone) for k, v in tensors.items()}
+        if self.averaging is not None:
+            own |= {f"average/{k}": v for k, v in self.averaging.own().items()}
+        return own | {f"strategy/{k}": v for k, v in self.strategy.state().items()}
+
+    def gather(self, world: World) -> dict[int, Tensors]:
+        """Copies of each rank's own tensors on rank 0, empty elsewhere. All ranks must call it."""
+        return dict(enumerate(gather(checkpoint.copy(self.own()), world)))
 
     def restore(self, snapshot: Snapshot, world: World) -> None:
         """Restore a snapshot.
@@ -56,12 +83,12 @@ class TrainState:
         Raises:
             CheckpointError: it belongs to another model.
         """
-        try:
-            self.model.load_state_dict(snapshot.model)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[1:2] or [str(error)]
-            raise CheckpointError(f"the checkpoint belongs to another model: {reason[0].strip()}") from None
-        self.statistics.load_from_model()
+        if self.averaging is not None:
+            self._load(snapshot.average or snapshot.model)
+            self.averaging.restart(snapshot.state["step"])
+        self._load(snapshot.model)
+        if self.margins is not None and world.is_main:
+            self.margins.load(snapshot.samples)
         if snapshot.state["optimizer"] == type(self.optimizer).__name__:
             optim.load_state_tensors(self.optimizer, self.model, snapshot.optimizer)
         if self.scaler.is_enabled() and snapshot.state["scaler"]:
@@ -70,11 +97,23 @@ class TrainState:
         if snapshot.state["world_size"] != world.size:
             # At another world size, each rank starts from the averages, which the model now has.
             return
-        prefix = f"{world.rank}/"
-        own = {k.removeprefix(prefix): v for k, v in snapshot.ranks.items() if k.startswith(prefix)}
-        for name, tensor in self.statistics.tensors().items():
-            tensor.copy_(own[f"norm/{name}"])
+        own = snapshot.ranks.get(world.rank, {})  # a rank without any state has no file
+        statistics = {name: tensor for name, tensor in self.own().items() if not name.startswith("strategy/")}
+        if not snapshot.average:  # the run did not average until now
+            statistics.pop("average/statistics", None)
+        if missing := sorted(statistics.keys() - own.keys()):
+            raise CheckpointError(f"the checkpoint has no {missing[0]} of rank {world.rank}")
+        for name, tensor in statistics.items():
+            tensor.copy_(own[name])
         self.strategy.load_state({k.removeprefix("strategy/"): v for k, v in own.items() if k.startswith("strategy/")})
+
+    def _load(self, state: Tensors) -> None:
+        try:
+            self.model.load_state_dict(state)
+        except RuntimeError as error:
+            reason = str(error).splitlines()[1:2] or [str(error)]
+            raise CheckpointError(f"the checkpoint belongs to another model: {reason[0].strip()}") from None
+        self.statistics.load_from_model()
 
 
 def gather(tensors: Tensors, world: World) -> list[Tensors]:

@@ -46,7 +46,7 @@ class Worker:
         state.optimizer.zero_grad()
         values = torch.cat([computed.sums.sum(0), norm.double().view(1)]).cpu()
         self._submitted_at = time.perf_counter()
-        return Report(step, grant.version, gradient, values, self._submitted_at - begin, waited_s, computed.data_s)
+        return Report(step, grant.version, gradient, values, self._submitted_at - begin, waited_s, computed.data_s())
 
     def _fetch(self, steps: list[int]) -> int:
         """Start loading the steps that are new to this worker. Returns the first step in the queue."""
@@ -63,13 +63,14 @@ class Worker:
 
 def replica(compute: Compute, strategy: Strategy) -> Compute:
     """A copy of ``compute`` with its own copy of the model and an optimizer that never steps."""
-    model = copy.deepcopy(compute.state.model)
+    objective = copy.deepcopy(compute.state.objective)
+    model = objective.network
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     statistics = RunningStatistics(model)  # collects a step's statistics; the moving averages are rank 0's
     own = copy.copy(strategy)
-    own.module = model
+    own.module = objective
     return replace(
-        compute, state=replace(compute.state, model=model, optimizer=optimizer, statistics=statistics, strategy=own)
+        compute, state=replace(compute.state, objective=objective, optimizer=optimizer, statistics=statistics, strategy=own)
     )
 
 
@@ -79,6 +80,7 @@ def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
-    """The inverse of `flatten`: copy the parts of ``flat`` into the tensors."""
+    """The inverse of `flatten`: copy the parts of ``flat`` into the tensors, with a single copy to their device."""
+    flat = flat.to(tensors[0].device)
     for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view(tensor.shape))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from worldsize.errors import Unmet, UserError, WorldsizeError, first_line
+from worldsize.errors import NcclFailed, Unmet, UserError, WorldsizeError, first_line
 from worldsize.place import Place, threads_per_process
 
 if TYPE_CHECKING:
@@ -66,6 +66,27 @@ class World:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.control)
         return values
+
+    def gather_on_main(self, value: Any) -> list[Any] | None:
+        """Every rank's ``value`` (picklable, also large), in rank order, on rank 0; None elsewhere."""
+        if self.control is None:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(value, values, dst=0, group=self.control)
+        return values
+
+    def to_main(self, own: torch.Tensor) -> torch.Tensor | None:
+        """Every rank's tensor on the CPU, which have one shape, as (W, ...) on rank 0; None elsewhere."""
+        if self.control is None:
+            return own[None]
+        import torch
+        import torch.distributed as dist
+
+        everyone = [torch.empty_like(own) for _ in range(self.size)] if self.is_main else None
+        dist.gather(own, everyone, dst=0, group=self.control)
+        return None if everyone is None else torch.stack(everyone)
 
     def from_main(self, value: T) -> T:
         """Rank 0's ``value`` (small, picklable), on every rank."""
@@ -169,7 +190,7 @@ def _init_process_group(place: Place, backend: str, timeout: timedelta, device: 
     except dist.DistBackendError as error:
         from worldsize.device_errors import nccl
 
-        raise Unmet(nccl(str(error), place.rank)) from None
+        raise NcclFailed(nccl(str(error), place.rank)) from None
     except (dist.DistStoreError, socket.gaierror) as error:
         raise Unmet(
             f"rank {place.rank}: not all {place.size} processes joined at {address}:{port} "

@@ -20,18 +20,21 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from worldsize import catalog
 from worldsize.arguments import BenchLoader
 from worldsize.batch import BatchPlan
 from worldsize.bench import peers
 from worldsize.bench.peers import Peer
-from worldsize.data import open_layout, shards
-from worldsize.data.crops import RandomResizedCrop
+from worldsize.data import open_layout, policies, shards
+from worldsize.data.chosen import Chosen
+from worldsize.data.crops import training_crop
 from worldsize.data.decode import BrokenImage
-from worldsize.data.loader import Loader
-from worldsize.data.samples import EncodedSamples, Read, Stored
+from worldsize.data.loader import Loader, Treatment
+from worldsize.data.samples import EncodedSamples
 from worldsize.environment import decoder, device_name
 from worldsize.errors import UserError
 from worldsize.place import cores
+from worldsize.recipe import Recipe
 from worldsize.run import RunFolder, create
 
 OURS = "worldsize"
@@ -50,51 +53,33 @@ class Measured:
     cpu_s: float | None = None
 
 
-class Subset(EncodedSamples):
+class Subset(Chosen):
     """At most ``most`` of a split's images, evenly spaced over all classes."""
 
     def __init__(self, samples: EncodedSamples, most: int) -> None:
-        self._samples = samples
-        self._chosen = np.linspace(0, len(samples) - 1, min(most, len(samples))).astype(np.int64)
-        self.labels, self.classes, self.fingerprint = samples.labels[self._chosen], samples.classes, samples.fingerprint
-
-    def name(self, index: int) -> str:
-        return self._samples.name(int(self._chosen[index]))
-
-    def path(self, index: int) -> str:
-        return self._samples.path(int(self._chosen[index]))
-
-    def length(self, index: int) -> int:
-        return self._samples.length(int(self._chosen[index]))
-
-    def encoded(self, index: int) -> bytes | memoryview:
-        return self._samples.encoded(int(self._chosen[index]))
-
-    def stored(self, index: int) -> Stored:
-        return self._samples.stored(int(self._chosen[index]))
-
-    @property
-    def reads_many(self) -> bool:
-        return self._samples.reads_many
-
-    def several(self, indices: NDArray[np.int64]) -> list[Read]:
-        return self._samples.several(self._chosen[indices])
+        chosen = np.linspace(0, len(samples) - 1, min(most, len(samples))).astype(np.int64)
+        labels = samples.labels[chosen]  # of several labels the first, because other loaders read one
+        super().__init__(samples, chosen, labels.argmax(1).astype(np.int32) if samples.multilabel else labels)
 
 
 class Ours:
     """Our loader, configured as in training."""
 
-    def __init__(self, samples: EncodedSamples, options: BenchLoader) -> None:
-        self._crop = RandomResizedCrop(options.size, True, (0.08, 1.0), (3 / 4, 4 / 3))
+    def __init__(self, samples: EncodedSamples, recipe: Recipe, options: BenchLoader) -> None:
+        data, size = recipe.data, recipe.data.train_crop_size
+        crop = training_crop(data, size)
+        treatment = Treatment(crop, policies.build(recipe.augment, data.mean, size))
         self._plan = BatchPlan(options.batch, options.batch, 1)
         self._loader = Loader(
             samples,
-            self._crop,
+            crop,
             seed=0,
             workers=workers(options),
             readers=options.readers,
             prefetch=options.prefetch,
             pin=False,
+            treatment=lambda _: treatment,
+            fill=policies.fill_color(recipe.augment, data.mean),
         )
         self._epoch = 0
 
@@ -113,6 +98,20 @@ def workers(options: BenchLoader) -> int:
     return options.workers or cores()
 
 
+def recipe_of(options: BenchLoader) -> Recipe:
+    """The recipe whose crop and augmentation are measured, with the size of the crops.
+
+    Raises:
+        UserError: there is no such recipe, or it does not use random resized crops.
+    """
+    recipe = catalog.load(options.recipe) if options.recipe else Recipe()
+    if recipe.data.train_crop != "random_resized":
+        raise UserError(f"--recipe {options.recipe}: other loaders are compared with random resized crops only")
+    size = options.size or recipe.data.train_crop_size
+    data = recipe.data.model_copy(update={"train_crop_size": size, "train_crop_sizes": (), "train_crop_epochs": ()})
+    return recipe.model_copy(update={"data": data})
+
+
 def run(options: BenchLoader, log: Callable[[str], None]) -> RunFolder:
     """Measure and log each pass; writes ``results.jsonl`` and ``table.md`` to a new folder.
 
@@ -121,18 +120,19 @@ def run(options: BenchLoader, log: Callable[[str], None]) -> RunFolder:
             memory, or a peer is unknown.
     """
     _check(options)
+    recipe = recipe_of(options)
     start = time.perf_counter()
     samples, *others = [_samples(root, options) for root in options.root]
     chosen = [name for name in options.against.split(",") if name]
     if unknown := set(chosen) - set(peers.PEERS):
         raise UserError(f"--against {sorted(unknown)[0]!r} is unknown; known loaders: {', '.join(peers.PEERS)}")
     with ExitStack() as stack:
-        first, *rest = [stack.enter_context(closing(Ours(one, options))) for one in (samples, *others)]
+        first, *rest = [stack.enter_context(closing(Ours(one, recipe, options))) for one in (samples, *others)]
         next(first.batches())
         first_s = time.perf_counter() - start
         loaders: dict[str, Peer] = {OURS: first}
         loaders |= {f"{OURS}, {root}": one for root, one in zip(options.root[1:], rest, strict=True)}
-        loaders |= _peers(chosen, samples, options, log)
+        loaders |= _peers(chosen, samples, recipe, options, log)
         folder = create(options.out, None, "bench-loader")
         results = _run_rounds(loaders, options, folder.path, log)
         text = "\n".join([table(results), "", *_summary(samples, results, first_s, options)])
@@ -163,13 +163,15 @@ def _samples(root: Path, options: BenchLoader) -> Subset:
     return Subset(train, options.images)
 
 
-def _peers(names: list[str], samples: EncodedSamples, options: BenchLoader, log: Callable[[str], None]) -> dict[str, Peer]:
+def _peers(
+    names: list[str], samples: EncodedSamples, recipe: Recipe, options: BenchLoader, log: Callable[[str], None]
+) -> dict[str, Peer]:
     """Each peer with half, one and two worker processes per decoding thread."""
     loaders: dict[str, Peer] = {}
     for name in names:
         for count in sorted({max(1, workers(options) // 2), workers(options), 2 * workers(options)}):
             try:
-                loaders[f"{name}, {count} workers"] = peers.PEERS[name](samples, options.size, options.batch, count)
+                loaders[f"{name}, {count} workers"] = peers.PEERS[name](samples, recipe, options.batch, count)
             except peers.Unavailable as reason:
                 log(f"skipped {name}: {reason}")
                 break
@@ -212,10 +214,10 @@ def _summary(samples: EncodedSamples, results: list[Measured], first_s: float, o
     own = [r for r in results if r.loader == OURS]
     speed = statistics.median(r.images_per_s for r in own)
     cpu_s = statistics.median(r.cpu_s or 0 for r in own)
-    reading = _reading(samples, options)
+    reading, size = _reading(samples, options), recipe_of(options).data.train_crop_size
     return [
-        f"{options.size} pixels, batches of {options.batch}, {workers(options)} threads on {device_name('cpu')}, "
-        f"{cores()} cores; decoder: {decoder()}",
+        f"{options.recipe or 'mirror and crop'}, {size} pixels, batches of {options.batch}, {workers(options)} threads on "
+        f"{device_name('cpu')}, {cores()} cores; decoder: {decoder()}",
         f"first batch: {first_s:.2f} s after opening the dataset",
         f"bottleneck: {bottleneck(speed, cpu_s * speed / min(workers(options), cores()), reading, options)}",
         f"{cpu_s * 1e3:.2f} ms of CPU time per image: a device that consumes {options.feed:,.0f} images/s needs "

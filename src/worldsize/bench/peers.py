@@ -1,6 +1,7 @@
 """Other loaders that `worldsize bench loader` compares with, each used as its documentation recommends.
 
-All produce batches of uint8 random resized crops of the same size, shuffled and randomly flipped, on the CPU.
+All produce batches of uint8 random resized crops of the same size, shuffled, randomly flipped and augmented as a recipe
+says, on the CPU.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 
+from worldsize.data import policies
 from worldsize.data.samples import EncodedSamples
 from worldsize.errors import first_line
+from worldsize.recipe import Recipe
 
 _FILES_ONLY = "it requires image files, not packed images"
 
@@ -66,15 +69,83 @@ class _DataLoader:
             yield len(labels)
 
 
-def torchvision(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
+def _transforms(recipe: Recipe) -> v2.Compose:
+    """torchvision's transforms for the recipe's training images.
+
+    Raises:
+        Unavailable: torchvision has no such augmentation.
+    """
+    data, augment = recipe.data, recipe.augment
+    crop = v2.RandomResizedCrop(
+        data.train_crop_size,
+        data.crop_area,
+        data.crop_ratio,
+        interpolation=InterpolationMode(data.interpolation),
+    )
+    steps: list[Any] = [crop, *([v2.RandomHorizontalFlip()] if data.flip else [])]
+    fill = list(policies.fill_color(augment, data.mean))
+    options: dict[str, Any] = {"interpolation": InterpolationMode(augment.interpolation), "fill": fill}
+    match augment.policy:
+        case "randaugment":
+            steps.append(v2.RandAugment(augment.operations, int(augment.magnitude), **options))
+        case "trivialaugment":
+            steps.append(v2.TrivialAugmentWide(**options))
+        case "autoaugment-imagenet" | "autoaugment-cifar10" as name:
+            steps.append(v2.AutoAugment(v2.AutoAugmentPolicy(name.removeprefix("autoaugment-")), **options))
+        case "randaugment-timm":
+            raise Unavailable("torchvision does not have timm's RandAugment")
+    if augment.lighting:
+        raise Unavailable("torchvision does not have augment.lighting")
+    if any(augment.color_jitter):
+        steps.append(v2.ColorJitter(*augment.color_jitter))
+    steps.append(v2.PILToTensor())
+    if augment.erasing:
+        value = list(policies.mean_color(data.mean))
+        steps.append(v2.RandomErasing(augment.erasing, augment.erasing_area, augment.erasing_ratio, value))
+    return v2.Compose(steps)
+
+
+def _only_crops(recipe: Recipe, name: str) -> None:
+    augment = recipe.augment
+    if augment.policy or augment.erasing or augment.lighting or any(augment.color_jitter):
+        raise Unavailable(f"{name} is compared without augmentation only")
+
+
+def torchvision(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
     """ImageFolder's Pillow reader and torchvision's transforms, in DataLoader."""
     from torchvision.datasets.folder import pil_loader
 
-    transform = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
-    return _DataLoader(_Files(samples, pil_loader, transform), batch, workers, shuffle=True)
+    return _DataLoader(_Files(samples, pil_loader, _transforms(recipe)), batch, workers, shuffle=True)
 
 
-def torchcodec(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
+def timm(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
+    """timm's transforms and collation, as its train.py uses them with the prefetcher (erasing is then on the device)."""
+    try:
+        from timm.data.loader import fast_collate
+        from timm.data.transforms_factory import create_transform
+    except ImportError as error:
+        raise Unavailable(f"timm cannot be imported ({first_line(error)})") from None
+    from torchvision.datasets.folder import pil_loader
+
+    data, augment = recipe.data, recipe.augment
+    if augment.policy not in (None, "randaugment-timm"):
+        raise Unavailable(f"timm does not have {augment.policy} in torchvision's form")
+    policy = f"rand-m{augment.magnitude:g}-n{augment.operations}-mstd{augment.magnitude_std:g}-inc1"
+    transform = create_transform(
+        data.train_crop_size,
+        is_training=True,
+        use_prefetcher=True,
+        scale=data.crop_area,
+        ratio=data.crop_ratio,
+        hflip=0.5 if data.flip else 0.0,
+        color_jitter=cast(Any, None),  # its annotation forgets None
+        auto_augment=policy if augment.policy else None,
+        interpolation=data.interpolation,
+    )
+    return _DataLoader(_Files(samples, pil_loader, transform), batch, workers, shuffle=True, collate_fn=fast_collate)
+
+
+def torchcodec(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
     """TorchCodec's decoder and torchvision's transforms, in DataLoader."""
     try:
         from torchcodec.decoders import decode_image
@@ -84,6 +155,8 @@ def torchcodec(samples: EncodedSamples, size: int, batch: int, workers: int) -> 
     def read(path: str) -> torch.Tensor:
         return decode_image(Path(path).read_bytes())[:3].expand(3, -1, -1)
 
+    _only_crops(recipe, "torchcodec")
+    size = recipe.data.train_crop_size
     transform = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
     return _DataLoader(_Files(samples, read, transform), batch, workers, shuffle=True, multiprocessing_context="fork")
 
@@ -111,20 +184,21 @@ class _Dali:
             yield self._batch
 
 
-def dali(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
+def dali(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
     """NVIDIA DALI on the CPU."""
+    _only_crops(recipe, "dali")
     files = [samples.name(i) for i in range(len(samples))]
     if not Path(files[0]).is_file():
         raise Unavailable(_FILES_ONLY)
     try:
-        return _Dali(files, samples.labels.tolist(), size, batch, workers)
+        return _Dali(files, samples.labels.tolist(), recipe.data.train_crop_size, batch, workers)
     except (ImportError, RuntimeError) as error:
         # DALI's message starts with the place of the error; the reason follows this word.
         reason = str(error).rpartition("encountered:")[2].strip().split("\n", 1)[0]
         raise Unavailable(f"nvidia.dali cannot be used ({reason})") from None
 
 
-def webdataset(samples: EncodedSamples, size: int, batch: int, workers: int) -> Peer:
+def webdataset(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
     """WebDataset over packed shards, with Pillow and torchvision's transforms, in DataLoader."""
     try:
         import webdataset as wds
@@ -135,14 +209,15 @@ def webdataset(samples: EncodedSamples, size: int, batch: int, workers: int) -> 
         raise Unavailable("it requires packed images; run `worldsize data pack`")
     if workers > len(shards):
         raise Unavailable(f"{workers} workers need at least as many shards, and there are {len(shards)}")
-    transform = v2.Compose([v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    transform = _transforms(recipe)
     data = wds.WebDataset(shards, shardshuffle=100).shuffle(1000).decode("pilrgb").to_tuple("jpg;png;ppm", "cls")
     # With drop_last, every worker would decode its last partial batch without counting it.
     return _DataLoader(data.map_tuple(transform, lambda label: label), batch, workers, drop_last=False)
 
 
-PEERS: dict[str, Callable[[EncodedSamples, int, int, int], Peer]] = {
+PEERS: dict[str, Callable[[EncodedSamples, Recipe, int, int], Peer]] = {
     "torchvision": torchvision,
+    "timm": timm,
     "torchcodec": torchcodec,
     "dali": dali,
     "webdataset": webdataset,

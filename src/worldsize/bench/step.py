@@ -20,14 +20,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from worldsize import assemble, environment, model, optim, precision
+from worldsize import assemble, environment, graph, model, optim, precision
 from worldsize.arguments import BenchStep
 from worldsize.batch import BatchPlan
 from worldsize.bench import markdown
 from worldsize.compute import Compute
 from worldsize.data.feed import Feed
 from worldsize.data.loader import Batch
-from worldsize.data.pixels import Normalise
 from worldsize.errors import UserError
 from worldsize.place import Place
 from worldsize.precision import Precision
@@ -50,10 +49,11 @@ class Form:
     precision: str
     channels_last: bool = True
     compiled: bool = False
+    graphs: bool = False
 
     @property
     def name(self) -> str:
-        extras = ["contiguous"] * (not self.channels_last) + ["compiled"] * self.compiled
+        extras = ["contiguous"] * (not self.channels_last) + ["compiled"] * self.compiled + ["graphs"] * self.graphs
         return " ".join([self.loop, self.precision, *extras])
 
 
@@ -105,7 +105,7 @@ def chosen(arguments: BenchStep, device: torch.device) -> list[Form]:
     """The forms to measure: those of ``--only``, otherwise all that make sense on the device.
 
     Raises:
-        UserError: ``--only`` names an unknown form.
+        UserError: ``--only`` names an unknown form, or the warm-up is too short for CUDA graphs.
     """
     formats = arguments.precision or (("bf16", "fp16", "tf32") if device.type == "cuda" else ("auto",))
     names = [precision.resolve(Recipe(precision=name, device=arguments.device), device).name for name in formats]
@@ -113,10 +113,18 @@ def chosen(arguments: BenchStep, device: torch.device) -> list[Form]:
     forms = [Form(TORCHVISION, name, channels_last=False) for name in names]
     forms += [Form(BARE, name, compiled=c) for name, c in itertools.product(names, compiled)]
     forms += [Form("worldsize", name, compiled=c) for name, c in itertools.product(names, compiled)]
+    if device.type == "cuda":
+        forms += [Form("worldsize", name, compiled=c, graphs=True) for name, c in itertools.product(names, compiled)]
     forms += [Form("worldsize", name, channels_last=False) for name in names]
     if unknown := set(arguments.only) - {form.name for form in forms}:
         raise UserError(f"--only {sorted(unknown)[0]!r} is unknown; available: {', '.join(f.name for f in forms)}")
-    return [form for form in forms if not arguments.only or form.name in arguments.only]
+    kept = [form for form in forms if not arguments.only or form.name in arguments.only]
+    if arguments.warmup <= graph.WARMUPS and any(form.graphs for form in kept):
+        raise UserError(
+            f"--warmup {arguments.warmup}: step {graph.WARMUPS + 1} captures CUDA graphs and should not be measured: "
+            f"pass --warmup {graph.WARMUPS + 1} or more"
+        )
+    return kept
 
 
 def _recipe(arguments: BenchStep, form: Form) -> Recipe:
@@ -126,6 +134,7 @@ def _recipe(arguments: BenchStep, form: Form) -> Recipe:
             "micro_batch": arguments.micro_batch or arguments.batch,
             "precision": form.precision,
             "device": arguments.device,
+            "cuda_graphs": form.graphs,
             "label_smoothing": 0.1,
             "data": {"train_crop_size": arguments.size},
             "model": {"name": arguments.model, "channels_last": form.channels_last, "compile": form.compiled},
@@ -190,8 +199,7 @@ class _Loop:
 def _worldsize(recipe: Recipe, network: nn.Module, world: World, number_format: Precision) -> Callable[[], None]:
     plan = BatchPlan(recipe.global_batch, recipe.micro_batch, 1, groups=recipe.global_batch // recipe.micro_batch)
     state = assemble.build_state(recipe, network, plan, world, number_format, 1)
-    normalise = Normalise(recipe.data, world.device, number_format.weights)
-    runner = StepRunner(Compute(recipe, plan, 0, world.device, state, number_format, normalise))
+    runner = StepRunner(Compute(recipe, plan, 0, world.device, state))
     batches = Feed(_host_batches(recipe.global_batch, recipe.data.train_crop_size, world.device), world.device)
     return lambda: (runner.run(batches, 0, recipe.optimizer.lr), None)[1]
 

@@ -6,16 +6,14 @@ The speed of a machine drifts, so strategies are compared within a round.
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from worldsize.arguments import BenchStrategies
 from worldsize.bench import markdown
+from worldsize.bench.launching import train_here
 from worldsize.errors import UserError
 from worldsize.parallel import STRATEGIES, load
 from worldsize.parallel.base import Variant
@@ -102,22 +100,9 @@ def _measure(variant: Variant, turn: int, arguments: BenchStrategies, folder: Pa
         "out": folder,
         "name": name,
     }
-    command = [sys.executable, "-m", "worldsize", "train", "imagenet", "--data.no-flip", *variant.settings]
-    command += ["--schedule.warmup-epochs", "0", "--optimizer.lr", "0.001"]
-    threads = str(max(1, cores() // arguments.procs))
-    if variant.threads:
-        settings["parallel.threads"] = threads
-    command += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-    if variant.mpirun:
-        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        command = ["mpirun", "-np", str(arguments.procs), *root, "--oversubscribe", "--bind-to", "none", *command]
-    else:
-        command += ["--procs", str(arguments.procs)]
-    done = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": threads}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise UserError(f"{variant.name} failed ({done.returncode}): {(done.stderr or done.stdout).strip()}")
+    words = ["imagenet", "--data.no-flip", "--schedule.warmup-epochs", "0", "--optimizer.lr", "0.001"]
+    words += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    train_here(variant, arguments.procs, max(1, cores() // arguments.procs), words)
     return _read(variant.name, turn, folder / name / "metrics.jsonl", batch)
 
 

@@ -1,20 +1,18 @@
-"""The command-line options of a job on a cluster, and their conversion to a `JobSpec` (pure)."""
+"""The command-line options of a job on a cluster, and their conversion to a `PodJobSpec` (pure)."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
-from worldsize import catalog, parallel
 from worldsize.arguments import Flat, Settings
-from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, JobSpec, Placement, Resources, SecretKey, Toleration
+from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, Placement, PodJobSpec, PodResources, SecretKey, Toleration
 from worldsize.errors import UserError
+from worldsize.jobs.naming import run_name
+from worldsize.jobs.options import CommonOptions, gpus_per_node, pair, shared
 from worldsize.recipe import Recipe
 
 _DATA_WITHOUT_FILES = ("digits", "synthetic")
@@ -31,27 +29,15 @@ class Where:
 
 
 @dataclass(frozen=True)
-class JobOptions:
+class JobOptions(CommonOptions):
     """Options of a job on a cluster, in addition to its recipe."""
 
-    nodes: int = 1
-    """Number of nodes; each runs one pod."""
-    procs: int = 1
-    """Processes per node; each uses one GPU."""
     image: str = ""
     """Container image, by tag or digest (worldsize image build)."""
     volume: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Volume with the data; V is mounted at /mnt/V. The run is written to runs/NAME on the first volume."""
-    name: str | None = None
-    """Name of the run and the job (default: the recipe's name and a hash of recipe, kind, nodes, processes and volumes)."""
-    gpus: int | None = None
-    """GPUs per node (default: one per process; 0 to train on the CPU)."""
     gpu_resource: str = "nvidia.com/gpu"
     """Resource name of a GPU on the cluster."""
-    cpu: str | None = None
-    """CPU cores per node, such as 16 or 500m."""
-    memory: str | None = None
-    """Memory per node, such as 64Gi."""
     shm: str = "1Gi"
     """Size limit of /dev/shm; it counts toward the memory."""
     disk: str | None = None
@@ -60,8 +46,6 @@ class JobOptions:
     """Additional resource per node, as NAME=COUNT, such as rdma/ib=1; also adds the capability IPC_LOCK. RDMA locks memory,
     and the capability has no effect because the pods' user is not root: the nodes' container runtime must allow unlimited
     locked memory (LimitMEMLOCK=infinity)."""
-    env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Environment variable, as NAME=VALUE; for secret values, use --secret."""
     secret: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Environment variable from a Secret: SECRET/KEY or SECRET/KEY=VARIABLE (worldsize cluster secret create)."""
     pull_secret: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -82,12 +66,8 @@ class JobOptions:
     """trainjob: use this ClusterTrainingRuntime instead of a TrainingRuntime created for the job."""
     elastic: str | None = None
     """pytorchjob: MIN:MAX nodes; training continues when the number of nodes changes."""
-    retries: int = 3
-    """Consecutive restarts without a new checkpoint before the job fails."""
     deadline: int | None = None
     """Fail the job after this many seconds."""
-    grace: int = 120
-    """Seconds for saving when a pod is terminated; with mpijob at most 15 if the launcher is terminated too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +107,7 @@ class Submit:
     settings: Settings
 
 
-def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions) -> JobSpec:
+def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions) -> PodJobSpec:
     """The complete job; a pure function of the command line.
 
     Raises:
@@ -135,45 +115,37 @@ def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions)
     """
     if not job.image:
         raise UserError("--image is required; to build one: worldsize image build --push REPOSITORY")
-    parallel.validate(recipe)
-    gpus = job.gpus if job.gpus is not None else 0 if recipe.device == "cpu" else job.procs
+    gpus = gpus_per_node(recipe, job.gpus, job.procs)
     home = VOLUMES / job.volume[0] if job.volume else VOLUMES
     recipe = _with_data_root(recipe, home)
-    name = job.name or run_name(stem, recipe, on, job)
-    return JobSpec(
-        name=name,
+    name = job.name or run_name(stem, recipe, on, job.nodes, job.procs, list(job.volume))
+    return PodJobSpec(
+        **shared(recipe, name, job),
         namespace=namespace,
         image=job.image,
-        recipe=catalog.to_yaml(recipe),
         command=_command(name, home, job.retries),
-        nodes=job.nodes,
-        procs=job.procs,
-        resources=Resources(
+        resources=PodResources(
             gpus=gpus,
             gpu_resource=job.gpu_resource,
             cpu=job.cpu,
             memory=job.memory,
             shm=job.shm,
             disk=job.disk,
-            devices=tuple((key, _count(value)) for key, value in map(_pair("--resource"), job.resource)),
+            devices=tuple((key, _count(value)) for key, value in map(pair("--resource"), job.resource)),
         ),
         volumes=tuple(job.volume),
-        env=tuple(map(_pair("--env"), job.env)),
         secrets=tuple(map(_secret, job.secret)),
         pull_secrets=tuple(job.pull_secret),
         placement=Placement(
-            node_selector=tuple(map(_pair("--node-selector"), job.node_selector)),
+            node_selector=tuple(map(pair("--node-selector"), job.node_selector)),
             tolerations=tuple(map(_toleration, job.toleration)),
             spread=job.spread,
             priority=job.priority,
             queue=job.queue,
             volcano_queue=job.volcano_queue,
         ),
-        retries=job.retries,
         deadline_s=job.deadline,
-        grace_s=job.grace,
         elastic=_range(job.elastic) if job.elastic else None,
-        needs_mpi=parallel.named(recipe.parallel).needs_mpi,
         runtime=job.runtime,
     )
 
@@ -189,24 +161,6 @@ def _with_data_root(recipe: Recipe, home: PurePosixPath) -> Recipe:
         return recipe
     root = Path(home / "data" / recipe.data.name)
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": root})})
-
-
-def run_name(stem: str, recipe: Recipe, on: str, job: JobOptions) -> str:
-    """STEM-HASH; the hash covers the recipe and the job's shape, so the same command names the same run."""
-    identity = [recipe.model_dump(mode="json"), on, job.nodes, job.procs, list(job.volume)]
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    slug = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:30].strip("-") or "run"
-    return f"{slug if slug[0].isalpha() else 'run-' + slug}-{digest[:6]}"
-
-
-def _pair(flag: str) -> Any:
-    def parse(text: str) -> tuple[str, str]:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise UserError(f"{flag} {text!r}: expected NAME=VALUE")
-        return key, value
-
-    return parse
 
 
 def _count(text: str) -> int:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import cast
 
-from worldsize.data import shards
+from worldsize.data import relabel, shards
 from worldsize.data.index import is_folder
 from worldsize.data.samples import Dataset
 from worldsize.recipe import Data, DatasetName
@@ -21,9 +21,15 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
     """Open the dataset that the recipe names. ``cache`` is a folder for cached file listings.
 
     Raises:
-        UserError: the dataset is missing or does not have the expected layout.
+        UserError: the dataset is missing or does not have the expected layout, or its corrected labels do not fit it.
     """
-    if settings.root is not None and (url := shards.url_of(settings.root)) is not None:
+    dataset = _given(settings, cache)
+    return dataset if settings.labels is None else relabel.apply(dataset, settings.labels)
+
+
+def _given(settings: Data, cache: Path) -> Dataset:
+    """The dataset with its own labels."""
+    if settings.root is not None and (url := shards.url_of(settings.root)) is not None and not settings.multilabel:
         return shards.open_dataset(url)
     return cast(Dataset, importlib.import_module(f"worldsize.data.{settings.name}").open_dataset(settings, cache))
 
@@ -40,6 +46,8 @@ def open_layout(root: Path, name: DatasetName | None, cache: Path) -> Dataset:
 def _detect(root: Path) -> DatasetName:
     if (root / "cifar-10-batches-py").is_dir():
         return "cifar10"
+    if (root / "train.csv").is_file() and (root / "val.csv").is_file():
+        return "multilabel"
     kaggle = (root / "Data").is_dir() or (root / "ILSVRC").is_dir()
     return "imagenet" if kaggle or _is_flat(root / "val") else "folder"
 

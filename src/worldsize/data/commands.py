@@ -18,7 +18,7 @@ from worldsize.errors import DataError, UserError
 from worldsize.place import cores
 from worldsize.signals import ends_at_once
 
-_Kind = Literal["imagenet", "folder", "cifar10"]
+_Kind = Literal["imagenet", "folder", "cifar10", "multilabel"]
 
 
 @dataclass
@@ -39,6 +39,8 @@ class Pack:
     """Store every image as a baseline JPEG of this quality, 1 to 100 (4:2:0). JPEGs that would not get smaller stay."""
     max_side: int | None = None
     """With --reencode: shrink the longer side to at most this many pixels."""
+    relabel: Path | None = None
+    """Corrected labels of some images, a CSV file of `worldsize labels`."""
     raw: int | None = None
     """Store pixels: resize the shorter side to this many pixels, then crop the center square."""
     shard_mb: float = 100
@@ -94,7 +96,7 @@ def fetch(argv: list[str]) -> int:
 def pack(argv: list[str]) -> int:
     """``worldsize data pack``."""
     options = arguments.parse(Pack, argv, None, "data pack")
-    from worldsize.data import open_layout
+    from worldsize.data import open_layout, relabel
     from worldsize.data.shards import pack
     from worldsize.data.shards.images import How
 
@@ -104,6 +106,10 @@ def pack(argv: list[str]) -> int:
     out = options.out.expanduser()
     with ends_at_once("rerun the same command to continue"), tempfile.TemporaryDirectory() as cache, _disk_errors(out):
         dataset = open_layout(options.root, options.data, Path(cache))
+        if dataset.multilabel:
+            raise UserError(f"--root {options.root}: shards have one label per image; train on these files as they are")
+        if options.relabel is not None:
+            dataset = relabel.apply(dataset, options.relabel)
         pack.pack(dataset, out, how, int(options.shard_mb * 1e6), _workers(options.workers), options.max_broken)
     return 0
 

@@ -35,12 +35,14 @@ class Crop(ABC):
 
     Attributes:
         size: side of the result, pixels.
+        bicubic: whether images are resized with bicubic instead of bilinear interpolation; both are antialiased.
         draws: number of uniform draws per sample. Draw 0 decides about the flip, the others about the position.
     """
 
-    def __init__(self, size: int, flip: bool) -> None:
+    def __init__(self, size: int, flip: bool, bicubic: bool = False) -> None:
         self.size = size
         self.flip = flip
+        self.bicubic = bicubic
 
     draws = 1
 
@@ -79,8 +81,10 @@ class RandomResizedCrop(Crop):
 
     draws = 1 + 4 * _ATTEMPTS
 
-    def __init__(self, size: int, flip: bool, area: tuple[float, float], ratio: tuple[float, float]) -> None:
-        super().__init__(size, flip)
+    def __init__(
+        self, size: int, flip: bool, area: tuple[float, float], ratio: tuple[float, float], bicubic: bool = False
+    ) -> None:
+        super().__init__(size, flip, bicubic)
         self.area = area
         self.ratio = ratio
 
@@ -93,7 +97,7 @@ class RandomResizedCrop(Crop):
         return np.concatenate([boxes, np.broadcast_to(grid, boxes.shape)], axis=1).astype(np.int32)
 
     def _cut(self, image: Image.Image, draws: Draws) -> Pixels:
-        return cut(image, self._cuts(*_sides(image), draws[None])[0], self.size)
+        return cut(image, self._cuts(*_sides(image), draws[None])[0], self.size, self.bicubic)
 
 
 def random_boxes(
@@ -148,12 +152,12 @@ class PadCrop(Crop):
 
     draws = 3
 
-    def __init__(self, size: int, flip: bool, padding: int) -> None:
-        super().__init__(size, flip)
+    def __init__(self, size: int, flip: bool, padding: int, bicubic: bool = False) -> None:
+        super().__init__(size, flip, bicubic)
         self.padding = padding
 
     def _cut(self, image: Image.Image, draws: Draws) -> Pixels:
-        pixels = fit(image, self.size, self.size)
+        pixels = fit(image, self.size, self.size, self.bicubic)
         return self._shift(pixels[None], draws[None])[0]
 
     def batch(self, images: Pixels, draws: Draws) -> Pixels | None:
@@ -172,15 +176,15 @@ class PadCrop(Crop):
 class CenterCrop(Crop):
     """Resize the shorter side, then crop the center: the standard crop for evaluation."""
 
-    def __init__(self, size: int, flip: bool, resize: int) -> None:
-        super().__init__(size, flip)
+    def __init__(self, size: int, flip: bool, resize: int, bicubic: bool = False) -> None:
+        super().__init__(size, flip, bicubic)
         self.resize = resize
 
     def cuts(self, heights: Sides, widths: Sides, draws: Draws) -> Cuts:
         return centered_cuts(heights, widths, self.resize, self.size)
 
     def _cut(self, image: Image.Image, draws: Draws) -> Pixels:
-        return fit(image, self.resize, self.size)
+        return fit(image, self.resize, self.size, self.bicubic)
 
     def batch(self, images: Pixels, draws: Draws) -> Pixels | None:
         if not images.shape[1] == images.shape[2] == self.resize == self.size:
@@ -188,15 +192,32 @@ class CenterCrop(Crop):
         return self._flipped(images.copy(), draws)
 
 
-def fit(image: Image.Image, resize: int, size: int) -> Pixels:
-    """Resize the shorter side to ``resize`` (bilinear, antialiased), then crop the center ``size`` x ``size``.
+class CornerCrop(CenterCrop):
+    """Resize the shorter side, then crop a corner: ``bottom`` or top, ``right`` or left."""
+
+    def __init__(self, size: int, resize: int, bottom: bool, right: bool, bicubic: bool = False) -> None:
+        super().__init__(size, flip=False, resize=resize, bicubic=bicubic)
+        self._bottom, self._right = bottom, right
+
+    def cuts(self, heights: Sides, widths: Sides, draws: Draws) -> Cuts:
+        cuts = super().cuts(heights, widths, draws)
+        rows, columns = cuts[:, 4], cuts[:, 5]
+        cuts[:, 6], cuts[:, 7] = self._bottom * (rows - self.size), self._right * (columns - self.size)
+        return cuts
+
+    def _cut(self, image: Image.Image, draws: Draws) -> Pixels:
+        return cut(image, self.cuts(*_sides(image), draws)[0], self.size, self.bicubic)
+
+
+def fit(image: Image.Image, resize: int, size: int, bicubic: bool = False) -> Pixels:
+    """Resize the shorter side to ``resize`` (antialiased), then crop the center ``size`` x ``size``.
 
     The pixels are those of torchvision.
 
     Raises:
         BrokenImage: its aspect ratio is so extreme that the resized image would be too large.
     """
-    return cut(image, centered_cuts(*_sides(image), resize, size)[0], size)
+    return cut(image, centered_cuts(*_sides(image), resize, size)[0], size, bicubic)
 
 
 def centered_cuts(heights: Sides, widths: Sides, resize: int, size: int) -> Cuts:
@@ -210,13 +231,13 @@ def centered_cuts(heights: Sides, widths: Sides, resize: int, size: int) -> Cuts
     return np.stack([zero, zero, heights * possible, widths, rows, columns, y, x], axis=1).astype(np.int32)
 
 
-def cut(image: Image.Image, where: NDArray[np.int32], size: int) -> Pixels:
+def cut(image: Image.Image, where: NDArray[np.int32], size: int, bicubic: bool = False) -> Pixels:
     """Apply one row of `Cuts` to an RGB image with Pillow. Returns uint8 (size, size, 3)."""
     top, left, height, width, rows, columns, y, x = (int(v) for v in where)
     if height == 0:
         raise BrokenImage(f"too large after resizing: {image.width} x {image.height} would become {columns} x {rows} pixels")
     part = image.crop((left, top, left + width, top + height))
-    resized = part.resize((columns, rows), Image.Resampling.BILINEAR)
+    resized = part.resize((columns, rows), Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR)
     return np.asarray(resized.crop((x, y, x + size, y + size)))
 
 
@@ -224,17 +245,47 @@ def _sides(image: Image.Image) -> tuple[Sides, Sides]:
     return np.array([image.height]), np.array([image.width])
 
 
-def training_crop(data: Data) -> Crop:
-    """The recipe's crop for training."""
+def crop_size(data: Data, epoch: int) -> int:
+    """The side of the training images in ``epoch`` (0-based), pixels.
+
+    With progressive resizing, it is linear between the given epochs and rounded to a multiple, as ffcv-imagenet does.
+    """
+    if not data.train_crop_sizes:
+        return data.train_crop_size
+    size = float(np.interp(epoch, data.train_crop_epochs, data.train_crop_sizes))
+    return max(1, round(size / data.train_crop_step)) * data.train_crop_step
+
+
+def crop_sizes(data: Data, epochs: int) -> set[int]:
+    """The sides of the training images that occur in a run of ``epochs`` epochs, pixels."""
+    return {crop_size(data, epoch) for epoch in range(epochs if data.train_crop_sizes else 1)}
+
+
+def training_crop(data: Data, size: int) -> Crop:
+    """The recipe's crop for training, to ``size`` x ``size`` pixels."""
+    bicubic = data.interpolation == "bicubic"
     match data.train_crop:
         case "random_resized":
-            return RandomResizedCrop(data.train_crop_size, data.flip, data.crop_area, data.crop_ratio)
+            return RandomResizedCrop(size, data.flip, data.crop_area, data.crop_ratio, bicubic)
         case "pad":
-            return PadCrop(data.train_crop_size, data.flip, data.padding)
+            return PadCrop(size, data.flip, data.padding, bicubic)
         case "none":
-            return CenterCrop(data.train_crop_size, data.flip, data.train_crop_size)
+            return CenterCrop(size, data.flip, size, bicubic)
 
 
 def evaluation_crop(data: Data) -> Crop:
     """The recipe's crop for evaluation, which is deterministic."""
-    return CenterCrop(data.val_crop_size, False, data.val_resize_size)
+    return CenterCrop(data.val_crop_size, False, data.val_resize_size, data.interpolation == "bicubic")
+
+
+def five_crops(data: Data) -> tuple[Crop, ...]:
+    """The four corners and the center, in torchvision's order; empty without ``val_ten_crop``.
+
+    The other five are their mirror images. torchvision's ten_crop mirrors the image first, which moves the center by one
+    pixel where it cannot be in the middle.
+    """
+    if not data.val_ten_crop:
+        return ()
+    size, resize, bicubic = data.val_crop_size, data.val_resize_size, data.interpolation == "bicubic"
+    corners = (CornerCrop(size, resize, bottom, right, bicubic) for bottom in (False, True) for right in (False, True))
+    return (*corners, evaluation_crop(data))

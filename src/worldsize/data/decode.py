@@ -33,7 +33,7 @@ def decode(data: bytes) -> Image.Image:
         raise BrokenImage("empty file")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return _to_rgb(image)
+            return to_rgb(image)
     except Exception as error:  # damaged files make decoders raise exceptions of many types
         raise BrokenImage(f"{type(error).__name__}: {_short(error)}") from error
 
@@ -41,13 +41,15 @@ def decode(data: bytes) -> Image.Image:
 def looks_like_image(head: bytes) -> bool:
     """Whether a file that begins with these (at least 12) bytes has the signature of a known image format."""
     return (
-        head.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*"))
+        head.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*"))
+        or (head[:2] == b"BM" and head[6:10] == bytes(4))  # reserved; a list of paths can begin with BMW/
         or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
         or (head[:1] == b"P" and head[1:2] in b"123456" and head[2:3].isspace())
     )
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The image as RGB with 8 bits per channel; grayscale, palette, CMYK, 16-bit and transparent images are converted."""
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):

@@ -14,12 +14,15 @@ class Feed(Iterator[Batch]):
 
     On a GPU, `prefetch` starts the copy of the next batch on a stream of its own; call it once the current batch's
     computation is launched. On a CPU it does nothing.
+
+    Args:
+        ahead: if False, batches stay on the host, as on a CPU, and are copied when they are computed.
     """
 
-    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
+    def __init__(self, batches: Iterator[Batch], device: torch.device, ahead: bool = True) -> None:
         self._batches = batches
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and ahead else None
         self._copied: Batch | None = None
 
     def __next__(self) -> Batch:
@@ -29,7 +32,7 @@ class Feed(Iterator[Batch]):
         self._copied = None
         compute = torch.cuda.current_stream(self._device)
         compute.wait_stream(self._stream)
-        for tensor in (batch.pixels, batch.labels):
+        for tensor in (batch.pixels, batch.labels, *([] if batch.mix is None else [batch.mix])):
             tensor.record_stream(compute)  # their memory is reused only after what is computed from them
         return batch
 
@@ -41,4 +44,5 @@ class Feed(Iterator[Batch]):
     def _copy(self, host: Batch, stream: torch.cuda.Stream) -> Batch:
         with torch.cuda.stream(stream):
             pixels, labels = (tensor.to(self._device, non_blocking=True) for tensor in (host.pixels, host.labels))
-        return Batch(pixels, labels, host.indices)
+            mix = None if host.mix is None else host.mix.to(self._device, non_blocking=True)
+        return Batch(pixels, labels, host.indices, mix)

@@ -1,4 +1,7 @@
-"""A tree of images: ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE (or validation, or test); or shards."""
+"""A tree of images: ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE (or validation, or test).
+
+Also ROOT/CLASS/IMAGE with a list of the validation images, and shards.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from pathlib import Path
 
 from worldsize.data import index, shards
 from worldsize.data.samples import Dataset, FileSamples
+from worldsize.data.split import by_list
 from worldsize.errors import UserError
 from worldsize.recipe import Data
 
@@ -21,14 +25,27 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
     root = required_root(settings)
     if shards.is_packed(root):
         return shards.open_dataset(root)
-    validation = next((root / name for name in _VALIDATION if (root / name).is_dir()), None)
+    if settings.val_list is not None:
+        return by_list(training_split(unsplit(root), cache), settings.val_list)
+    validation = validation_folder(root)
     if not (root / "train").is_dir() or validation is None:
         raise UserError(
             f"{root} does not have the expected layout: {root}/train/CLASS/IMAGE and "
             f"{root}/val/CLASS/IMAGE (val may also be named {' or '.join(_VALIDATION[1:])}); "
-            f"missing: {'train' if not (root / 'train').is_dir() else 'val'}"
+            f"missing: {'train' if not (root / 'train').is_dir() else 'val'}. "
+            f"For {root}/CLASS/IMAGE, `worldsize init {root}` chooses validation images and writes a recipe"
         )
     return two_splits(root / "train", validation, cache)
+
+
+def validation_folder(root: Path) -> Path | None:
+    """The folder of validation images in ``root``, if there is one."""
+    return next((root / name for name in _VALIDATION if (root / name).is_dir()), None)
+
+
+def unsplit(root: Path) -> Path:
+    """The folder with the class folders of a dataset without a validation folder."""
+    return root / "train" if (root / "train").is_dir() else root
 
 
 def two_splits(train: Path, val: Path, cache: Path) -> Dataset:

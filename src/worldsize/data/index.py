@@ -87,20 +87,45 @@ def _images(folder: Path) -> list[bytes]:
     A file with an image extension counts as an image without being read. Any other file counts if it begins like
     one, so an image without an extension is listed and a README is not.
     """
-    try:
-        with os.scandir(folder) as entries:
-            found = [
-                os.fsencode(e.name) for e in entries if not e.name.startswith(".") and (_has_image_extension(e) or _sniff(e))
-            ]
-    except OSError as error:
-        raise UserError(f"cannot list {folder}: {error.strerror}") from None
+    found = _listed(folder)
     if not found:
         raise UserError(f"{folder} contains no images")
     return sorted(found)
 
 
-def _has_image_extension(entry: os.DirEntry[str]) -> bool:
-    return os.path.splitext(entry.name)[1].lower() in _EXTENSIONS and not is_folder(entry)
+def _listed(folder: Path) -> list[bytes]:
+    try:
+        with os.scandir(folder) as entries:
+            return [os.fsencode(e.name) for e in entries if not e.name.startswith(".") and (_is_named_image(e) or _sniff(e))]
+    except OSError as error:
+        raise UserError(f"cannot list {folder}: {error.strerror}") from None
+
+
+def has_image_extension(name: str) -> bool:
+    """Whether a file's name ends like that of an image."""
+    return os.path.splitext(name)[1].lower() in _EXTENSIONS
+
+
+def below(root: Path) -> list[str]:
+    """Paths of the images in ``root`` and in its folders, relative to it, sorted; hidden files and folders do not count.
+
+    Raises:
+        UserError: a folder cannot be listed.
+    """
+    found: list[bytes] = []
+
+    def fail(error: OSError) -> None:
+        raise UserError(f"cannot list {error.filename}: {error.strerror}")
+
+    for folder, folders, _ in os.walk(root, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside = os.fsencode(os.path.relpath(folder, root))
+        found += [name if inside == b"." else inside + b"/" + name for name in _listed(Path(folder))]
+    return [os.fsdecode(name) for name in sorted(found)]
+
+
+def _is_named_image(entry: os.DirEntry[str]) -> bool:
+    return has_image_extension(entry.name) and not is_folder(entry)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,8 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from worldsize.batch import BatchPlan, evaluation_share
+from worldsize.data import augment
 from worldsize.data.crops import Crop, Draws, Pixels
-from worldsize.data.order import FullShuffle, Indices, Order
+from worldsize.data.mixing import Mixing
+from worldsize.data.operations import Color, Program
+from worldsize.data.order import FullShuffle, Indices, Order, repeated
+from worldsize.data.policies import Policy
 from worldsize.data.prepare import Preparation
 from worldsize.data.rng import Use, uniforms
 from worldsize.data.samples import EncodedSamples, Read, Samples
@@ -37,16 +42,25 @@ _ORDER_CHUNK = 4096  # samples whose order is computed at once; for few samples,
 _MAX_TRIES = 100  # images to try as a replacement for a broken one
 
 
+def blank_labels(samples: Samples, n: int, pin: bool = False) -> torch.Tensor:
+    """Labels of ``n`` images of a split, to be filled: int64 (n,), or uint8 (n, classes) if images have several labels."""
+    if samples.multilabel:
+        return torch.zeros((n, len(samples.classes)), dtype=torch.uint8, pin_memory=pin)
+    return torch.zeros(n, dtype=torch.int64, pin_memory=pin)
+
+
 @dataclass(frozen=True)
 class Batch:
-    """``pixels``: uint8 (n, size, size, 3), in pinned memory for a GPU; ``labels``: int64 (n,).
+    """``pixels``: uint8 (n, size, size, 3), in pinned memory for a GPU; ``labels``: see `blank_labels`.
 
-    ``indices``: the sample at each place, after broken images are replaced, int64 (n,).
+    ``indices``: the sample at each place, after broken images are replaced, int64 (n,). ``mix``: float32 (n, 6), see
+    `mixing`; None if images are not mixed.
     """
 
     pixels: torch.Tensor
     labels: torch.Tensor
     indices: Indices
+    mix: torch.Tensor | None = None
 
 
 class BrokenImages:
@@ -82,12 +96,36 @@ class BrokenImages:
         log.warning("broken image %s: %s", self._samples.name(index), reason)
 
 
+class Work:
+    """Seconds that the decoding threads have spent so far, summed over threads: ``reading_s`` waiting for files or memory,
+    ``decoding_s`` decoding, cropping and augmenting."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reading_s = 0.0
+        self.decoding_s = 0.0
+
+    def add(self, reading_s: float, decoding_s: float) -> None:
+        with self._lock:
+            self.reading_s += reading_s
+            self.decoding_s += decoding_s
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What happens to the training images of an epoch: they are cropped, augmented and mixed."""
+
+    crop: Crop
+    policy: Policy | None = None
+    mixing: Mixing | None = None
+
+
 class Loader:
     """Batches of one split.
 
     Args:
         samples: the split.
-        crop: how images are cropped, unless `training` gets another crop.
+        crop: how images are cropped for evaluation, and for training without ``treatment``.
         seed: the recipe's seed.
         workers: decoding threads.
         readers: reads in flight.
@@ -95,6 +133,9 @@ class Loader:
         pin: allocate batches in pinned memory, for a GPU.
         scaling: see `Preparation`.
         order: order of the samples in an epoch (default: a full shuffle).
+        treatment: what happens to the training images of an epoch (0-based).
+        fill: color of what rotations, shears and translations of the augmentation bring in.
+        repeats: how often a step contains each of its images, each time with other draws.
     """
 
     def __init__(
@@ -109,12 +150,19 @@ class Loader:
         pin: bool,
         scaling: bool = False,
         order: Order | None = None,
+        treatment: Callable[[int], Treatment] | None = None,
+        fill: Color = (0, 0, 0),
+        repeats: int = 1,
     ) -> None:
         self.samples = samples
         self.broken = BrokenImages(samples)
-        self.crop = crop
+        self.work = Work()
+        self._crop = crop
+        self._treatment = treatment or (lambda _: Treatment(crop))
         self._seed = seed
         self._order = order or FullShuffle(seed, len(samples))
+        self._fill = fill
+        self._repeats = repeats
         self._prefetch = prefetch
         self._threads = max(readers, workers)
         self._pin = pin
@@ -122,34 +170,36 @@ class Loader:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="read")
 
-    def training(
-        self, plan: BatchPlan, rank: int, epoch: int, first_step: int = 0, crop: Crop | None = None
-    ) -> Iterator[Batch]:
-        """This rank's micro-batches of ``epoch``, from step ``first_step`` to the end of the epoch.
+    def training(self, plan: BatchPlan, rank: int, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """The images of this rank's forward passes of ``epoch``, from step ``first_step`` to the end of the epoch.
 
-        ``crop`` overrides the crop for this epoch, for example with a smaller one in early epochs. A broken image is
-        replaced by the next readable image of the split, cropped with the draws of the broken one.
+        A broken image is replaced by the next readable image of the split, with the draws of the broken one.
         """
         steps = range(first_step, plan.steps_per_epoch(len(self.samples)))
-        return Stream(self._prefetch, self._parts(plan, rank, epoch, steps, crop))
+        return Stream(self._prefetch, self._parts(plan, rank, epoch, steps))
 
     def steps(self) -> Stream:
         """An empty stream, for `add_step`."""
         return Stream(self._prefetch, ())
 
     def add_step(self, stream: Stream, plan: BatchPlan, epoch: int, step: int) -> None:
-        """Append the micro-batches of one step of ``epoch`` to the stream, as for rank 0."""
+        """Append the forward passes of one step of ``epoch`` to the stream, as for rank 0."""
         stream.add(self._parts(plan, 0, epoch, range(step, step + 1)))
 
-    def _parts(self, plan: BatchPlan, rank: int, epoch: int, steps: range, crop: Crop | None = None) -> Iterator[_Pending]:
+    def _parts(self, plan: BatchPlan, rank: int, epoch: int, steps: range) -> Iterator[_Pending]:
+        treatment = self._treatment(epoch)
         chunk = max(1, _ORDER_CHUNK // plan.per_process)
         for part in (steps[i : i + chunk] for i in range(0, len(steps), chunk)):
             firsts = np.array([plan.first(step, rank, 0) for step in part])
-            order = self._order(epoch, (firsts[:, None] + np.arange(plan.per_process)).reshape(-1))
-            for indices in order.reshape(-1, plan.forward_batch):
-                yield self._submit(crop or self.crop, indices, epoch, replace=True)
+            positions = (firsts[:, None] + np.arange(plan.per_process)).reshape(-1)
+            places, repeats = repeated(positions, plan.global_batch, self._repeats)
+            indices = self._order(epoch, places)
+            for start in range(0, len(positions), plan.forward_batch):
+                own = slice(start, start + plan.forward_batch)
+                mix = self._mix(treatment.mixing, epoch, plan, int(positions[start]))
+                yield self._submit(treatment, indices[own], epoch, repeats[own], replace=True, mix=mix)
 
-    def evaluation(self, rank: int, world_size: int, batch: int) -> Iterator[Batch]:
+    def evaluation(self, rank: int, world_size: int, batch: int, crop: Crop | None = None) -> Iterator[Batch]:
         """This rank's part of the split in order, every sample once. Broken images are skipped.
 
         Batch i has the samples ``i * batch`` and following, at every world size; a rank gets complete batches.
@@ -157,7 +207,8 @@ class Loader:
         own = evaluation_share(len(self.samples), rank, world_size, batch)
         starts = range(own.start, own.stop, batch)
         requests = (np.arange(start, min(start + batch, own.stop)) for start in starts)
-        return Stream(self._prefetch, (self._submit(self.crop, indices, 0, replace=False) for indices in requests))
+        centered, once = Treatment(crop or self._crop), np.zeros(1, np.int64)
+        return Stream(self._prefetch, (self._submit(centered, indices, 0, once, replace=False) for indices in requests))
 
     def close(self) -> None:
         """Stop the threads. Tasks that have not started are cancelled."""
@@ -165,22 +216,48 @@ class Loader:
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, crop: Crop, indices: Indices, epoch: int, replace: bool) -> _Pending:
-        size = crop.size
+    def _submit(
+        self,
+        treatment: Treatment,
+        indices: Indices,
+        epoch: int,
+        repeats: Indices,
+        *,
+        replace: bool,
+        mix: torch.Tensor | None = None,
+    ) -> _Pending:
+        crop, size = treatment.crop, treatment.crop.size
         pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8, pin_memory=self._pin)
-        labels = torch.empty(len(indices), dtype=torch.int64, pin_memory=self._pin)
-        draws = uniforms(self._seed, Use.AUGMENT, epoch, indices, crop.draws)
+        labels = blank_labels(self.samples, len(indices), self._pin)
+        draws = uniforms(self._seed, Use.AUGMENT, epoch, indices, crop.draws, repeats)
+        program = self._program(treatment.policy, indices, epoch, repeats)
         indices = indices.copy()  # `_replace` changes it
-        places = Places(crop, indices, draws, pixels.numpy(), labels.numpy())
+        places = Places(crop, indices, draws, program, pixels.numpy(), labels.numpy())
         if self.samples.pixels is not None:
-            return _Pending(pixels, labels, indices, [self._pool.submit(self._fill_from_memory, places)])
+            return _Pending(pixels, labels, indices, mix, [self._pool.submit(self._fill_from_memory, places)])
         assert isinstance(self.samples, EncodedSamples)
         chunk = self._chunk(len(indices))
         parts = []
         for part in (places.part(slice(i, i + chunk)) for i in range(0, len(indices), chunk)):
             read = self._readers.submit(self.samples.several, part.indices)
             parts.append(self._pool.submit(self._fill_from_files, part, read, replace))
-        return _Pending(pixels, labels, indices, parts)
+        return _Pending(pixels, labels, indices, mix, parts)
+
+    def _mix(self, mixing: Mixing | None, epoch: int, plan: BatchPlan, first: int) -> torch.Tensor | None:
+        """The mix of a forward pass that starts with the sample at position ``first`` of the epoch."""
+        if mixing is None:
+            return None
+        mix = torch.from_numpy(mixing(epoch, first // plan.micro_batch, plan.forward_batch // plan.micro_batch))
+        return mix.pin_memory() if self._pin else mix
+
+    def _program(self, policy: Policy | None, indices: Indices, epoch: int, repeats: Indices) -> Program | None:
+        if policy is None:
+            return None
+        return policy.program(uniforms(self._seed, Use.POLICY, epoch, indices, policy.draws, repeats))
+
+    def _augment(self, places: Places) -> None:
+        if places.program is not None:
+            augment.apply(places.pixels, places.program, self._fill)
 
     def _chunk(self, batch: int) -> int:
         """Images per task, so that the batches in preparation have two tasks per thread."""
@@ -190,24 +267,33 @@ class Loader:
 
     def _fill_from_memory(self, places: Places) -> list[bool]:
         assert self.samples.pixels is not None
+        begin = time.perf_counter()
         cut = places.crop.batch(self.samples.pixels[places.indices], places.draws)
         if cut is None:
             images = zip(places.indices, places.draws, strict=True)
             cut = np.stack([places.crop.one(self.samples.image(int(i)), draws) for i, draws in images])
         places.pixels[:] = cut
         places.labels[:] = self.samples.labels[places.indices]
+        self._augment(places)
+        self.work.add(0.0, time.perf_counter() - begin)
         return [True] * len(places.indices)
 
     def _fill_from_files(self, places: Places, read: Future[list[Read]], replace: bool) -> list[bool]:
         """Crop the images that were read. Returns which places were filled."""
         places.labels[:] = self.samples.labels[places.indices]
-        reasons = self._preparation.fill(places.crop, read.result(), places.draws, places.pixels)
+        begin = time.perf_counter()
+        images = read.result()
+        read_at = time.perf_counter()
+        reasons = self._preparation.fill(places.crop, images, places.draws, places.pixels)
         for i, reason in enumerate(reasons):
             if reason is not None:
                 self.broken.add(int(places.indices[i]), reason)
-        return [
+        filled = [
             reason is None or (replace and self._replace(places.part(slice(i, i + 1)))) for i, reason in enumerate(reasons)
         ]
+        self._augment(places)
+        self.work.add(read_at - begin, time.perf_counter() - read_at)
+        return filled
 
     def _replace(self, place: Places) -> bool:
         """Fill the place of a broken image with the next readable one, cropped with the draws of the broken one."""
@@ -228,17 +314,19 @@ class Loader:
 
 @dataclass(frozen=True)
 class Places:
-    """Places in a batch: the n samples to put there, and how to crop them."""
+    """Places in a batch: the n samples to put there, and how to crop and augment them."""
 
     crop: Crop
     indices: Indices
     draws: Draws
+    program: Program | None
     pixels: Pixels
-    labels: NDArray[np.int64]
+    labels: NDArray[np.int64] | NDArray[np.uint8]
 
     def part(self, which: slice) -> Places:
         """Select some of the places."""
-        return Places(self.crop, self.indices[which], self.draws[which], self.pixels[which], self.labels[which])
+        program = None if self.program is None else self.program[which]
+        return Places(self.crop, self.indices[which], self.draws[which], program, self.pixels[which], self.labels[which])
 
 
 class Stream(Iterator[Batch]):
@@ -272,11 +360,12 @@ class _Pending:
     pixels: torch.Tensor
     labels: torch.Tensor
     indices: Indices
+    mix: torch.Tensor | None
     parts: list[Future[list[bool]]]
 
     def result(self) -> Batch:
         filled = [ok for part in self.parts for ok in part.result()]
         if all(filled):
-            return Batch(self.pixels, self.labels, self.indices)
+            return Batch(self.pixels, self.labels, self.indices, self.mix)
         keep = torch.tensor(filled)
         return Batch(self.pixels[keep], self.labels[keep], self.indices[keep.numpy()])

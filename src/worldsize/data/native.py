@@ -1,7 +1,8 @@
-"""Bindings of the native batch decoder: encoded images, boxes and flips in, a batch of pixels out, without the GIL.
+"""Bindings of the native library: decodes, crops and augments batches of images without the GIL.
 
 native/src/worldsize.h documents the interface. The pixels are bit-identical to those of `worldsize.data.decode` and
-Pillow's BILINEAR (if Pillow uses libjpeg-turbo, too). Images that the library does not support are left to Pillow.
+Pillow's BILINEAR or BICUBIC (if Pillow uses libjpeg-turbo, too). Images that the library does not support are left to
+Pillow.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL
@@ -30,11 +32,14 @@ _SIMD = "WORLDSIZE_SIMD"  # "scalar" selects plain C; read by native/src/kernels
 
 MAX_SIZE = 16384
 
-_INTERFACE = 2  # WS_INTERFACE of native/src/worldsize.h
+_INTERFACE = 5  # WS_INTERFACE of native/src/worldsize.h
 
 # The options in native/src/worldsize.h. Pillow 13 changed the order of the two passes of some resizes.
 _SCALING = 1
-_ORDER = 2 if int(PIL.__version__.split(".")[0]) >= 13 else 0
+_NO_MEMORY = 5
+_BICUBIC = 4
+PILLOW_13 = int(PIL.__version__.split(".")[0]) >= 13
+_ORDER = 2 if PILLOW_13 else 0
 
 
 class WrongInterface(Exception):
@@ -73,7 +78,14 @@ class Native:
         return heights, widths, status == 0
 
     def cut(
-        self, buffers: Sequence[Buffer], cuts: NDArray[np.int32], flips: Mask, size: int, out: Pixels, scaling: bool = False
+        self,
+        buffers: Sequence[Buffer],
+        cuts: NDArray[np.int32],
+        flips: Mask,
+        size: int,
+        out: Pixels,
+        bicubic: bool = False,
+        scaling: bool = False,
     ) -> Mask:
         """Decode JPEGs, and crop each to ``size`` x ``size``.
 
@@ -84,6 +96,7 @@ class Native:
             flips: bool (n,): flip horizontally.
             size: side of the result, 1 to 16384 pixels.
             out: uint8 (n, size, size, 3), C-contiguous; written in place.
+            bicubic: resize with bicubic instead of bilinear interpolation.
             scaling: decode at 1/2 or 1/4 of the size if the box stays at least as large as the grid. Faster for large
                 images, but the pixels differ from those of a full-size decode.
 
@@ -93,14 +106,22 @@ class Native:
         Raises:
             ValueError: an array has the wrong shape or type.
         """
-        n, options = len(buffers), _ORDER | scaling * _SCALING
+        n, options = len(buffers), _ORDER | bicubic * _BICUBIC | scaling * _SCALING
         _check(n, cuts, flips, size, out)
         status = np.zeros(n, np.uint8)
         pointers = _Pointers(buffers)
         self._library.ws_decode(n, *pointers.arguments, _at(cuts), _at(flips), size, options, _at(out), _at(status))
         return status == 0
 
-    def raw(self, images: Sequence[Pixels], cuts: NDArray[np.int32], flips: Mask, size: int, out: Pixels) -> Mask:
+    def raw(
+        self,
+        images: Sequence[Pixels],
+        cuts: NDArray[np.int32],
+        flips: Mask,
+        size: int,
+        out: Pixels,
+        bicubic: bool = False,
+    ) -> Mask:
         """Like `cut`, for decoded images: uint8 (height, width, 3), C-contiguous, of any sizes.
 
         Raises:
@@ -112,11 +133,33 @@ class Native:
         heights = np.array([p.shape[0] for p in images], np.int32)
         widths = np.array([p.shape[1] for p in images], np.int32)
         status = np.zeros(len(images), np.uint8)
+        n, options = len(images), _ORDER | bicubic * _BICUBIC
         data = np.array([p.ctypes.data for p in images], np.uintp)
-        self._library.ws_raw(
-            len(images), _at(data), _at(heights), _at(widths), _at(cuts), _at(flips), size, _ORDER, _at(out), _at(status)
-        )
+        sizes = _at(heights), _at(widths)
+        self._library.ws_raw(n, _at(data), *sizes, _at(cuts), _at(flips), size, options, _at(out), _at(status))
         return status == 0
+
+    def augment(self, images: Pixels, program: NDArray[np.float64], fill: tuple[int, int, int]) -> None:
+        """Apply operations to images, in place, with Pillow's pixels.
+
+        Args:
+            images: uint8 (n, size, size, 3), C-contiguous, size 1 to 16384.
+            program: float64 (n, slots, 8), C-contiguous: rows of `worldsize.data.operations`.
+            fill: color of what affine maps bring in.
+
+        Raises:
+            ValueError: an array has the wrong shape or type, or a row is invalid; then no image has changed.
+            MemoryError: there is no memory for one image.
+        """
+        size = images.shape[1]
+        _expect("images", images, (len(images), size, size, 3), np.uint8)
+        _expect("program", program, (len(images), program.shape[1], 8), np.float64)
+        color = np.array(fill, np.uint8)
+        result = self._library.ws_augment(len(images), program.shape[1], _at(program), _at(color), size, _at(images))
+        if result == _NO_MEMORY:
+            raise MemoryError("no memory to augment an image")
+        if result:
+            raise ValueError("an operation of the program is invalid: see native/src/worldsize.h")
 
     def read(
         self, files: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]
@@ -159,15 +202,16 @@ def _at(array: NDArray[np.generic]) -> ctypes.c_void_p:
 def _check(n: int, cuts: NDArray[np.int32], flips: Mask, size: int, out: Pixels) -> None:
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"size {size} is not between 1 and {MAX_SIZE}")
-    for name, array, shape, dtype in (
-        ("cuts", cuts, (n, 8), np.int32),
-        ("flips", flips, (n,), np.bool_),
-        ("out", out, (n, size, size, 3), np.uint8),
-    ):
-        if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
-            raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}, C-contiguous, not {array.dtype} {array.shape}")
+    _expect("cuts", cuts, (n, 8), np.int32)
+    _expect("flips", flips, (n,), np.bool_)
+    _expect("out", out, (n, size, size, 3), np.uint8)
     if not out.flags.writeable:
         raise ValueError("out is read-only")
+
+
+def _expect(name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+    if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}, C-contiguous, not {array.dtype} {array.shape}")
 
 
 def load() -> Native | None:

@@ -37,6 +37,23 @@ class FullShuffle:
         return permute(self.seed, epoch, positions, self.samples)
 
 
+def repeated(positions: Indices, global_batch: int, repeats: int) -> tuple[Indices, Indices]:
+    """Repeated augmentation (Hoffer et al. 2019, arXiv 1901.09335): each image of a step appears in it ``repeats`` times.
+
+    The copies of an image are as far apart as possible, so they are in different micro-batches. An epoch keeps its number of
+    steps and contains 1 / ``repeats`` of the images, as in the trainers of DeiT, timm and torchvision.
+
+    Args:
+        positions: in the epoch without repetition, shape (n,).
+
+    Returns:
+        The positions of the images to use instead, and the repetition of each (0 to ``repeats`` - 1), shape (n,).
+    """
+    distinct = -(-global_batch // repeats)
+    step, offset = positions // global_batch, positions % global_batch
+    return step * distinct + offset % distinct, offset // distinct
+
+
 def permute(seed: int, epoch: ArrayLike, k: ArrayLike, n: int, part: ArrayLike = 0) -> Indices:
     """Return the sample at position ``k`` of an epoch over ``n`` samples.
 

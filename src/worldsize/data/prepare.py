@@ -53,7 +53,7 @@ class Preparation:
         if len(raw) == len(images):
             heights, widths = np.array([image.shape[:2] for image in raw], np.int64).reshape(-1, 2).T
             cuts = crop.cuts(heights, widths, draws)
-            return none if cuts is None else self._native.raw(raw, cuts, flips, size, out)
+            return none if cuts is None else self._native.raw(raw, cuts, flips, size, out, crop.bicubic)
         encoded = [image if isinstance(image, (bytes, memoryview)) else b"" for image in images]
         heights, widths, known = self._native.headers(encoded)
         # The sizes of the other images are unknown; the native decoder ignores their cuts.
@@ -61,7 +61,7 @@ class Preparation:
         cuts = crop.cuts(heights, widths, draws)
         if cuts is None:
             return none
-        return self._native.cut(encoded, cuts, flips, size, out, scaling=self._scaling)
+        return self._native.cut(encoded, cuts, flips, size, out, crop.bicubic, self._scaling)
 
 
 def _with_pillow(crop: Crop, image: Read, draws: Draws, out: Pixels) -> str | None:

@@ -28,6 +28,8 @@ class Use(IntEnum):
     AUGMENT = 1
     TORCH = 2
     SYNTHETIC = 3
+    POLICY = 4
+    MIX = 5
 
 
 def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[int, int]) -> NDArray[np.uint64]:
@@ -59,18 +61,20 @@ def key_of(seed: int) -> tuple[int, int]:
     return seed & _WORD, seed >> 32 & _WORD
 
 
-def uniforms(seed: int, use: Use, epoch: int, samples: ArrayLike, count: int) -> NDArray[np.float64]:
+def uniforms(seed: int, use: Use, epoch: int, samples: ArrayLike, count: int, repeats: ArrayLike = 0) -> NDArray[np.float64]:
     """Make ``count`` uniform draws for each sample.
 
     Args:
         samples: integer array of shape (n,), each below 2**32.
+        repeats: which repetition of the sample within the epoch each is, shape (n,), below 2**24.
 
     Returns:
         float64 array of shape (n, count), in [0, 1), multiples of 2**-32.
     """
     blocks = -(-count // 4)
     index = np.asarray(samples, dtype=np.uint64)[:, None]
-    words = philox((index, epoch, np.arange(blocks, dtype=np.uint64)[None, :], int(use)), key_of(seed))
+    purpose = np.asarray(repeats, dtype=np.uint64).reshape(-1, 1) << np.uint64(8) | np.uint64(use)
+    words = philox((index, epoch, np.arange(blocks, dtype=np.uint64)[None, :], purpose), key_of(seed))
     flat = words.transpose(1, 2, 0).reshape(len(index), blocks * 4)[:, :count]
     return cast(NDArray[np.float64], flat * 2.0**-32)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import stat
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +32,42 @@ class Samples(ABC):
     """Images 0 .. len-1 and their labels.
 
     Attributes:
-        labels: int32 (n,), each below ``len(classes)``.
+        labels: int32 (n,), each below ``len(classes)``; or, if images have several labels, uint8 (n, len(classes)), 1 for
+            each label of an image and 0 for the others.
         classes: class names, in label order.
         fingerprint: hex; changes when the split changes.
     """
 
-    labels: NDArray[np.int32]
+    labels: NDArray[np.int32] | NDArray[np.uint8]
     classes: tuple[str, ...]
     fingerprint: str
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image can have several labels, or none."""
+        return self.labels.ndim == 2
+
+    def class_counts(self) -> NDArray[np.int64]:
+        """The number of images of each class, (classes,)."""
+        if self.multilabel:
+            return self.labels.sum(0, dtype=np.int64)
+        return np.bincount(self.labels, minlength=len(self.classes))
+
+    def label_names(self, index: int) -> tuple[str, ...]:
+        """The labels of an image, in the order of the classes."""
+        label = self.labels[index]
+        return tuple(self.classes[i] for i in (np.flatnonzero(label) if self.multilabel else [int(label)]))
+
+    def relabeled(self, labels: NDArray[np.int32]) -> Samples:
+        """The same images with other labels, int32 (n,), and another fingerprint."""
+        other = object.__new__(type(self))
+        other.__dict__ |= self.__dict__
+        other.labels = labels
+        other.fingerprint = hashlib.sha256(self.fingerprint.encode() + labels.tobytes()).hexdigest()
+        return other
 
     @property
     def pixels(self) -> NDArray[np.uint8] | None:
@@ -50,6 +77,10 @@ class Samples(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """The image's name in messages."""
+
+    def key(self, index: int) -> str:
+        """What identifies the image in its split: its path, or its name if it is not stored as a file."""
+        return self.name(index)
 
     @abstractmethod
     def image(self, index: int) -> Image.Image:
@@ -83,6 +114,9 @@ class EncodedSamples(Samples):
     def path(self, index: int) -> str:
         """The image's path in its split: unique, relative, separated by ``/``."""
 
+    def key(self, index: int) -> str:
+        return self.path(index)
+
     @abstractmethod
     def length(self, index: int) -> int:
         """The image's size in bytes, without reading it.
@@ -98,6 +132,14 @@ class EncodedSamples(Samples):
         Raises:
             BrokenImage: they cannot be read, or do not match their checksum.
         """
+
+    def opened(self, index: int) -> BinaryIO:
+        """The image's bytes as a file: where it is one, only what is read of it is fetched.
+
+        Raises:
+            BrokenImage: see `encoded`.
+        """
+        return io.BytesIO(self.encoded(index))
 
     def stored(self, index: int) -> Stored:
         """The image as stored: its encoded bytes, or its pixels if it is stored raw.
@@ -143,6 +185,11 @@ class Dataset:
         return self.train.classes
 
     @property
+    def multilabel(self) -> bool:
+        """Whether an image can have several labels, or none."""
+        return self.train.multilabel
+
+    @property
     def fingerprint(self) -> dict[str, str | int]:
         """What a checkpoint saves about the data, to detect changes."""
         return {
@@ -181,10 +228,11 @@ class FileSamples(EncodedSamples):
 
     Args:
         root: the folder of the split.
-        folders: each class's folder, relative to ``root`` ("" if there are no class folders).
-        files: all file names (without folder), UTF-8, concatenated.
+        folders: each class's folder, relative to ``root`` ("" if there are no class folders); empty if images have several
+            labels.
+        files: all file names (without folder), UTF-8, concatenated; paths relative to ``root`` if there are no ``folders``.
         ends: int64 (n,), the end of each name in ``files``.
-        labels: int32 (n,).
+        labels: int32 (n,), or uint8 (n, classes).
         classes: names in label order.
     """
 
@@ -194,7 +242,7 @@ class FileSamples(EncodedSamples):
         folders: tuple[str, ...],
         files: bytes,
         ends: NDArray[np.int64],
-        labels: NDArray[np.int32],
+        labels: NDArray[np.int32] | NDArray[np.uint8],
         classes: tuple[str, ...],
     ) -> None:
         self.root = root
@@ -202,6 +250,7 @@ class FileSamples(EncodedSamples):
         self.files = files
         self.ends = ends
         self.labels = labels
+        self._folder_of = labels  # stays when images get other labels
         self.classes = classes
         digest = hashlib.sha256("\0".join((*classes, *folders)).encode("utf-8", "surrogateescape"))
         for part in (files, ends.tobytes(), labels.tobytes()):
@@ -226,18 +275,22 @@ class FileSamples(EncodedSamples):
     def encoded(self, index: int) -> bytes:
         path = self._path(index)
         try:
-            # Without O_NONBLOCK, opening a FIFO blocks until there is a writer. For regular files, it has no effect.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            with open(descriptor, "rb", buffering=0) as file:
-                _require_regular(os.fstat(descriptor))
+            with _opened(path) as file:
                 return file.read()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+    def opened(self, index: int) -> BinaryIO:
+        path = self._path(index)
+        try:
+            return _opened(path)
         except OSError as error:
             raise _unreadable(path, error) from error
 
     def _path(self, index: int) -> Path:
         start = int(self.ends[index - 1]) if index else 0
         file = self.files[start : int(self.ends[index])].decode("utf-8", "surrogateescape")
-        return self.root / self.folders[self.labels[index]] / file
+        return self.root / (self.folders[self._folder_of[index]] if self.folders else "") / file
 
 
 _KINDS = {
@@ -247,6 +300,17 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+def _opened(path: Path) -> io.FileIO:
+    # Without O_NONBLOCK, opening a FIFO blocks until there is a writer. For regular files, it has no effect.
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+    try:
+        _require_regular(os.fstat(file.fileno()))
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _require_regular(status: os.stat_result) -> None:

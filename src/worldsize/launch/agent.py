@@ -13,12 +13,13 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from worldsize.errors import PERMANENT, SIGNAL_BASE, SUCCESS, Stopped, Unmet, UserError, first_line
+from worldsize.launch import nodes, route
 from worldsize.launch.local import Outcome, cause, reports, run_elastic
 from worldsize.place import LOCAL_LAUNCH
 
@@ -46,12 +47,17 @@ class Node:
     address: str
 
 
-def discover(run_id: str, env: Mapping[str, str] = os.environ) -> Node:
-    """This node's place, from torchrun's PET_* variables.
+def discover(run_id: str, env: MutableMapping[str, str] = os.environ, procs: int | None = None) -> Node:
+    """This node's place, from torchrun's PET_* variables or those of a scheduler, see `nodes`.
+
+    Args:
+        procs: processes per node, where the scheduler does not say.
 
     Raises:
         UserError: a variable is missing or invalid.
     """
+    if "PET_NPROC_PER_NODE" not in env and (found := nodes.torchrun_variables(env, procs)) is not None:
+        env.update(found)
     try:
         minimum, _, maximum = env.get("PET_NNODES", "1").partition(":")
         endpoint = env.get("PET_RDZV_ENDPOINT") or f"{env['PET_MASTER_ADDR']}:{env['PET_MASTER_PORT']}"
@@ -68,7 +74,10 @@ def discover(run_id: str, env: Mapping[str, str] = os.environ) -> Node:
             env.get("WORLDSIZE_ADDRESS", here),
         )
     except KeyError as missing:
-        raise UserError(f"{missing.args[0]} is not set: `worldsize agent` requires torchrun's PET_* variables") from None
+        raise UserError(
+            f"{missing.args[0]} is not set: `worldsize agent` requires torchrun's PET_* variables, or those of SkyPilot, "
+            "dstack, PBS or LSF"
+        ) from None
     except ValueError as error:
         raise UserError(f"invalid PET_* variables: torchrun cannot read them: {error}") from None
 
@@ -87,6 +96,7 @@ def run(argv: Sequence[str], node: Node) -> Outcome:
     # The elastic agent handles signals only once its workers run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(RETRYABLE))
     os.environ[AGENT] = "1"
+    node = _on_the_route(node)
     # Otherwise the ranks rendezvous in the agents' store under a restart count on which agents may disagree.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     lost_since: float | None = None
@@ -106,6 +116,21 @@ def run(argv: Sequence[str], node: Node) -> Outcome:
                 return Outcome(Unmet.exit_code, message)
             print(f"worldsize: waiting for {node.host}:{node.port} ({reason})", file=sys.stderr, flush=True)
             time.sleep(2)
+
+
+def _on_the_route(node: Node) -> Node:
+    """The node with its address on the route to the hosts in WORLDSIZE_PEERS; gloo and NCCL get its interface."""
+    for peer in filter(None, os.environ.get("WORLDSIZE_PEERS", "").split(",")):
+        found = route.to(peer)
+        if found is None or found[0] == "lo":
+            continue
+        interface, address = found
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, interface)
+        chosen = os.environ["GLOO_SOCKET_IFNAME"]
+        print(f"worldsize: {socket.gethostname()} uses the interface {chosen}; {peer} is reached by {interface}", flush=True)
+        return node if "WORLDSIZE_ADDRESS" in os.environ else replace(node, address=address)
+    return node
 
 
 def _once(argv: Sequence[str], node: Node) -> Outcome:

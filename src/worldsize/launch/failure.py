@@ -23,17 +23,22 @@ def fail(message: str, code: int) -> int:
     return worker_exit_code(code)
 
 
-def fail_internally(trace: str) -> int:
-    """Report an unexpected exception. Only this process knows of it, so it prints, whatever its rank."""
-    message = f"internal error in worldsize or in a library; please report it:\n{trace}"
-    report(message, INTERNAL_ERROR)
-    if _prints(INTERNAL_ERROR):
+def fail_alone(message: str, code: int) -> int:
+    """Report a failure of this process only: it prints, whatever its rank. Returns the exit code if there are no others."""
+    report(message, code)
+    if _prints(code):
         print(f"worldsize: {message}", file=sys.stderr)
     if os.environ.get("WORLD_SIZE", "1") != "1" or any(name in os.environ for name in _LAUNCHED):
         # A regular exit would wait for the other ranks, which wait for this one.
+        sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(INTERNAL_ERROR)
-    return INTERNAL_ERROR
+        os._exit(worker_exit_code(code))
+    return worker_exit_code(code)
+
+
+def fail_internally(trace: str) -> int:
+    """Report an unexpected exception of this process."""
+    return fail_alone(f"internal error in worldsize or in a library; please report it:\n{trace}", INTERNAL_ERROR)
 
 
 def _prints(code: int) -> bool:

@@ -92,6 +92,16 @@ def validate(recipe: Recipe) -> None:
             f"forward_batch {recipe.forward_batch} does not work with {because}, which needs each micro-batch of "
             f"{recipe.micro_batch} in a forward pass of its own: leave it out, or raise --micro-batch"
         )
+    if recipe.average.name != "none" and not chosen.averages:
+        raise UserError(
+            f"average.name {recipe.average.name} does not work with strategy {chosen.name}, whose processes have different "
+            "weights between averagings: use --average.name none or --parallel.strategy ddp"
+        )
+    if recipe.optimizer.sam_rho and not chosen.sharpens:
+        raise UserError(
+            f"optimizer.sam_rho {recipe.optimizer.sam_rho:g} does not work with strategy {chosen.name}: leave it out, or "
+            "use --parallel.strategy ddp"
+        )
     chosen.validate(recipe)
 
 

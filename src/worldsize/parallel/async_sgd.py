@@ -25,6 +25,7 @@ class Strategy(base.Strategy):
     processes = "any"
     identity_settings = ("max_staleness",)
     settings = identity_settings
+    averages = False
     asynchronous = True
 
     @classmethod

@@ -68,7 +68,7 @@ class Variant:
 class Parts:
     """What a strategy works on.
 
-    ``model`` is the network itself, ``module`` what to call for its forward pass (the network or its compiled form).
+    ``model`` is the network itself, ``module`` the `objective.Objective` around it, or its compiled form.
     """
 
     model: nn.Module
@@ -101,7 +101,10 @@ class Strategy(ABC):
         settings: the settings of `recipe.Parallel` that it reads and not every strategy does.
         identity_settings: those of ``settings`` that change a run's numbers.
         same_bits: whether a run has the same bits at every world size, not only the same numbers up to rounding.
+        averages: whether the recipe's `average` of weights works with it: all ranks have the same weights after a step.
+        sharpens: whether `sharpness` works with it: all ranks have the same gradient after the last backward pass.
         asynchronous: whether ranks do not step together, see `worldsize.asynchronous`.
+        captured: whether CUDA graphs can contain its steps.
         needs_mpi: whether a cluster must start it with mpirun.
         local_gradients: whether ranks still hold different gradients when ``update`` is called.
         loss_divisor: the loss of a micro-batch is divided by it before the backward pass.
@@ -118,7 +121,10 @@ class Strategy(ABC):
     settings: ClassVar[tuple[str, ...]] = ()
     identity_settings: ClassVar[tuple[str, ...]] = ()
     same_bits: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
+    sharpens: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False
+    captured: ClassVar[bool] = False
     needs_mpi: ClassVar[bool] = False
     local_gradients: bool = False
     loss_divisor: int

@@ -23,6 +23,7 @@ class Strategy(base.Strategy):
     """Synchronous averaging with `tree_reduce.TreeReducer` instead of an all-reduce."""
 
     name = "bitwise"
+    sharpens = True
     about = "averages gradients; the same bits at any world size"
     processes = "any"
     settings = ("bucket_mb", "threads")

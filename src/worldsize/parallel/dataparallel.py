@@ -32,6 +32,14 @@ class Strategy(base.Strategy):
         return True
 
     @classmethod
+    def validate(cls, recipe: Recipe) -> None:
+        if recipe.loss.teacher is not None:
+            raise UserError(
+                "strategy dataparallel does not support loss.teacher, which needs one process per device: "
+                "use --parallel.strategy ddp"
+            )
+
+    @classmethod
     def check(cls, recipe: Recipe, place: Place) -> None:
         if not base.uses_gpu(recipe):
             raise UserError(

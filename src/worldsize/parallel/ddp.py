@@ -15,6 +15,7 @@ from worldsize.parallel import base
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from worldsize.place import Place
     from worldsize.recipe import Parallel, Recipe
@@ -24,6 +25,7 @@ class Strategy(base.Strategy):
     """torch's DistributedDataParallel; the mean of all ranks' gradients, sent once per step."""
 
     name = "ddp"
+    sharpens = True
     about = "averages gradients during backward"
     identity_settings = ("compression", "powersgd_rank", "powersgd_start", "sync_batchnorm")
     settings = ("bucket_mb", "gradient_as_bucket_view", "static_graph", "predivide", *identity_settings)
@@ -63,7 +65,6 @@ class Strategy(base.Strategy):
         ]
 
     def __init__(self, parts: base.Parts) -> None:
-        from torch import nn
         from torch.nn.parallel import DistributedDataParallel
 
         from worldsize.parallel import hooks
@@ -71,7 +72,7 @@ class Strategy(base.Strategy):
         super().__init__(parts)
         settings, world = parts.settings, parts.world
         if settings.sync_batchnorm:
-            nn.SyncBatchNorm.convert_sync_batchnorm(parts.model)
+            synchronize_norms(parts.model)
         self._ddp = DistributedDataParallel(
             parts.module,
             device_ids=[world.device] if world.device.type == "cuda" else None,
@@ -111,3 +112,16 @@ class Strategy(base.Strategy):
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         self._hook.load_state(state)
+
+
+def synchronize_norms(model: nn.Module) -> None:
+    """Replace BatchNorm layers by SyncBatchNorm, except frozen ones: torch would convert these too, and they would learn."""
+    from torch.nn import SyncBatchNorm
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from worldsize.freezing import FrozenBatchNorm2d
+
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, _BatchNorm) and not isinstance(child, FrozenBatchNorm2d):
+                setattr(module, name, SyncBatchNorm.convert_sync_batchnorm(child))

@@ -145,8 +145,10 @@ class PowerSGD(Average):
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
         self._rehearsing = True
-        yield
-        self._rehearsing = False
+        try:
+            yield
+        finally:
+            self._rehearsing = False
 
     def state(self) -> dict[str, torch.Tensor]:
         return {f"powersgd.{name}": tensor for name, tensor in self._memory.items()} | {

@@ -25,6 +25,7 @@ class Strategy(base.Strategy):
     about = "steps alone, then averages weights"
     identity_settings = ("local_steps", "local_after", "average_momentum")
     settings = identity_settings
+    averages = False
     local_gradients = True
 
     def __init__(self, parts: base.Parts) -> None:

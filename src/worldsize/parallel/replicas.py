@@ -14,11 +14,7 @@ from worldsize.model import norms
 
 
 class Replicas(nn.DataParallel[nn.Module]):
-    """Differs from nn.DataParallel in two respects.
-
-    nn.DataParallel keeps the running statistics of the first replica only; here `average_statistics` averages them. And its
-    threads enter autocast with the default format, fp16, whatever the caller chose (torch 2.12).
-    """
+    """nn.DataParallel keeps the running statistics of the first replica only; here `average_statistics` averages them."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -26,8 +22,6 @@ class Replicas(nn.DataParallel[nn.Module]):
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         self._replicas = replicas
-        device = inputs[0][0].device.type
-        autocast, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         grad = torch.is_grad_enabled()
 
         def forward(replica: nn.Module, own_inputs: Any, own_kwargs: Any) -> Any:
@@ -35,7 +29,6 @@ class Replicas(nn.DataParallel[nn.Module]):
             with (
                 torch.cuda.device(place) if place.type == "cuda" else nullcontext(),
                 torch.set_grad_enabled(grad),
-                torch.autocast(device, dtype=dtype, enabled=autocast),
             ):
                 return replica(*own_inputs, **own_kwargs)
 

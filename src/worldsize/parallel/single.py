@@ -14,8 +14,10 @@ class Strategy(base.Strategy):
     """The plain optimizer step."""
 
     name = "single"
+    sharpens = True
     about = "one device: the reference"
     processes = "one"
+    captured = True
 
     @classmethod
     def exact(cls, settings: Parallel) -> bool:

@@ -106,6 +106,7 @@ class TreeMean:
     def __init__(self, rank: int, size: int, accumulation: int, exchange: Exchange) -> None:
         self._rank = rank
         self._layouts = [layout(r * accumulation, accumulation) for r in range(size)]
+        self._rounds = rounds([place for nodes_of_rank in self._layouts for place in nodes_of_rank])
         self._scale = 1 / (size * accumulation)
         self._exchange = exchange
 
@@ -131,11 +132,33 @@ class TreeMean:
 
     def _add(self, nodes: torch.Tensor) -> torch.Tensor:
         """Add the nodes of all ranks, (number of nodes, n), into the first one, which becomes the mean; returns it."""
-        tree: TreeSum[torch.Tensor] = TreeSum(torch.Tensor.add_)
-        places = [place for nodes_of_rank in self._layouts for place in nodes_of_rank]
-        for node, (level, index) in zip(nodes, places, strict=True):
-            tree.push(node, index, level)
-        return tree.total().mul_(self._scale)
+        rows = list(nodes)
+        for pairs in self._rounds:
+            # On a GPU one kernel for all additions of a round, not one for each of up to W - 1.
+            torch._foreach_add_([rows[left] for left, _ in pairs], [rows[right] for _, right in pairs])
+        return rows[0].mul_(self._scale)
+
+
+def rounds(places: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """The additions of `TreeSum` over nodes at these (level, index), as pairs (left, right) of the nodes' numbers.
+
+    Those of a round are independent of each other; ``left += right``, round after round, leaves the sum in node 0.
+    """
+    found: list[list[tuple[int, int]]] = []
+
+    def add(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+        """Of a node's number and the round in which it is complete."""
+        after = max(left[1], right[1])
+        if after == len(found):
+            found.append([])
+        found[after].append((left[0], right[0]))
+        return left[0], after + 1
+
+    tree: TreeSum[tuple[int, int]] = TreeSum(add)
+    for number, (level, index) in enumerate(places):
+        tree.push((number, 0), index, level)
+    tree.total()
+    return found
 
 
 class _Bucket:
@@ -221,7 +244,7 @@ def broadcast(tensors: list[torch.Tensor], world_size: int) -> None:
 
 
 class _Runner(Protocol):
-    """Runs work in the order in which it is submitted, beside the backward pass."""
+    """Runs work in the order in which it is submitted, during the backward pass."""
 
     def submit(self, work: Callable[[], object]) -> None: ...
 

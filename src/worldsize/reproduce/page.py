@@ -78,7 +78,7 @@ def _figures(seen: Seen, classes: list[str]) -> list[str]:
     arrays = seen.arrays
     found = []
     for i in np.argsort(-arrays["losses"], kind="stable"):
-        label, prediction = (classes[int(arrays[key][i])] for key in ("labels", "predictions"))
+        label, prediction = (_named(arrays[key][i], classes) for key in ("labels", "predictions"))
         wrong = " class=wrong" if label != prediction else ""
         found.append(
             f'<figure{wrong}><img alt="" src="{_image(arrays["pixels"][i])}"><figcaption>'
@@ -87,6 +87,12 @@ def _figures(seen: Seen, classes: list[str]) -> list[str]:
             f"<span class=muted>{html.escape(str(arrays['names'][i]))}</span></figcaption></figure>"
         )
     return found
+
+
+def _named(labels: NDArray[np.integer[Any]], classes: list[str]) -> str:
+    """The name of a label, or of several: 0 or 1 for each class."""
+    numbers = np.flatnonzero(labels) if labels.ndim else [int(labels)]
+    return ", ".join(classes[i] for i in numbers) or "no label"
 
 
 def _image(pixels: NDArray[np.uint8]) -> str:

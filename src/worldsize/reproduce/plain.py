@@ -7,14 +7,15 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.amp.grad_scaler import GradScaler
 
-from worldsize import batch, model, optim, precision, schedule
+from worldsize import batch, model, optim, precision, pretrained, schedule, supervision
 from worldsize.data import open_dataset
 from worldsize.data.loader import Batch
 from worldsize.data.pixels import Normalise
 from worldsize.data.rng import Use, seed_of
 from worldsize.loaders import train_loader
+from worldsize.objective import Objective
 from worldsize.place import Place
 from worldsize.precision import Precision
 from worldsize.recipe import Recipe
@@ -41,11 +42,16 @@ def train(recipe: Recipe, cache: Path, steps: int, threads: int) -> PlainSteps:
     number_format = precision.resolve(recipe, world.device)
     number_format.apply()
     network = model.build(recipe, len(dataset.classes), world.device, number_format.weights)
+    if recipe.model.weights is not None:
+        pretrained.load(network, recipe)
     normalise = Normalise(recipe.data, world.device, number_format.weights)
-    loop = _Loop(recipe, network, optim.build(network, recipe.optimizer, world.device), number_format, normalise)
+    aims = supervision.build(recipe, dataset, supervision.teacher_checkpoint(recipe), world.device, number_format.weights)
+    objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
+    peak = schedule.peak_lr(recipe.optimizer, plan.global_batch)
+    optimizer = optim.build(network, recipe.optimizer, world.device, peak=peak)
+    loop = _Loop(recipe, network, optimizer, number_format, objective)
     loader = train_loader(recipe, dataset.train, plan, world)
     per_epoch = plan.steps_per_epoch(len(dataset.train))
-    peak = schedule.peak_lr(recipe.optimizer, plan.global_batch)
     losses: list[float] = []
     try:
         while len(losses) < steps:
@@ -64,20 +70,15 @@ class _Loop:
     network: nn.Module
     optimizer: torch.optim.Optimizer
     number_format: Precision
-    normalise: Normalise
+    objective: Objective
 
     def step(self, step: int, micro_batches: list[Batch]) -> float:
         """One optimizer step with plain gradient accumulation; returns the mean loss."""
-        recipe, n, total = self.recipe, len(micro_batches), 0.0
+        recipe = self.recipe
         scaler = self.number_format.scaler()  # a few steps: its initial scale is enough
-        for i, images in enumerate(micro_batches):
-            torch.manual_seed(seed_of(recipe.seed, Use.TORCH, step, i))  # dropout
-            with self.number_format.autocast():
-                logits = self.network(self.normalise(images.pixels))
-                labels = images.labels.to(logits.device)
-                loss = functional.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
-            scaler.scale(loss / n).backward()
-            total += loss.item() / n
+        total = self._accumulate(step, micro_batches, scaler)
+        if recipe.optimizer.sam_rho and step % recipe.optimizer.sam_every == 0:
+            self._sharpen(step, micro_batches, scaler)
         scaler.unscale_(self.optimizer)
         if recipe.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), recipe.optimizer.clip_norm)
@@ -85,3 +86,30 @@ class _Loop:
         scaler.update()
         self.optimizer.zero_grad()
         return total
+
+    def _accumulate(self, step: int, micro_batches: list[Batch], scaler: GradScaler) -> float:
+        """Add the gradients of the micro-batches; returns their mean loss."""
+        n, total = len(micro_batches), 0.0
+        for i, images in enumerate(micro_batches):
+            torch.manual_seed(seed_of(self.recipe.seed, Use.TORCH, step, i))  # dropout
+            losses, _ = self.objective(images.pixels, images.labels.to(self.number_format.device), images.mix)
+            loss = losses.mean()
+            scaler.scale(loss / n).backward()
+            total += loss.item() / n
+        return total
+
+    def _sharpen(self, step: int, micro_batches: list[Batch], scaler: GradScaler) -> None:
+        """Sharpness-aware minimization, parameter by parameter."""
+        parameters = [p for p in self.network.parameters() if p.grad is not None]
+        gradients = [p.grad.clone() for p in parameters if p.grad is not None]
+        norm = torch.sqrt(sum((g.double().square().sum() for g in gradients), torch.zeros((), dtype=torch.float64)))
+        moves = [self.recipe.optimizer.sam_rho * g / norm.to(g.dtype) for g in gradients]
+        before = [p.detach().clone() for p in parameters]
+        with torch.no_grad():
+            for parameter, move in zip(parameters, moves, strict=True):
+                parameter.add_(move)
+        self.optimizer.zero_grad()
+        self._accumulate(step, micro_batches, scaler)
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)

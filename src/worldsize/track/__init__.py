@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from worldsize.errors import UserError
 from worldsize.recipe import Track
 from worldsize.run import RunFolder
-from worldsize.track.base import Epoch, Facts, Step, Summary, Tracker
+from worldsize.track import kubeflow
+from worldsize.track.base import Epoch, Facts, Step, Summary, Tracker, Window
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,10 @@ class Trackers:
     def steps(self, steps: Sequence[Step]) -> None:
         """Called with the steps completed since the last call, in order."""
         self._each(lambda t: t.steps(steps))
+
+    def window(self, window: Window) -> None:
+        """Called after `steps`, with where their time went."""
+        self._each(lambda t: t.window(window))
 
     def evaluating(self, done: int, total: int) -> None:
         """Called during evaluation, with the number of samples this rank has completed and its total."""
@@ -60,9 +65,10 @@ def check(settings: Track) -> None:
 
 
 def build(settings: Track, folder: RunFolder, resumed_step: int) -> Trackers:
-    """Console, JSONL and the recipe's trackers, for rank 0."""
+    """Console, JSONL, the recipe's trackers and, in a TrainJob's pod, Kubeflow's, for rank 0."""
     trackers = []
-    for name in ("console", "jsonl", *settings.trackers):
+    in_trainjob = ["kubeflow"] if kubeflow.requested() else []
+    for name in ("console", "jsonl", *settings.trackers, *in_trainjob):
         try:
             trackers.append(_module(name).Tracker(settings, folder, resumed_step))
         except Exception as error:

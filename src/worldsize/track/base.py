@@ -36,6 +36,7 @@ class Facts:
     steps_per_epoch: int
     total_steps: int
     first_step: int
+    multilabel: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class Step:
     ``loss`` is the mean training loss over the global batch, ``top1`` the fraction of correct predictions in it (0 to 1),
     ``grad_norm`` the L2 norm of the gradient before clipping (if ranks do not average gradients: the mean of their norms).
     Times are milliseconds, the mean over ranks: ``data_ms`` is spent waiting for images, ``communication_ms`` waiting for
-    other ranks after this rank's backward pass, ``compute_ms`` is the rest of ``step_ms``. ``sent_bytes`` is the number of
+    other ranks after this rank's backward pass, ``overhead_ms`` in the loop between two steps (metrics, checkpoints; 0 on
+    GPUs, where it overlaps), ``compute_ms`` is the rest of ``step_ms``. ``straggler_ms`` is the part of
+    ``communication_ms`` spent waiting for slower ranks, not for the transfer. ``sent_bytes`` is the number of
     bytes that one rank sends, the mean over ranks. ``rank_images_per_s`` is each rank's samples divided by its time without
     communication: it shows which rank slows down the others. With many ranks it is empty, unless `recipe.Track.every_rank`
     is set; ``rank_quantiles`` then has the minimum, the quartiles and the maximum of these speeds, and ``slowest_ranks`` the
@@ -73,13 +76,35 @@ class Step:
     chain: str = ""
     rank_quantiles: list[float] = field(default_factory=list)
     slowest_ranks: dict[int, float] = field(default_factory=dict)
+    straggler_ms: float = 0.0
+    overhead_ms: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where the time of some successive steps went.
+
+    ``step`` is the last of them and ``steps`` their number. ``between_s`` has seconds between the steps of two epochs since
+    the last window, on rank 0: ``evaluation``, ``checkpoint``, ``metrics`` and ``other``. The rest is about ``ranks``, all
+    of them or with many ranks the slowest: ``ms`` has one list for each of `worldsize.window.PARTS` and
+    `worldsize.window.USAGE`, with a mean per step for each of these ranks. ``mean_ms`` is the mean over all ranks.
+    """
+
+    step: int
+    steps: int
+    between_s: dict[str, float]
+    ranks: list[int]
+    ms: dict[str, list[float]]
+    mean_ms: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Epoch:
     """An evaluation. train_* are means over the steps since the last one, val_* over the validation set.
 
+    With averaged weights, val_* are theirs and raw_* those of the weights themselves; otherwise raw_* are None. *_map and
+    *_f1 are None unless images have several labels, see `worldsize.evaluate.Result`.
     ``details`` for async: the number of gradients applied at each staleness (0, 1, ...), the number of dropped gradients,
     and each worker's images/s.
     """
@@ -96,6 +121,13 @@ class Epoch:
     images_per_s: float
     train_s: float
     val_s: float
+    raw_loss: float | None = None
+    raw_top1: float | None = None
+    raw_top5: float | None = None
+    val_map: float | None = None
+    val_f1: float | None = None
+    raw_map: float | None = None
+    raw_f1: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -103,7 +135,8 @@ class Epoch:
 class Summary:
     """Final metrics. ``images_per_s`` covers training steps only, ``seconds`` the total run time of this process.
 
-    ``chain`` is the run's fingerprint after the last step, as in `Step`.
+    ``chain`` is the run's fingerprint after the last step, as in `Step`. ``map``, ``f1`` and ``best_map`` are None unless
+    images have several labels; the best epoch is then the one with the highest mAP.
     """
 
     top1: float
@@ -117,6 +150,9 @@ class Summary:
     seconds: float
     checkpoint: str | None
     chain: str = ""
+    map: float | None = None
+    f1: float | None = None
+    best_map: float | None = None
 
 
 class Tracker(ABC):
@@ -129,6 +165,9 @@ class Tracker(ABC):
         return
 
     def steps(self, steps: Sequence[Step]) -> None:
+        return
+
+    def window(self, window: Window) -> None:
         return
 
     def evaluating(self, done: int, total: int) -> None:
@@ -144,10 +183,12 @@ class Tracker(ABC):
 def step_scalars(step: Step) -> dict[str, float]:
     """A step as named scalars, for trackers that plot curves."""
     names = ("loss", "top1", "lr", "grad_norm")
-    speed = ("images_per_s", "step_ms", "data_ms", "compute_ms", "communication_ms")
+    speed = ("images_per_s", "step_ms", "data_ms", "compute_ms", "communication_ms", "straggler_ms", "overhead_ms")
     return {f"train/{n}": getattr(step, n) for n in names} | {f"speed/{n}": getattr(step, n) for n in speed} | step.details
 
 
 def epoch_scalars(epoch: Epoch) -> dict[str, float]:
     """An evaluation as named scalars."""
-    return {f"val/{n}": getattr(epoch, f"val_{n}") for n in ("loss", "top1", "top5")} | {"epoch": epoch.epoch}
+    names = ("loss", "top1", "top5", "map", "f1")
+    values = {f"{kind}/{n}": getattr(epoch, f"{kind}_{n}") for kind in ("val", "raw") for n in names}
+    return {name: value for name, value in values.items() if value is not None} | {"epoch": epoch.epoch}

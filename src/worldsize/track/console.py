@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -16,12 +17,19 @@ from worldsize.track import base
 
 _PLAIN_SECONDS = 15.0  # between step lines when stdout is not a terminal
 _HEADINGS = ("epoch", "train loss", "train top-1", "val loss", "val top-1", "val top-5", "images/s", "time")
+_SEVERAL = (*_HEADINGS[:4], "val mAP", "val F1", *_HEADINGS[6:])  # labels per image
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         # rich would exit the process; training must continue when the reader of stdout closes the pipe.
         raise OSError("stdout was closed")
+
+
+def say(text: str) -> None:
+    """Print a line after the run has ended; the reader of stdout may be gone."""
+    with suppress(OSError):
+        _Console(highlight=False, soft_wrap=True).print(text, markup=False)
 
 
 class Tracker(base.Tracker):
@@ -48,7 +56,8 @@ class Tracker(base.Tracker):
             )
             self._task = self._live.add_task("starting", total=facts.total_steps, completed=facts.first_step, now="")
             self._live.start()
-        self._console.print(Text("  ".join(f"{h:>11}" for h in _HEADINGS), style="bold"))
+        headings = _SEVERAL if facts.multilabel else _HEADINGS
+        self._console.print(Text("  ".join(f"{h:>11}" for h in headings), style="bold"))
 
     def steps(self, steps: Sequence[base.Step]) -> None:
         if not steps or self._facts is None:
@@ -74,12 +83,16 @@ class Tracker(base.Tracker):
             f"{epoch.train_loss:.4f}",
             f"{epoch.train_top1:.2%}",
             f"{epoch.val_loss:.4f}",
-            f"{epoch.val_top1:.2%}",
-            f"{epoch.val_top5:.2%}",
+            f"{epoch.val_top1 if epoch.val_map is None else epoch.val_map:.2%}",
+            f"{epoch.val_top5 if epoch.val_f1 is None else epoch.val_f1:.2%}",
             f"{epoch.images_per_s:,.0f}",
             _duration(epoch.train_s + epoch.val_s),
         )
         self._console.print("  ".join(f"{c:>11}" for c in cells), markup=False)
+        if epoch.raw_top1 is not None:
+            raw = _accuracies(epoch.raw_top1, epoch.raw_top5, epoch.raw_map, epoch.raw_f1)
+            line = f"             raw weights: val loss {epoch.raw_loss:.4f}, {raw}"
+            self._console.print(line, markup=False, style="dim")
         if epoch.details:
             self._console.print(_worker_line(epoch.details), markup=False, style="dim")
 
@@ -109,6 +122,12 @@ def _header_lines(facts: base.Facts) -> list[str]:
     ]
 
 
+def _accuracies(top1: float | None, top5: float | None, mean_precision: float | None, f1: float | None) -> str:
+    if mean_precision is not None:
+        return f"mAP {mean_precision:.2%}, F1 {f1:.2%}"
+    return f"top-1 {top1:.2%}, top-5 {top5:.2%}"
+
+
 def _worker_line(details: dict[str, Any]) -> str:
     """Staleness and speed per worker, for async."""
     ages = ", ".join(f"{age}: {count:,}" for age, count in enumerate(details["staleness"]) if count)
@@ -118,10 +137,11 @@ def _worker_line(details: dict[str, Any]) -> str:
 
 def _summary_lines(summary: base.Summary, folder: RunFolder) -> list[str]:
     width = max(len(name) for name, _ in folder.contents())
+    best = summary.best_top1 if summary.best_map is None else summary.best_map
     return [
         "",
-        f"top-1 {summary.top1:.2%}, top-5 {summary.top5:.2%} after {summary.steps:,} steps "
-        f"({summary.epochs:g} epochs); best {summary.best_top1:.2%} after epoch {summary.best_epoch}",
+        f"{_accuracies(summary.top1, summary.top5, summary.map, summary.f1)} after {summary.steps:,} steps "
+        f"({summary.epochs:g} epochs); best {best:.2%} after epoch {summary.best_epoch}",
         f"{summary.images_per_s:,.0f} images/s during training, {_duration(summary.seconds)} in total",
         f"{folder.path} contains",
         *(f"  {name:<{width}}  {description}" for name, description in folder.contents()),

@@ -1,6 +1,7 @@
 """metrics.jsonl: one JSON object per line, ``{"kind": "step" | "epoch", ...}``; numbers as in `track.base`.
 
-The numbers that a fingerprint covers are written without rounding, all others with seven digits.
+The numbers that a fingerprint covers are written without rounding, all others with seven digits. timing.jsonl has one
+`track.base.Window` per line.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from worldsize.fingerprint import COVERED
@@ -20,9 +22,11 @@ from worldsize.track import base
 
 class Tracker(base.Tracker):
     def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None:
-        if folder.metrics.exists():
-            _drop_after(folder, resumed_step)
+        for path in (folder.metrics, folder.timing):
+            if path.exists():
+                _drop_after(path, resumed_step)
         self._file = open(folder.metrics, "a", encoding="utf-8")
+        self._timing = open(folder.timing, "a", encoding="utf-8")
 
     def steps(self, steps: Sequence[base.Step]) -> None:
         for step in steps:
@@ -31,11 +35,17 @@ class Tracker(base.Tracker):
     def epoch(self, epoch: base.Epoch) -> None:
         self._line("epoch", asdict(epoch))
 
+    def window(self, window: base.Window) -> None:
+        self._timing.write(json.dumps(_rounded(asdict(window))) + "\n")
+        self._timing.flush()
+
     def end(self, summary: base.Summary | None) -> None:
         self._file.close()
+        self._timing.close()
 
     def _line(self, kind: str, values: dict[str, Any]) -> None:
-        plain = {k: _rounded(v, k in COVERED) for k, v in (values | values.pop("details")).items() if v not in ([], {})}
+        present = {k: v for k, v in (values | values.pop("details")).items() if v not in ([], {}, None)}
+        plain = {k: _rounded(v, k in COVERED) for k, v in present.items()}
         self._file.write(json.dumps({"kind": kind, **plain}) + "\n")
         self._file.flush()
 
@@ -49,15 +59,15 @@ def _rounded(value: Any, exact: bool = False) -> Any:
     return [_rounded(v) for v in value] if isinstance(value, list) else value
 
 
-def _drop_after(folder: RunFolder, step: int) -> None:
+def _drop_after(path: Path, step: int) -> None:
     """Drop the lines of steps after ``step``: they were lost in a crash and are computed again."""
     kept = []
-    for line in folder.metrics.read_text("utf-8").splitlines(keepends=True):
+    for line in path.read_text("utf-8").splitlines(keepends=True):
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line)
         except (ValueError, KeyError):  # line truncated by the crash
             continue
-    temporary = folder.metrics.with_name(f"{folder.metrics.name}.tmp-{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     temporary.write_text("".join(kept), "utf-8")
-    os.replace(temporary, folder.metrics)
+    os.replace(temporary, path)

@@ -77,6 +77,21 @@ class Session:
         del self._out[:count]
         return content
 
+    def rest(self) -> bytes:
+        """What the command has not yet sent to stdout, until it ends.
+
+        Raises:
+            ClusterError: it failed.
+            Unreachable: the connection was lost.
+        """
+        while not self._ended:
+            self._receive()
+        if self._status is None or self._status.get("status") != "Success":
+            raise ClusterError(self._failure(self._status or {}))
+        content = bytes(self._out)
+        self._out.clear()
+        return content
+
     def close(self) -> None:
         """Close the connection; the command's stdin ends."""
         self._socket.shutdown()

@@ -12,19 +12,20 @@ from worldsize.arguments import Flat
 from worldsize.cluster import options
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
-from worldsize.cluster.jobs import display, manage
+from worldsize.cluster.jobs import manage
 from worldsize.cluster.jobs.follow import Follower
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.manifests.fetchjob import KAGGLE_FOLDER, Target, render
-from worldsize.cluster.manifests.spec import VOLUMES, JobSpec
+from worldsize.cluster.manifests.spec import VOLUMES, PodJobSpec
 from worldsize.cluster.objects import Object
 from worldsize.cluster.options import Where
 from worldsize.cluster.preflight import job as job_checks
 from worldsize.cluster.preflight.base import Context, findings_of
-from worldsize.cluster.terminal import note
 from worldsize.data.fetching.kaggle import SECRET, TOKEN
 from worldsize.data.fetching.known import KAGGLE, KNOWN, Name
 from worldsize.errors import DETACHED, FAILED, SUCCESS, UserError
+from worldsize.jobs import display
+from worldsize.jobs.terminal import note
 from worldsize.recipe import Recipe
 
 # Each attempt resumes the previous one, so these cover a long network outage.
@@ -78,7 +79,7 @@ class Fetch:
     where: Flat[Where] = field(default_factory=Where)
 
 
-def to_spec(asked: Fetch, namespace: str) -> JobSpec:
+def to_spec(asked: Fetch, namespace: str) -> PodJobSpec:
     """The complete job, without a recipe; a pure function of the command line.
 
     Raises:
@@ -146,7 +147,7 @@ def _from_kaggle(asked: Fetch) -> bool:
     return (asked.source or KNOWN[asked.dataset].source or "").startswith(KAGGLE)
 
 
-def _check_requirements(asked: Fetch, spec: JobSpec, cluster: Cluster) -> None:
+def _check_requirements(asked: Fetch, spec: PodJobSpec, cluster: Cluster) -> None:
     """Check the volume and the Secrets: a pod would wait forever for a missing one."""
     if cluster.get("PersistentVolumeClaim", asked.volume) is None:
         raise UserError(

@@ -14,9 +14,10 @@ from typing import Any
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
 from worldsize.cluster.jobs import diagnose
-from worldsize.cluster.manifests.base import JobState, Target
+from worldsize.cluster.manifests.base import Target
 from worldsize.cluster.manifests.pod import queue_of
 from worldsize.cluster.objects import Object
+from worldsize.jobs.state import JobState, Line, Note
 
 # Log lines with a rank, from worldsize's agent and from mpirun --tag-output.
 _RANKED = re.compile(r"\[(?:1,)?(\d+)\](?:<std(?:out|err)>:)? ?(.*)", re.DOTALL)
@@ -24,22 +25,6 @@ _DRAIN_S = 15.0  # without a further line, after the job has ended
 _SILENCE_S = 30.0  # without pods and without warnings
 _SETBACK_S = 45.0  # for an operator's retries to succeed
 _BUFFERED = 20_000  # lines between the reader threads and the consumer
-
-
-@dataclass(frozen=True)
-class Line:
-    """A log line, with the short name of its pod, and its rank if known."""
-
-    pod: str
-    rank: int | None
-    text: str
-
-
-@dataclass(frozen=True)
-class Note:
-    """A change of the job's state, or a reason or warning about it."""
-
-    text: str
 
 
 @dataclass

@@ -6,17 +6,16 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
-from worldsize.cluster.jobs import diagnose
 from worldsize.cluster.manifests import TARGETS, load_target, pod
-from worldsize.cluster.manifests.base import JobState, Target
-from worldsize.cluster.manifests.spec import JobSpec
+from worldsize.cluster.manifests.base import Target
+from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import OURS, Object
-from worldsize.cluster.terminal import note, seconds_since
 from worldsize.errors import UserError
+from worldsize.jobs.state import JobState
+from worldsize.jobs.terminal import note, seconds_since
 
 # Datasets are fetched by jobs too.
 _KINDS = (*TARGETS, "fetchjob")
@@ -40,6 +39,11 @@ class ClusterJob:
     def queue(self) -> str | None:
         """The job's Kueue queue, see `pod.queue_of`."""
         return pod.queue_of(self.object)
+
+    @property
+    def inactive(self) -> bool:
+        """Whether it has ended or is stopped; a job in a Kueue queue waits."""
+        return self.state.ended or (self.state.phase == "Suspended" and self.queue is None)
 
     @property
     def end_command(self) -> str:
@@ -84,7 +88,7 @@ def list_jobs(cluster: Cluster) -> list[ClusterJob]:
     return sorted(jobs, key=lambda job: job.age_s)
 
 
-def submit(cluster: Cluster, spec: JobSpec, manifests: list[Object]) -> None:
+def submit(cluster: Cluster, spec: PodJobSpec, manifests: list[Object]) -> None:
     """Create the job's objects. A failed or stopped job of the same name is deleted first, and its run resumes.
 
     Raises:
@@ -168,15 +172,6 @@ def delete(cluster: Cluster, job: ClusterJob) -> None:
             cluster.delete(kind, job.name)
 
 
-def older_than(jobs: list[ClusterJob], age: timedelta) -> list[ClusterJob]:
-    """The jobs that have ended or are stopped and were created longer ago than ``age``."""
-
-    def inactive(job: ClusterJob) -> bool:
-        return job.state.ended or (job.state.phase == "Suspended" and job.queue is None)
-
-    return [job for job in jobs if inactive(job) and job.age_s > age.total_seconds()]
-
-
 def _wait_for_end(cluster: Cluster, job: ClusterJob, removed: bool) -> None:
     """Wait until the job's pods have ended, or with ``removed``, until they and the job itself are removed.
 
@@ -199,21 +194,3 @@ def _remaining(cluster: Cluster, job: ClusterJob, removed: bool) -> list[str]:
     ended = ("Succeeded", "Failed")
     left = [p["metadata"]["name"] for p in pods if removed or p["status"].get("phase") not in ended]
     return left or ([job.target.kind] if removed and cluster.get(job.target.kind, job.name) is not None else [])
-
-
-def pods_of(job: ClusterJob) -> list[tuple[str, str, int, str, str]]:
-    """(short name, phase, restarts, node, why it is waiting or how it ended) of each pod, in rank order."""
-    rows = []
-    for one in sorted(job.pods, key=job.target.place):
-        statuses = one["status"].get("containerStatuses", [])
-        reasons = diagnose.waiting(job.target, [one]) + diagnose.failures(job.target, [one])
-        rows.append(
-            (
-                job.target.place(one)[1],
-                "Terminating" if one["metadata"].get("deletionTimestamp") else str(one["status"].get("phase", "")),
-                sum(status.get("restartCount", 0) for status in statuses),
-                str(one["spec"].get("nodeName", "")),
-                reasons[0].partition(" ")[2].splitlines()[0] if reasons else "",
-            )
-        )
-    return rows

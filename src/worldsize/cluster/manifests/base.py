@@ -1,17 +1,16 @@
-"""Base class for the kinds of jobs: renders a `JobSpec` to API objects (pure) and interprets their status."""
+"""Base class for the kinds of jobs: renders a `PodJobSpec` to API objects (pure) and interprets their status."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from worldsize.cluster.manifests import pod
-from worldsize.cluster.manifests.spec import JobSpec, general_problems, refuse
+from worldsize.cluster.manifests.spec import PodJobSpec, general_problems
 from worldsize.cluster.objects import Object
-
-Phase = Literal["Created", "Pending", "Running", "Restarting", "Suspended", "Succeeded", "Failed"]
+from worldsize.jobs.spec import refuse
+from worldsize.jobs.state import JobState, Phase
 
 # Conditions of a PyTorchJob or MPIJob, by precedence: several may be true at the same time.
 KUBEFLOW_CONDITIONS: tuple[tuple[str, Phase], ...] = (
@@ -22,19 +21,6 @@ KUBEFLOW_CONDITIONS: tuple[tuple[str, Phase], ...] = (
     ("Running", "Running"),
     ("Created", "Pending"),
 )
-
-
-@dataclass(frozen=True)
-class JobState:
-    """The phase of a job, and the cluster's message about it."""
-
-    phase: Phase
-    reason: str = ""
-
-    @property
-    def ended(self) -> bool:
-        """Whether the phase is final."""
-        return self.phase in ("Succeeded", "Failed")
 
 
 class Target(ABC):
@@ -48,11 +34,11 @@ class Target(ABC):
     setbacks: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
-    def problems(self, spec: JobSpec) -> Iterable[str]:
+    def problems(self, spec: PodJobSpec) -> Iterable[str]:
         """Problems of the spec that are specific to this kind and not checked by the API server, each with a remedy."""
 
     @abstractmethod
-    def job(self, spec: JobSpec) -> list[Object]:
+    def job(self, spec: PodJobSpec) -> list[Object]:
         """The objects specific to this kind; the job object is the last."""
 
     @abstractmethod
@@ -71,7 +57,7 @@ class Target(ABC):
         """Label selector for the job's pods."""
         return training_pods(name)
 
-    def render(self, spec: JobSpec) -> list[Object]:
+    def render(self, spec: PodJobSpec) -> list[Object]:
         """All objects of the job, in the order in which they must be created.
 
         Raises:
@@ -86,7 +72,7 @@ def training_pods(name: str) -> str:
     return ",".join(f"{label}={value}" for label, value in pod.training_labels(name).items())
 
 
-def agent_command(spec: JobSpec) -> list[str]:
+def agent_command(spec: PodJobSpec) -> list[str]:
     """The container command for kinds where the worldsize agent starts the node's processes."""
     return ["worldsize", "agent", "--id", spec.name, "--", *spec.command]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from worldsize.cluster.manifests import pod
-from worldsize.cluster.manifests.base import JobState, Phase, from_conditions
 from worldsize.cluster.manifests.base import Target as Base
-from worldsize.cluster.manifests.spec import JobSpec, general_problems, refuse
+from worldsize.cluster.manifests.base import from_conditions
+from worldsize.cluster.manifests.spec import PodJobSpec, general_problems
 from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
 from worldsize.data.fetching.kaggle import SECRET
 from worldsize.errors import DataError, UserError
+from worldsize.jobs.spec import refuse
+from worldsize.jobs.state import JobState, Phase
 
 COMPONENT = "data"
 # Mount path of the Kaggle token.
@@ -23,10 +25,10 @@ class Target(Base):
     kind = "Job"
     container = "fetch"
 
-    def problems(self, spec: JobSpec) -> Iterable[str]:
+    def problems(self, spec: PodJobSpec) -> Iterable[str]:
         return ()
 
-    def job(self, spec: JobSpec) -> list[Object]:
+    def job(self, spec: PodJobSpec) -> list[Object]:
         return render(spec)
 
     def state(self, job: Object, pods: list[Object]) -> JobState:
@@ -45,7 +47,7 @@ class Target(Base):
         return f"{RUN_LABEL}={name},{COMPONENT_LABEL}={COMPONENT}"
 
 
-def render(spec: JobSpec) -> list[Object]:
+def render(spec: PodJobSpec) -> list[Object]:
     """Render the Job. If an environment variable is set to `KAGGLE_FOLDER`, the Secret with the token is mounted there.
 
     Raises:

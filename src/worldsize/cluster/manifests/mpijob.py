@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from worldsize.cluster.manifests import pod
-from worldsize.cluster.manifests.base import KUBEFLOW_CONDITIONS, JobState, from_conditions, too_long
+from worldsize.cluster.manifests.base import KUBEFLOW_CONDITIONS, from_conditions, too_long
 from worldsize.cluster.manifests.base import Target as Base
-from worldsize.cluster.manifests.spec import JobSpec
+from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
+from worldsize.jobs.state import JobState
 
 _PORT = 2222  # of sshd, which does not run as root
 _HOSTFILE = "/etc/mpi/hostfile"  # written by the operator
@@ -24,14 +25,14 @@ class Target(Base):
     # For an invalid MPIJob the operator only emits this event.
     dead_ends = frozenset({"ValidationError"})
 
-    def problems(self, spec: JobSpec) -> Iterable[str]:
+    def problems(self, spec: PodJobSpec) -> Iterable[str]:
         yield from too_long(spec.name, 63 - len(f"-worker-{spec.nodes - 1}"), self.kind)
         if spec.elastic:
             yield "--elastic is only supported with --on pytorchjob"
         if spec.runtime:
             yield "--runtime is only supported with --on trainjob"
 
-    def job(self, spec: JobSpec) -> list[Object]:
+    def job(self, spec: PodJobSpec) -> list[Object]:
         launcher = pod.template(spec, {"command": _mpirun(spec), "name": self.container}, resources=False)
         launcher["spec"]["containers"][0]["env"] = _launcher_environment(spec)
         worker = pod.template(spec, _worker(self.container))
@@ -80,7 +81,7 @@ def _worker(name: str) -> Object:
     }
 
 
-def _mpirun(spec: JobSpec) -> list[str]:
+def _mpirun(spec: PodJobSpec) -> list[str]:
     """The launcher's command. Variables are passed by name, so that the process list shows no values."""
     names = sorted({variable["name"] for variable in pod.environment(spec)} - {"HOME", "WORLDSIZE_ADDRESS", "USER"})
     exports = [word for name in ("LD_LIBRARY_PATH", "MASTER_ADDR", "PATH", *names) for word in ("-x", name)]
@@ -93,7 +94,7 @@ def _mpirun(spec: JobSpec) -> list[str]:
     return [*wait, "mpirun", "--tag-output", *placement, *timeout, *exports, "worldsize", *spec.command]
 
 
-def _launcher_environment(spec: JobSpec) -> list[Object]:
+def _launcher_environment(spec: PodJobSpec) -> list[Object]:
     extra = {
         "MASTER_ADDR": f"{spec.name}-worker-0.{spec.name}",
         # The operator sets variables for Open MPI 4. Open MPI 5 reads these instead; without them it would run all ranks
@@ -106,7 +107,7 @@ def _launcher_environment(spec: JobSpec) -> list[Object]:
     return sorted(variables, key=lambda variable: str(variable["name"]))
 
 
-def _run_policy(spec: JobSpec) -> Object:
+def _run_policy(spec: PodJobSpec) -> Object:
     policy: Object = {"backoffLimit": spec.retries, "cleanPodPolicy": "Running"}
     if spec.deadline_s is not None:
         policy["activeDeadlineSeconds"] = spec.deadline_s

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, JobSpec
+from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, PodJobSpec
 from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
 
 HOME = "/home/worldsize"
@@ -41,12 +41,12 @@ def queue_of(job: Object) -> str | None:
     return queue
 
 
-def metadata(spec: JobSpec, name: str | None = None) -> Object:
+def metadata(spec: PodJobSpec, name: str | None = None) -> Object:
     """Metadata for an object of the job."""
     return {"name": name or spec.name, "namespace": spec.namespace, "labels": labels(spec.name)}
 
 
-def job_metadata(spec: JobSpec) -> Object:
+def job_metadata(spec: PodJobSpec) -> Object:
     """Metadata for the job object itself, with the label for Kueue."""
     result = metadata(spec)
     if spec.placement.queue:
@@ -54,7 +54,7 @@ def job_metadata(spec: JobSpec) -> Object:
     return result
 
 
-def template(spec: JobSpec, container: Object, resources: bool = True) -> Object:
+def template(spec: PodJobSpec, container: Object, resources: bool = True) -> Object:
     """The pod template.
 
     Args:
@@ -91,7 +91,7 @@ def template(spec: JobSpec, container: Object, resources: bool = True) -> Object
     }
 
 
-def environment(spec: JobSpec) -> list[Object]:
+def environment(spec: PodJobSpec) -> list[Object]:
     """The environment variables of every process, including the user's, sorted by name."""
     fixed = {
         "HOME": HOME,
@@ -112,7 +112,7 @@ def environment(spec: JobSpec) -> list[Object]:
     return sorted([*plain, *secret, address], key=lambda variable: str(variable["name"]))
 
 
-def network_policy(spec: JobSpec) -> Object:
+def network_policy(spec: PodJobSpec) -> Object:
     """Allows connections to the job's pods only from the job's own pods: their traffic is not authenticated."""
     own = {"matchLabels": training_labels(spec.name)}
     return {
@@ -123,7 +123,7 @@ def network_policy(spec: JobSpec) -> Object:
     }
 
 
-def config_map(spec: JobSpec) -> Object:
+def config_map(spec: PodJobSpec) -> Object:
     """The ConfigMap with the recipe, mounted as a file in the pods."""
     return {
         "apiVersion": "v1",
@@ -151,7 +151,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Plain.add_representer(str, _text)
 
 
-def _container(spec: JobSpec, container: Object, resources: bool) -> Object:
+def _container(spec: PodJobSpec, container: Object, resources: bool) -> Object:
     mounts = [
         {"mountPath": "/dev/shm", "name": "shm"},
         *([{"mountPath": str(RECIPE.parent), "name": "recipe", "readOnly": True}] if spec.recipe else []),
@@ -178,7 +178,7 @@ def _container(spec: JobSpec, container: Object, resources: bool) -> Object:
     return common | container
 
 
-def _amounts(spec: JobSpec) -> dict[str, str]:
+def _amounts(spec: PodJobSpec) -> dict[str, str]:
     r = spec.resources
     amounts = {"cpu": r.cpu, "ephemeral-storage": r.disk, "memory": r.memory} | dict(r.devices)
     if r.gpus:
@@ -186,7 +186,7 @@ def _amounts(spec: JobSpec) -> dict[str, str]:
     return {name: str(amount) for name, amount in sorted(amounts.items()) if amount is not None}
 
 
-def _volumes(spec: JobSpec, resources: bool) -> list[Object]:
+def _volumes(spec: PodJobSpec, resources: bool) -> list[Object]:
     return [
         *([{"configMap": {"name": spec.name}, "name": "recipe"}] if spec.recipe else []),
         {"emptyDir": {}, "name": "home"},
@@ -199,7 +199,7 @@ def _volumes(spec: JobSpec, resources: bool) -> list[Object]:
     ]
 
 
-def _claims(spec: JobSpec, resources: bool) -> tuple[str, ...]:
+def _claims(spec: PodJobSpec, resources: bool) -> tuple[str, ...]:
     """The launcher mounts no volume, so that it can run on another node even if a volume is limited to one node."""
     return spec.volumes if resources else ()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from worldsize.cluster.manifests import pod
-from worldsize.cluster.manifests.base import KUBEFLOW_CONDITIONS, JobState, agent_command, from_conditions, too_long
+from worldsize.cluster.manifests.base import KUBEFLOW_CONDITIONS, agent_command, from_conditions, too_long
 from worldsize.cluster.manifests.base import Target as Base
-from worldsize.cluster.manifests.spec import JobSpec
+from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
+from worldsize.jobs.state import JobState
 
 _ROLE = "training.kubeflow.org/replica-type"
 _INDEX = "training.kubeflow.org/replica-index"
@@ -26,7 +27,7 @@ class Target(Base):
     # A job whose name is too long gets pods but never a condition.
     setbacks = frozenset({"FailedCreateService"})
 
-    def problems(self, spec: JobSpec) -> Iterable[str]:
+    def problems(self, spec: PodJobSpec) -> Iterable[str]:
         yield from too_long(spec.name, 63 - len(f"-worker-{spec.bounds[1] - 1}"), self.kind)
         if spec.elastic and not 1 <= spec.elastic[0] <= spec.nodes <= spec.elastic[1]:
             yield f"--elastic {spec.elastic[0]}:{spec.elastic[1]} must start at 1 or more and include --nodes {spec.nodes}"
@@ -35,7 +36,7 @@ class Target(Base):
         if spec.runtime:
             yield "--runtime is only supported with --on trainjob"
 
-    def job(self, spec: JobSpec) -> list[Object]:
+    def job(self, spec: PodJobSpec) -> list[Object]:
         min_nodes, max_nodes = spec.bounds
         template = pod.template(spec, {"command": agent_command(spec), "name": self.container})
         if spec.deadline_s is not None:
@@ -78,7 +79,7 @@ class Target(Base):
         return {"spec": {"runPolicy": {"suspend": True}}}
 
 
-def _run_policy(spec: JobSpec) -> Object:
+def _run_policy(spec: PodJobSpec) -> Object:
     policy: Object = {
         # Counts restarts by the kubelet, of which there are none with ExitCode; the run counts its own starts.
         # 0 would fail the job when the first pod is evicted.

@@ -1,4 +1,4 @@
-"""The specification of a job, independent of Kubernetes: the input from which every target renders its objects."""
+"""The specification of a job in pods: the input from which every kind of job renders its objects."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import PurePosixPath
 
-from worldsize.cluster.manifests.quantities import quantity
-from worldsize.errors import UserError
+from worldsize.jobs.quantities import quantity
+from worldsize.jobs.spec import JobSpec, Resources, shape_problems
 
 # Paths inside a pod, shared by the container image and the manifests.
 VOLUMES = PurePosixPath("/mnt")
@@ -19,18 +19,15 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _RESERVED = re.compile(r"(PET|OMPI|PRTE|WORLDSIZE)_.*|MASTER_ADDR|HOME|PATH|USER")
 
 
-@dataclass(frozen=True)
-class Resources:
+@dataclass(frozen=True, kw_only=True)
+class PodResources(Resources):
     """Resources of one node's pod; requests equal limits.
 
-    ``cpu``, ``memory``, ``shm`` (size of /dev/shm, counts toward memory) and ``disk`` (node-local) are quantities ("8",
-    "500m", "64Gi"); None: not requested. ``devices`` are additional resources by name, such as ``rdma/ib``.
+    All amounts are Kubernetes quantities ("8", "500m", "64Gi"). ``shm`` is the size of /dev/shm, which counts toward the
+    memory; ``disk`` is node-local. ``devices`` are additional resources by name, such as ``rdma/ib``.
     """
 
-    gpus: int = 0
     gpu_resource: str = "nvidia.com/gpu"
-    cpu: str | None = None
-    memory: str | None = None
     shm: str = "1Gi"
     disk: str | None = None
     devices: tuple[tuple[str, int], ...] = ()
@@ -70,42 +67,27 @@ class Placement:
     volcano_queue: str | None = None
 
 
-@dataclass(frozen=True)
-class JobSpec:
-    """One training job.
+@dataclass(frozen=True, kw_only=True)
+class PodJobSpec(JobSpec):
+    """One training job in pods.
 
-    ``name`` is the name of the run and of all objects created for it. ``recipe`` is the recipe as YAML, ``command`` the
-    arguments of ``worldsize`` on every rank. ``procs`` is the number of processes per node, each with one GPU if GPUs are
-    requested. ``volumes`` are volume names; volume V is mounted at /mnt/V. ``secrets`` are passed to the processes only as
-    environment variables. ``retries`` is the number of restarts without a new checkpoint in between. ``deadline_s`` ends
-    the job (None: no limit); ``grace_s`` is the time to save a checkpoint when a pod is terminated. ``elastic`` is
-    (minimum, maximum) number of nodes.
+    ``name`` is also the name of all objects created for the job. ``command`` are the arguments of ``worldsize`` on every
+    rank. ``volumes`` are volume names; volume V is mounted at
+    /mnt/V. ``secrets`` are passed to the processes only as environment variables. ``deadline_s`` ends the job (None: no
+    limit). ``elastic`` is (minimum, maximum) number of nodes. ``runtime`` is a ClusterTrainingRuntime.
     """
 
-    name: str
     namespace: str
     image: str
-    recipe: str
     command: tuple[str, ...]
-    nodes: int = 1
-    procs: int = 1
-    resources: Resources = field(default_factory=Resources)
+    resources: PodResources = field(default_factory=PodResources)
     volumes: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
     secrets: tuple[SecretKey, ...] = ()
     pull_secrets: tuple[str, ...] = ()
     placement: Placement = field(default_factory=Placement)
-    retries: int = 3
     deadline_s: int | None = None
-    grace_s: int = 120
     elastic: tuple[int, int] | None = None
-    needs_mpi: bool = False
     runtime: str | None = None
-
-    @property
-    def world_size(self) -> int:
-        """Total number of processes."""
-        return self.nodes * self.procs
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -113,7 +95,7 @@ class JobSpec:
         return self.elastic or (self.nodes, self.nodes)
 
 
-def general_problems(spec: JobSpec) -> Iterable[str]:
+def general_problems(spec: PodJobSpec) -> Iterable[str]:
     """Problems of the spec for every kind of job on any cluster: one sentence each, with the remedy."""
     yield from _names(spec)
     yield from amount_problems(spec)
@@ -130,7 +112,7 @@ def general_problems(spec: JobSpec) -> Iterable[str]:
         yield f"--env or --secret {', '.join(sorted(duplicates))}: set more than once"
 
 
-def _names(spec: JobSpec) -> Iterable[str]:
+def _names(spec: PodJobSpec) -> Iterable[str]:
     if not _NAME.fullmatch(spec.name):
         yield f"--name {spec.name!r}: use lowercase letters, digits and '-'; start with a letter, do not end with '-'"
     for volume in spec.volumes:
@@ -141,7 +123,7 @@ def _names(spec: JobSpec) -> Iterable[str]:
         yield f"--volume {', '.join(sorted(duplicates))}: given more than once"
 
 
-def amount_problems(spec: JobSpec) -> Iterable[str]:
+def amount_problems(spec: PodJobSpec) -> Iterable[str]:
     """The subset of `general_problems` that concerns amounts and resources."""
     requested = {flag: getattr(spec.resources, flag) for flag in ("cpu", "memory", "shm", "disk")}
     amounts = {flag: _amount(text) for flag, text in requested.items() if text is not None}
@@ -151,13 +133,9 @@ def amount_problems(spec: JobSpec) -> Iterable[str]:
     memory, shm = amounts.get("memory"), amounts["shm"]
     if memory is not None and shm is not None and shm >= memory:
         yield f"--shm {spec.resources.shm} must be less than --memory {spec.resources.memory}, which includes /dev/shm"
-    if spec.resources.gpus not in (0, spec.procs):
-        yield f"--gpus {spec.resources.gpus} and --procs {spec.procs} must be equal: each process uses one GPU"
-    limits = {"nodes": (spec.nodes, 1), "procs": (spec.procs, 1), "retries": (spec.retries, 0), "grace": (spec.grace_s, 1)}
-    limits |= {"deadline": (spec.deadline_s, 1)} if spec.deadline_s is not None else {}
-    for flag, (number, minimum) in limits.items():
-        if number < minimum:
-            yield f"--{flag} {number} must be at least {minimum}"
+    yield from shape_problems(spec)
+    if spec.deadline_s is not None and spec.deadline_s < 1:
+        yield f"--deadline {spec.deadline_s} must be at least 1"
 
 
 def _amount(text: str) -> Fraction | None:
@@ -167,10 +145,3 @@ def _amount(text: str) -> Fraction | None:
     except ValueError:
         return None
     return amount if amount >= 0 else None
-
-
-def refuse(problems: Iterable[str]) -> None:
-    """Raise all problems as one `UserError`; do nothing if there are none."""
-    found = list(problems)
-    if found:
-        raise UserError("this job cannot run:\n" + "\n".join(f"  {problem}" for problem in found))

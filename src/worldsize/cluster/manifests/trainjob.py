@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 from worldsize import errors
 from worldsize.cluster.manifests import pod
-from worldsize.cluster.manifests.base import JobState, agent_command, conditions, too_long
 from worldsize.cluster.manifests.base import Target as Base
-from worldsize.cluster.manifests.spec import JobSpec
+from worldsize.cluster.manifests.base import agent_command, conditions, too_long
+from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
+from worldsize.jobs.state import JobState
 
 _API = "trainer.kubeflow.org/v1alpha1"
 _INDEX = "batch.kubernetes.io/job-completion-index"
@@ -35,7 +36,7 @@ class Target(Base):
     container = "node"
     setbacks = frozenset({"TrainJobResourcesCreationFailed"})
 
-    def problems(self, spec: JobSpec) -> Iterable[str]:
+    def problems(self, spec: PodJobSpec) -> Iterable[str]:
         yield from too_long(spec.name, 63 - len(f"-node-0-{spec.nodes - 1}-abcde"), self.kind)
         if spec.elastic:
             yield "--elastic is only supported with --on pytorchjob"
@@ -44,7 +45,7 @@ class Target(Base):
         if spec.runtime and (spec.placement.priority or spec.placement.spread):
             yield "--priority and --spread cannot be patched into an existing runtime: omit --runtime"
 
-    def job(self, spec: JobSpec) -> list[Object]:
+    def job(self, spec: PodJobSpec) -> list[Object]:
         trainer: Object = {"numNodes": spec.nodes, "numProcPerNode": spec.procs}
         job: Object = {
             "apiVersion": _API,
@@ -84,7 +85,7 @@ class Target(Base):
         return {"spec": {"suspend": True}}
 
 
-def _runtime(spec: JobSpec, template: Object) -> Object:
+def _runtime(spec: PodJobSpec, template: Object) -> Object:
     template["spec"]["restartPolicy"] = "Never"
     node = {
         "name": "node",
@@ -135,12 +136,12 @@ def _patch(container: str, template: Object) -> Object:
     return {"manager": "worldsize/launcher", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}
 
 
-def _reference(spec: JobSpec) -> Object:
+def _reference(spec: PodJobSpec) -> Object:
     kind = "TrainingRuntime" if spec.runtime is None else "ClusterTrainingRuntime"
     return {"apiGroup": _API.split("/")[0], "kind": kind, "name": spec.runtime or spec.name}
 
 
-def _metadata(spec: JobSpec) -> Object:
+def _metadata(spec: PodJobSpec) -> Object:
     metadata = pod.job_metadata(spec)
     if spec.placement.volcano_queue:
         metadata["annotations"] = {"scheduling.volcano.sh/queue-name": spec.placement.volcano_queue}

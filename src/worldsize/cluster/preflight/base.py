@@ -13,7 +13,7 @@ from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError, Unreachable
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests.pod import template
-from worldsize.cluster.manifests.spec import JobSpec
+from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
 
 A = TypeVar("A")
@@ -42,7 +42,7 @@ class Context:
 
     cluster: Cluster
     kinds: tuple[str, ...]
-    spec: JobSpec
+    spec: PodJobSpec
     manifests: tuple[Object, ...] = ()
 
     @cached_property

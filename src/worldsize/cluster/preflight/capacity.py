@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from worldsize.cluster.api.errors import ClusterError, Unreachable
-from worldsize.cluster.manifests.quantities import quantity
 from worldsize.cluster.objects import Object
 from worldsize.cluster.preflight import scheduling
 from worldsize.cluster.preflight.base import Context, Finding, denied, get_optional
+from worldsize.jobs.quantities import quantity
 
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 

@@ -10,6 +10,7 @@ from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, base, load_target, pod
 from worldsize.cluster.objects import Object, is_ours
 from worldsize.cluster.preflight.base import Context, Finding, concurrently, denied, get_optional, names
+from worldsize.jobs.state import Phase
 
 _DOCKER = "kubernetes.io/dockerconfigjson"
 
@@ -176,7 +177,7 @@ def _get(context: Context, kind: str, name: str) -> Object | None:
         raise
 
 
-def _existing_job(cluster: Cluster, kind: str, job: Object, phase: base.Phase) -> Finding:
+def _existing_job(cluster: Cluster, kind: str, job: Object, phase: Phase) -> Finding:
     name = job["metadata"]["name"]
     if job["metadata"].get("deletionTimestamp"):
         return Finding("error", f"{kind} {name} is being deleted", "wait a moment and retry")

@@ -15,7 +15,7 @@ from worldsize.arguments import Flat
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import Unreachable
 from worldsize.cluster.manifests import TARGETS, load_target, pod
-from worldsize.cluster.manifests.spec import JobSpec, amount_problems, refuse
+from worldsize.cluster.manifests.spec import PodJobSpec, amount_problems
 from worldsize.cluster.objects import Object
 from worldsize.cluster.options import JobOptions, Where, to_spec
 from worldsize.cluster.preflight import capacity
@@ -23,6 +23,7 @@ from worldsize.cluster.preflight import cluster as cluster_checks
 from worldsize.cluster.preflight import job as job_checks
 from worldsize.cluster.preflight.base import Check, Context, Finding, findings_of
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS
+from worldsize.jobs.spec import refuse
 from worldsize.recipe import Recipe
 
 # If one of these reports an error, the other checks cannot run.
@@ -76,7 +77,7 @@ def check(options: ClusterCheck, cluster: Cluster) -> int:
     return PREFLIGHT_FAILED if counts["error"] else SUCCESS
 
 
-def run(cluster: Cluster, on: str, spec: JobSpec, manifests: Sequence[Object], quiet: bool = False) -> bool:
+def run(cluster: Cluster, on: str, spec: PodJobSpec, manifests: Sequence[Object], quiet: bool = False) -> bool:
     """Whether the job can run. Prints the findings to stderr; ``quiet``: only warnings and errors."""
     context = Context(cluster, (load_target(on).kind,), spec, tuple(manifests))
     found = (finding for finding in examine(context) if not quiet or finding.level != "ok")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from worldsize.cluster.manifests.quantities import quantity
 from worldsize.cluster.objects import Object
+from worldsize.jobs.quantities import quantity
 
 Amounts = Mapping[str, Fraction]
 

@@ -24,8 +24,8 @@ from worldsize.cluster.manifests.spec import VOLUMES
 from worldsize.cluster.options import Where
 from worldsize.cluster.storage import file_pod, transfer
 from worldsize.cluster.storage.transfer import Messages
-from worldsize.cluster.terminal import note
 from worldsize.errors import UserError
+from worldsize.jobs.terminal import note
 
 _RemotePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="VOLUME:/PATH")]
 _MAX_NAMES = 5  # per message

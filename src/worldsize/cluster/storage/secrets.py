@@ -27,8 +27,8 @@ from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.objects import OURS, Object, is_ours, labels
 from worldsize.cluster.options import Where
 from worldsize.cluster.storage.volumes import Name
-from worldsize.cluster.terminal import age, note, seconds_since
 from worldsize.errors import UserError
+from worldsize.jobs.terminal import age, note, seconds_since
 
 _MAX_BYTES = 1 << 20  # limit of the API server
 

@@ -12,11 +12,11 @@ import tyro
 from worldsize.arguments import Flat
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
-from worldsize.cluster.manifests.quantities import quantity
 from worldsize.cluster.objects import Object, event_time, is_ours, labels
 from worldsize.cluster.options import Where
-from worldsize.cluster.terminal import note
 from worldsize.errors import UserError
+from worldsize.jobs.quantities import quantity
+from worldsize.jobs.terminal import note
 
 Access = Literal["rwx", "rwo", "rox"]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]

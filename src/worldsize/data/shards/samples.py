@@ -59,7 +59,10 @@ class ShardSamples(EncodedSamples):
         self._check_shards()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardSamples, (self._store, self._split, self._packed)
+        opened = ShardSamples, (self._store, self._split, self._packed)
+        if self.fingerprint == self._packed.splits[self._split].fingerprint:
+            return opened
+        return *opened, {"labels": self.labels, "fingerprint": self.fingerprint}
 
     def name(self, index: int) -> str:
         where = f"{self._store.where}/{shard_name(self._split, self.shard_of(index))}"

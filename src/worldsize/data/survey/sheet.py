@@ -67,8 +67,10 @@ def choose(labels: NDArray[np.int32], classes: int, count: int, seed: int) -> li
 
 def write(samples: Samples, path: Path, title: str, count: int, seed: int) -> int:
     """Write the sheet to ``path``, which ends in .png or .html. Returns the number of images on it."""
-    chosen = choose(np.asarray(samples.labels), len(samples.classes), count, seed)
-    cells = [(samples.classes[samples.labels[index]], _thumbnail(samples, index)) for index in chosen]
+    # With several labels per image, the first one decides.
+    labels = samples.labels.argmax(1).astype(np.int32) if samples.multilabel else np.asarray(samples.labels, np.int32)
+    chosen = choose(labels, len(samples.classes), count, seed)
+    cells = [(", ".join(samples.label_names(index)) or "(none)", thumbnail(samples, index)) for index in chosen]
     if path.suffix.lower() == ".png":
         _png(cells).save(path)
     else:
@@ -76,7 +78,8 @@ def write(samples: Samples, path: Path, title: str, count: int, seed: int) -> in
     return len(cells)
 
 
-def _thumbnail(samples: Samples, index: int) -> Image.Image | None:
+def thumbnail(samples: Samples, index: int) -> Image.Image | None:
+    """The center of the image, small; None if it is broken."""
     try:
         return Image.fromarray(fit(samples.image(index), _SIDE, _SIDE))
     except BrokenImage:
@@ -118,11 +121,13 @@ def _html(cells: list[tuple[str, Image.Image | None]], title: str) -> str:
 
 
 def _figure(name: str, image: Image.Image | None) -> str:
-    out = io.BytesIO()
-    alt = name
-    if image is None:
-        image, alt = Image.new("RGB", (_SIDE, _SIDE), _BROKEN), f"{name}: broken"
-    image.save(out, "JPEG", quality=90)
-    data = base64.b64encode(out.getvalue()).decode()
-    tag = f'<img src="data:image/jpeg;base64,{data}" alt="{alt}" title="{alt}">'
+    alt = name if image is not None else f"{name}: broken"
+    tag = f'<img src="{data_url(image)}" alt="{alt}" title="{alt}">'
     return f"<figure>{tag}<figcaption>{name}</figcaption></figure>"
+
+
+def data_url(image: Image.Image | None) -> str:
+    """A thumbnail as the source of an <img>; gray for a broken image."""
+    out = io.BytesIO()
+    (image or Image.new("RGB", (_SIDE, _SIDE), _BROKEN)).save(out, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"

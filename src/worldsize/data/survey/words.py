@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from worldsize.data.fetching.progress import size
 from worldsize.data.samples import Dataset, Samples
 from worldsize.data.survey.verify import Found, Place, duplicates
@@ -17,13 +15,12 @@ _SMALLEST = 5
 
 def counts(samples: Samples) -> dict[str, int]:
     """Number of images per class."""
-    numbers = np.bincount(samples.labels, minlength=len(samples.classes))
-    return {name: int(number) for name, number in zip(samples.classes, numbers, strict=True)}
+    return {name: int(number) for name, number in zip(samples.classes, samples.class_counts(), strict=True)}
 
 
 def overview(dataset: Dataset) -> Iterator[str]:
     """Lines with the number of classes and images, and of images per class."""
-    yield f"{len(dataset.classes):,} classes"
+    yield f"{len(dataset.classes):,} classes" + ("; images with several labels" if dataset.multilabel else "")
     for name, samples in (("train", dataset.train), ("val", dataset.val)):
         numbers = counts(samples)
         spread = sorted(numbers.values())
@@ -99,7 +96,7 @@ def _leaks(group: list[Place]) -> bool:
 
 
 def _disagree(found: dict[str, Found], group: list[Place]) -> bool:
-    return len({int(found[split].samples.labels[index]) for split, index in group}) > 1
+    return len({found[split].samples.label_names(index) for split, index in group}) > 1
 
 
 def _printable(text: str) -> str:

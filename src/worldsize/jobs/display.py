@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from worldsize.cluster.jobs.follow import Follower, Line, Note
-from worldsize.cluster.manifests.base import JobState
-from worldsize.cluster.terminal import DIM, GREEN, RED, has_color, note, paint
+from worldsize.jobs.state import Follower, JobState, Line, Note
+from worldsize.jobs.terminal import DIM, GREEN, RED, has_color, note, paint
 
 _COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI, by rank
 
@@ -30,15 +29,23 @@ def follow(follower: Follower, timeout_s: float | None = None, rank: int | None 
         if isinstance(event, Note):
             note(event.text)
         elif event is not None and (rank is None or event.rank == rank):
-            print(_prefixed(event, has_color(sys.stdout)), flush=True)
+            show(event)
         if timeout_s is not None and time.monotonic() - started > timeout_s:
             raise TimedOut
     return follower.state
 
 
+def show(line: Line) -> None:
+    """Print a log line to stdout."""
+    print(_prefixed(line, has_color(sys.stdout)), flush=True)
+
+
 def ending(state: JobState, failures: list[str]) -> None:
     """Print how the job ended, and the first failures if it failed."""
     color = has_color(sys.stderr)
+    if state.phase == "Suspended":
+        print(paint(f"stopped: {state.reason}", DIM, color), file=sys.stderr)
+        return
     if state.phase == "Succeeded":
         print(paint("succeeded", GREEN, color), file=sys.stderr)
         return
@@ -49,5 +56,5 @@ def ending(state: JobState, failures: list[str]) -> None:
 
 def _prefixed(line: Line, color: bool) -> str:
     if line.rank is None:
-        return paint(f"{line.pod} | {line.text}", DIM, color)
+        return paint(f"{line.source} | {line.text}", DIM, color)
     return paint(f"{line.rank:>3} | ", str(_COLORS[line.rank % len(_COLORS)]), color) + line.text

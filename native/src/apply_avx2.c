@@ -1,0 +1,14 @@
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#else
+#pragma GCC target("avx2")
+#endif
+
+#define WS_APPLY ws_apply_avx2
+#include "apply.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,2 @@
+#define WS_APPLY ws_apply_scalar
+#include "apply.h"

@@ -1,0 +1,57 @@
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels.h"
+
+static int integer(double v, int low, int high) { return v >= low && v <= high && v == floor(v); }
+
+/* Whether the map takes every corner to coordinates that 16.16 fixed-point numbers can hold. */
+static int moderate(const double m[6], int32_t size) {
+    for (int corner = 0; corner < 4; corner++) {
+        const double x = corner & 1 ? size : 0, y = corner & 2 ? size : 0;
+        if (!(fabs(m[0] * x + m[1] * y + m[2]) < 32768 && fabs(m[3] * x + m[4] * y + m[5]) < 32768)) return 0;
+    }
+    return 1;
+}
+
+static int valid(const ws_operation *o, int32_t size) {
+    const double *p = o->value;
+    if (!integer(o->code, 0, WS_OPERATIONS - 1)) return 0;
+    switch ((int)o->code) {
+        case WS_AFFINE_NEAREST:
+        case WS_AFFINE_BILINEAR:
+        case WS_AFFINE_BICUBIC: return moderate(p, size);
+        case WS_BRIGHTNESS:
+        case WS_COLOR:
+        case WS_CONTRAST:
+        case WS_SHARPNESS: return fabs(p[0]) < 1e6;
+        case WS_POSTERIZE: return integer(p[0], 0, 8);
+        case WS_SOLARIZE: return p[0] == p[0];
+        case WS_SOLARIZE_ADD: return integer(p[0], 0, 255) && p[1] == p[1];
+        case WS_HUE: return integer(p[0], 0, 255);
+        case WS_SHIFT: return integer(p[0], -255, 255) && integer(p[1], -255, 255) && integer(p[2], -255, 255);
+        case WS_ERASE:
+            for (int i = 0; i < 4; i++) {
+                if (!integer(p[i], 0, size)) return 0;
+            }
+            for (int c = 4; c < 7; c++) {
+                if (!integer(p[c], 0, 255)) return 0;
+            }
+            return p[0] + p[2] <= size && p[1] + p[3] <= size;
+        default: return 1;
+    }
+}
+
+int ws_augment(int n, int slots, const ws_operation *operations, const uint8_t *fill, int32_t size, uint8_t *images) {
+    if (n < 0 || slots < 0 || size < 1 || size > WS_MAX_SIZE) return WS_INVALID_OPERATION;
+    const int64_t bytes = 3 * (int64_t)size * size, count = (int64_t)n * slots;
+    for (int64_t i = 0; i < count; i++) {
+        if (!valid(operations + i, size)) return WS_INVALID_OPERATION;
+    }
+    const ws_kernels *const kernels = ws_choose();
+    uint8_t *copy = malloc((size_t)size * (size_t)size * 4 + WS_SLACK);
+    if (!copy) return WS_NO_MEMORY;
+    for (int64_t i = 0; i < count; i++) kernels->apply(operations + i, fill, size, copy, images + i / slots * bytes);
+    free(copy);
+    return WS_OK;
+}

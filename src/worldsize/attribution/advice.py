@@ -1,0 +1,178 @@
+"""Says in words what a run lost time to, and what would help (pure)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from worldsize.attribution.causes import OF_STEP, Loss
+from worldsize.attribution.evidence import Evidence
+
+WORTH = 0.01  # of the run's time: smaller losses need no advice
+_EVALUATION = 0.02  # of the run's time: an acceptable share
+_LESS_OFTEN = 10  # times
+_COLLECT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """``why``: what happened, one clause. ``remedy``: flags or an action. ``saved``: the share of the run's time that the
+    remedy saves, 0 to 1."""
+
+    loss: Loss
+    why: str
+    remedy: str
+    saved: float
+
+    @property
+    def gain(self) -> float:
+        """How much faster the run would be, as a fraction."""
+        return self.saved / (1 - self.saved)
+
+
+def on(loss: Loss, evidence: Evidence) -> Advice:
+    """The advice on one loss."""
+    why, remedy, saved = _ADVICE[loss.cause](loss, evidence)
+    return Advice(loss, why, remedy, min(saved, loss.lost))
+
+
+def first(losses: list[Loss], evidence: Evidence) -> Advice | None:
+    """The advice that saves most; None if no loss is worth it."""
+    advice = [on(loss, evidence) for loss in losses if loss.lost >= WORTH]
+    return max((a for a in advice if a.saved >= WORTH), key=lambda a: a.saved, default=None)
+
+
+_Found = tuple[str, str, float]
+
+
+def _reading(loss: Loss, evidence: Evidence) -> _Found:
+    readers = evidence.recipe["data"].get("readers", 16)
+    more = f"raise --data.readers (now {readers})"
+    remedy = f"{more}, pack the images into shards (worldsize data pack), or copy them to a local disk"
+    return "the processes wait for images that are still being read", remedy, loss.lost
+
+
+def _decoding(loss: Loss, evidence: Evidence) -> _Found:
+    cores, processes = evidence.environment.get("cores", 1), evidence.world_size
+    workers = evidence.recipe["data"].get("workers")
+    if workers is not None and workers * processes < cores and "launcher" in evidence.environment:
+        remedy = f"raise --data.workers (now {workers} per process, {workers * processes} of {cores} cores available)"
+    else:
+        remedy = "give each process more cores, or make the images smaller (worldsize data pack --max-side)"
+    return "the processes wait for images that are still being decoded", remedy, loss.lost
+
+
+def _transfer(loss: Loss, evidence: Evidence) -> _Found:
+    parallel = evidence.recipe["parallel"]
+    sent_less = "" if parallel.get("compression", "none") != "none" else "--parallel.compression bf16, "
+    remedy = f"{sent_less}a larger --global-batch, --parallel.strategy localsgd, or a faster network"
+    return "the processes wait for gradients that are still being sent", remedy, loss.lost
+
+
+def _uneven(loss: Loss, evidence: Evidence) -> _Found:
+    why = "the processes wait for each other, now for one, now for another"
+    return why, "other programs on these machines are the usual reason: end them", loss.lost
+
+
+def _slow(loss: Loss, evidence: Evidence) -> _Found:
+    part = _SLOW_BY.get(loss.part, "takes longer to compute")
+    why = f"all processes wait for rank {loss.rank}, which {part}"
+    return why, f"look at the machine of rank {loss.rank}, or replace it", loss.lost
+
+
+_SLOW_BY = {
+    "read_ms": "reads more slowly",
+    "decode_ms": "decodes more slowly",
+    "checkpoint_ms": "spends time on checkpoints",
+    "metrics_ms": "spends time on metrics",
+    "throttled": "has used up its CPU quota",
+    "no_cpu": "does not always have a processor: other programs use it",
+    "paused": "was stopped now and then (SIGSTOP, or a frozen container)",
+    "paging": "waits for pages from disk: it has too little memory",
+}
+
+
+def _quota(loss: Loss, evidence: Evidence) -> _Found:
+    why = "the processes had used up the CPU quota of their cgroup (container limit)"
+    return why, "raise the limit (on a cluster: --cpu), or lower --data.workers", loss.lost
+
+
+def _busy(loss: Loss, evidence: Evidence) -> _Found:
+    used = evidence.mean.get("cpu_ms", 0.0) * evidence.world_size / evidence.mean["step_ms"]
+    cores = evidence.environment.get("cores", 1)
+    why = "the training threads were ready but had no processor"
+    if used >= 0.85 * cores:
+        why += f"; this run's own threads keep {used:.1f} of {cores} cores busy"
+        return why, "use fewer --procs, or machines with more cores", loss.lost
+    why += f"; this run uses {used:.1f} of {cores} cores, so others use the rest"
+    return why, "end the other programs on this machine", loss.lost
+
+
+def _paused(loss: Loss, evidence: Evidence) -> _Found:
+    return "the processes were stopped (SIGSTOP, or a frozen container or machine)", "find out what stops them", loss.lost
+
+
+def _paging(loss: Loss, evidence: Evidence) -> _Found:
+    why = "the processes wait for memory pages from disk"
+    return why, "give them more memory, or use a smaller --micro-batch and fewer --data.workers", loss.lost
+
+
+def _checkpoints(loss: Loss, evidence: Evidence) -> _Found:
+    settings = evidence.recipe["checkpoint"]
+    why = "training waits while checkpoints are taken"
+    for name in ("every_steps", "every_epochs", "every_seconds"):
+        if settings.get(name) is not None:
+            flag = f"--checkpoint.{name.replace('_', '-')} {settings[name] * _LESS_OFTEN:g}"
+            return why, f"save less often: {flag}", loss.lost * (1 - 1 / _LESS_OFTEN)
+    return why, "do not save the best one: --checkpoint.no-best", loss.lost
+
+
+def _evaluation(loss: Loss, evidence: Evidence) -> _Found:
+    why = f"{evidence.evaluations} evaluations take {loss.lost:.0%} of the time"
+    every, epochs = evidence.recipe["evaluate_every"], evidence.recipe["epochs"]
+    rarer = min(math.ceil(every * loss.lost / _EVALUATION), epochs)
+    fewer = max(math.ceil(evidence.evaluations * every / rarer), 1)
+    if fewer >= evidence.evaluations:
+        return why, "evaluate with more processes, or on fewer images", 0.0
+    return why, f"--evaluate-every {rarer}", loss.lost * (1 - fewer / evidence.evaluations)
+
+
+def _metrics(loss: Loss, evidence: Evidence) -> _Found:
+    why = "training waits while metrics are collected and written"
+    settings = evidence.recipe["track"]
+    if settings["every_seconds"] < _COLLECT_S:
+        saved = loss.lost * (1 - settings["every_seconds"] / _COLLECT_S)
+        return why, f"--track.every-seconds {_COLLECT_S:g}", saved
+    trackers: list[Any] = settings.get("trackers") or []
+    return why, f"use fewer trackers (now {', '.join(trackers) or 'none'}), or a faster disk for --out", loss.lost
+
+
+def _nothing(loss: Loss, evidence: Evidence) -> _Found:
+    return "it is spent between steps or epochs, on nothing that is measured", "no remedy is known", 0.0
+
+
+def forward_batch(fastest: int, current: int, gain: float, share: float) -> Advice:
+    """Of measured forward batches: ``gain`` is that of computing alone, ``share`` the part of the time spent computing."""
+    lost = share * gain / (1 + gain)
+    why = f"{current} images per forward pass are too few for this device"
+    return Advice(Loss("small forward passes", lost), why, f"--forward-batch {fastest}", lost)
+
+
+_ADVICE: dict[str, Callable[[Loss, Evidence], _Found]] = {
+    OF_STEP["read_ms"]: _reading,
+    OF_STEP["decode_ms"]: _decoding,
+    OF_STEP["transfer_ms"]: _transfer,
+    OF_STEP["waiting_ms"]: _uneven,
+    OF_STEP["checkpoint_ms"]: _checkpoints,
+    OF_STEP["metrics_ms"]: _metrics,
+    OF_STEP["loop_ms"]: _nothing,
+    OF_STEP["throttled"]: _quota,
+    OF_STEP["no_cpu"]: _busy,
+    OF_STEP["paused"]: _paused,
+    OF_STEP["paging"]: _paging,
+    "slow rank": _slow,
+    "evaluation": _evaluation,
+    "between epochs": _nothing,
+}

@@ -1,0 +1,135 @@
+"""What a run folder says about its speed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import yaml
+
+from worldsize.errors import UserError
+from worldsize.run import RunFolder
+from worldsize.track.base import Window
+from worldsize.window import PARTS
+
+_FEW = 4  # windows, of which the first is counted too
+
+Times = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The windows of a run, and what it ran. ``damaged`` counts the lines that could not be read."""
+
+    recipe: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    windows: Sequence[Window]
+    damaged: int = 0
+
+    @property
+    def world_size(self) -> int:
+        return int(self.environment.get("world_size", 1))
+
+    @property
+    def counted(self) -> Sequence[Window]:
+        """Without the first window, in which memory is allocated and connections are made, unless there are few."""
+        return self.windows[1:] if len(self.windows) > _FEW else self.windows
+
+    @cached_property
+    def steps(self) -> int:
+        return sum(window.steps for window in self.counted)
+
+    @cached_property
+    def between_s(self) -> Times:
+        """Seconds between epochs, by `Window.between_s`."""
+        names = {name for window in self.counted for name in window.between_s}
+        return {name: sum(window.between_s.get(name, 0.0) for window in self.counted) for name in sorted(names)}
+
+    @cached_property
+    def evaluations(self) -> int:
+        return sum(window.between_s.get("evaluation", 0) > 0 for window in self.counted)
+
+    @cached_property
+    def mean(self) -> Times:
+        """Milliseconds of a step, the mean over ranks and steps."""
+        return self._per_step({id(window): window.mean_ms for window in self.counted if window.steps})
+
+    @cached_property
+    def ranks(self) -> dict[int, Times]:
+        """Milliseconds of a step of each rank that is listed in every window."""
+        stepping = [window for window in self.counted if window.steps]
+        always = set.intersection(*(set(window.ranks) for window in stepping)) if stepping else set()
+        found = {}
+        for rank in sorted(always):
+            one = {id(w): {name: values[w.ranks.index(rank)] for name, values in w.ms.items()} for w in stepping}
+            found[rank] = self._per_step(one)
+        return found
+
+    def compared(self, rank: int) -> tuple[Times, Times]:
+        """Milliseconds of a step of the rank and of the mean of all others, in the windows that list the rank."""
+        windows = [window for window in self.counted if window.steps and rank in window.ranks]
+        steps, size = sum(window.steps for window in windows), self.world_size
+        its: Times = {}
+        others: Times = {}
+        for window in windows:
+            for name, values in window.ms.items():
+                own = values[window.ranks.index(rank)]
+                its[name] = its.get(name, 0.0) + own * window.steps / steps
+                mean = (size * window.mean_ms[name] - own) / (size - 1)
+                others[name] = others.get(name, 0.0) + mean * window.steps / steps
+        return its, others
+
+    @property
+    def seconds(self) -> float:
+        """Of the counted windows."""
+        return self.mean["step_ms"] * self.steps / 1000 + sum(self.between_s.values())
+
+    def _per_step(self, times: dict[int, Times]) -> Times:
+        """The mean of the windows' times, weighted by their steps."""
+        total: Times = {}
+        for window in self.counted:
+            for name, ms in times.get(id(window), {}).items():
+                total[name] = total.get(name, 0.0) + ms * window.steps / self.steps
+        return total
+
+
+def read(folder: RunFolder) -> Evidence:
+    """The evidence in a run folder. Never writes.
+
+    Raises:
+        UserError: the run recorded no timing.
+    """
+    try:
+        recipe = yaml.safe_load(folder.recipe.read_text("utf-8"))
+        environment = json.loads(folder.environment.read_text("utf-8"))
+        lines = folder.timing.read_text("utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder.path} has no {error.filename.rpartition('/')[2]}, so nothing is known about its speed: it has not "
+            "completed a step, is asynchronous, or was made by an older version"
+        ) from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{folder.path}: {error}") from None
+    windows, damaged = [], 0
+    for line in lines:
+        window = _window(line)
+        windows.extend([] if window is None else [window])
+        damaged += window is None
+    evidence = Evidence(recipe, environment, windows, damaged)
+    if not evidence.steps:
+        raise UserError(f"{folder.timing} has no complete line with steps")
+    return evidence
+
+
+def _window(line: str) -> Window | None:
+    """None if the line is damaged."""
+    try:
+        values = json.loads(line)
+        window = Window(**{field.name: values[field.name] for field in fields(Window)})
+        complete = not window.steps or all(name in window.mean_ms for name in ("step_ms", *PARTS))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return window if complete else None

@@ -1,0 +1,1 @@
+"""``worldsize bench scaling``: how a recipe scales, measured in real runs here or on a cluster."""

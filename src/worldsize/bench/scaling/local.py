@@ -1,0 +1,47 @@
+"""Runs of a scaling benchmark on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from worldsize import catalog
+from worldsize.bench import strategies
+from worldsize.bench.launching import train_here
+from worldsize.bench.scaling.cases import Case
+from worldsize.errors import UserError
+from worldsize.parallel.base import Variant
+from worldsize.recipe import Recipe
+
+
+def variant_of(case: Case) -> Variant:
+    """The variant that a case names.
+
+    Raises:
+        UserError: it is unknown, or does not work here with so many processes.
+    """
+    found = strategies.variants(max(case.procs, 2))
+    for variant in found:
+        if case.means(variant):
+            return variant
+    raise UserError(
+        f"--strategies {case.strategy!r} is unknown or does not work here; available: {', '.join(v.name for v in found)}"
+    )
+
+
+def run(case: Case, recipe: Recipe, folder: Path, name: str, steps: int, threads: int) -> Path:
+    """Train ``steps`` steps as ``folder``/``name`` with ``threads`` threads per process. Returns the run's metrics.jsonl.
+
+    Raises:
+        UserError: the run failed.
+    """
+    shutil.rmtree(folder / name, ignore_errors=True)  # left by an interrupted benchmark
+    path = folder / f"{name}.yaml"
+    path.write_text(catalog.to_yaml(recipe), "utf-8")
+    words = [str(path), "--out", str(folder), "--name", name, "--stop-after", str(steps)]
+    variant = variant_of(case)
+    if case.procs == 1:  # strategies need several processes
+        variant = Variant(case.strategy, ())
+    train_here(variant, case.procs, threads, words)
+    shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
+    return folder / name / "metrics.jsonl"

@@ -1,0 +1,170 @@
+"""What a run of a scaling benchmark measured, and its file (pure but for reading and writing it)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from worldsize import schedule
+from worldsize.bench.scaling.cases import Case
+from worldsize.errors import UserError
+from worldsize.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+PARTS = ("data_ms", "compute_ms", "transfer_ms", "straggler_ms", "overhead_ms")
+_SLOW = 0.95  # of the median rank
+_OFTEN = 0.5  # of the steps
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: means over its counted steps.
+
+    The times of `PARTS` add up to ``step_ms``; ``communication_ms`` is ``transfer_ms`` (communication that the backward
+    pass does not hide) plus ``straggler_ms`` (waiting for slower ranks); the others are as in `track.base.Step`.
+    ``sent_mb`` is what one process sends per step, 10^6 bytes. ``efficiency`` is relative to the smallest world size of the
+    same round, strategy and scaling; None until that is measured. ``slowest_rank`` is the rank that is at least 5 % slower
+    than the median rank in half of the steps; None: there is none.
+    """
+
+    kind_of_job: str
+    strategy: str
+    scaling: str
+    nodes: int
+    procs: int
+    world_size: int
+    round: int
+    global_batch: int
+    lr: float
+    images_per_s: float
+    images_per_s_per_process: float
+    efficiency: float | None
+    step_ms: float
+    data_ms: float
+    compute_ms: float
+    communication_ms: float
+    transfer_ms: float
+    straggler_ms: float
+    overhead_ms: float
+    sent_mb: float
+    slowest_rank: int | None
+
+    @property
+    def case(self) -> Case:
+        return Case(self.strategy, self.scaling, self.nodes, self.procs)  # type: ignore[arg-type]
+
+
+def of_steps(
+    kind: str, case: Case, turn: int, recipe: Recipe, records: Sequence[dict[str, Any]], warmup: int, steps: int
+) -> Measured:
+    """The mean of a run's step records, without the first ``warmup``.
+
+    Raises:
+        UserError: the run has fewer steps.
+    """
+    counted = records[warmup : warmup + steps]
+    if len(counted) < steps:
+        raise UserError(
+            f"{case}: the run ended after {len(records)} steps, fewer than --warmup {warmup} and --steps {steps}: "
+            "raise --epochs or lower --steps"
+        )
+    mean = {key: statistics.fmean(r[key] for r in counted) for key in ("step_ms", "communication_ms", "sent_bytes")}
+    mean |= {key: statistics.fmean(r[key] for r in counted) for key in PARTS if key != "transfer_ms"}
+    images = counted[0]["images_per_s"] * counted[0]["step_ms"] / 1000
+    speed = images / mean["step_ms"] * 1000
+    return Measured(
+        kind_of_job=kind,
+        strategy=case.strategy,
+        scaling=case.scaling,
+        nodes=case.nodes,
+        procs=case.procs,
+        world_size=case.world_size,
+        round=turn,
+        global_batch=round(images),
+        lr=_peak_lr(recipe, counted[-1], round(images)),
+        images_per_s=speed,
+        images_per_s_per_process=speed / case.world_size,
+        efficiency=None,
+        sent_mb=mean.pop("sent_bytes") / 1e6,
+        transfer_ms=mean["communication_ms"] - mean["straggler_ms"],
+        slowest_rank=_slowest(counted),
+        **mean,
+    )
+
+
+def _peak_lr(recipe: Recipe, record: dict[str, Any], global_batch: int) -> float:
+    """The peak learning rate that the step's own belongs to; that of the recipe where the schedule is at 0."""
+    done = record["step"]
+    part = schedule.factor(recipe.schedule, done - 1, round(done / record["epoch"]), recipe.epochs)
+    return record["lr"] / part if part > 0 else schedule.peak_lr(recipe.optimizer, global_batch)
+
+
+def _slowest(records: Sequence[dict[str, Any]]) -> int | None:
+    """The rank that is often the slowest by a margin; None if there is none."""
+    late = Counter(rank for rank in map(_late, records) if rank is not None)
+    return next((rank for rank, times in late.most_common(1) if times >= _OFTEN * len(records)), None)
+
+
+def _late(record: dict[str, Any]) -> int | None:
+    """The slowest rank of a step if it is late. With many ranks, steps have the slowest and quantiles of all."""
+    speeds = dict(enumerate(record["rank_images_per_s"])) or {int(r): v for r, v in record.get("slowest_ranks", {}).items()}
+    if not speeds:
+        return None
+    quantiles = record.get("rank_quantiles")
+    middle = quantiles[len(quantiles) // 2] if quantiles else statistics.median(speeds.values())
+    rank = min(speeds, key=lambda rank: speeds[rank])
+    return rank if speeds[rank] < _SLOW * middle else None
+
+
+def with_efficiency(results: Sequence[Measured]) -> list[Measured]:
+    """The results with their efficiency, where the run that it refers to exists."""
+    return [_with_efficiency(one, reference(results, one)) for one in results]
+
+
+def _with_efficiency(one: Measured, base: Measured | None) -> Measured:
+    ratio = None if base is None else one.images_per_s_per_process / base.images_per_s_per_process
+    return Measured(**asdict(one) | {"efficiency": ratio})
+
+
+def reference(results: Sequence[Measured], one: Measured) -> Measured | None:
+    """The run of the same round, strategy and scaling with the smallest world size of the benchmark."""
+    smallest = min(r.world_size for r in results)
+    same = ("strategy", "scaling", "round", "kind_of_job")
+    alike = (r for r in results if r.world_size == smallest and all(getattr(r, k) == getattr(one, k) for k in same))
+    return next(alike, None)
+
+
+def write(path: Path, results: Sequence[Measured]) -> None:
+    """Replace the file by one line of JSON per result, with efficiencies."""
+    lines = "".join(json.dumps(asdict(one)) + "\n" for one in with_efficiency(results))
+    partial = path.with_suffix(".partial")
+    partial.write_text(lines, "utf-8")
+    partial.replace(path)
+
+
+def read(path: Path) -> list[Measured]:
+    """The complete lines of the file; a damaged one is reported and left out.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; --resume needs the folder of a scaling benchmark") from None
+    names = {field.name for field in fields(Measured)}
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            values = json.loads(line)
+            found.append(Measured(**{name: values[name] for name in names}))
+        except (ValueError, KeyError, TypeError):
+            log.warning("%s: line %d is damaged and not used", path, number)
+    return found

@@ -1,0 +1,104 @@
+"""The table of a scaling benchmark and what it means (pure)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from worldsize.bench import markdown
+from worldsize.bench.scaling.cases import Case
+from worldsize.bench.scaling.measured import PARTS, Measured, reference
+
+_NAMES = {
+    "data_ms": "waiting for images",
+    "compute_ms": "computing more slowly",
+    "transfer_ms": "communication that computation does not hide",
+    "straggler_ms": "waiting for slower processes",
+    "overhead_ms": "the training loop",
+}
+_HEADINGS = ("strategy", "scaling", "nodes x procs", "global batch", "lr", "images/s", "per process", "efficiency", "range")
+_TIMES = ("data, ms", "compute", "transfer", "stragglers", "loop", "sent, MB", "slow rank")
+_NOTABLE = 0.01  # of a step
+
+
+def table(results: Sequence[Measured]) -> str:
+    """A Markdown table of medians over the rounds; the range is that of the efficiencies of the rounds."""
+    rows: list[Sequence[str]] = [(*_HEADINGS, *_TIMES)]
+    for case in dict.fromkeys(one.case for one in results):
+        rows.append(_row(case, [one for one in results if one.case == case]))
+    return markdown.table(rows)
+
+
+def _row(case: Case, own: Sequence[Measured]) -> tuple[str, ...]:
+    def middle(key: str) -> float:
+        return statistics.median(getattr(one, key) for one in own)
+
+    ratios = [one.efficiency for one in own if one.efficiency is not None]
+    slow = {one.slowest_rank for one in own}
+    return (
+        *(case.strategy, case.scaling, f"{case.nodes} x {case.procs}", str(own[0].global_batch), f"{own[0].lr:g}"),
+        *(f"{middle('images_per_s'):.2f}", f"{middle('images_per_s_per_process'):.2f}"),
+        f"{statistics.median(ratios):.3f}" if ratios else "-",
+        f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-",
+        *(f"{middle(part):.1f}" for part in PARTS),
+        f"{middle('sent_mb'):.1f}",
+        str(own[0].slowest_rank) if len(slow) == 1 and own[0].slowest_rank is not None else "-",
+    )
+
+
+def verdicts(results: Sequence[Measured]) -> list[str]:
+    """One sentence for each strategy, scaling and larger world size: what it keeps, and where the rest goes."""
+    sentences = []
+    for case in dict.fromkeys(one.case for one in results):
+        own = [one for one in results if one.case == case]
+        ratios = [one.efficiency for one in own if one.efficiency is not None]
+        base = reference(results, own[0])
+        if not ratios or base is None or base.case == case:
+            continue
+        text = f"{case.strategy}, {case.scaling} scaling: {case.world_size} processes keep {statistics.median(ratios):.1%}"
+        text += f" of the images/s per process of {base.world_size}"
+        part, share = largest_loss(own, [r for r in results if r.case == base.case])
+        sentences.append(f"{text}; {_NAMES[part]} costs {share:.1%} of a step" if share > _NOTABLE else text)
+    return sentences
+
+
+def largest_loss(own: Sequence[Measured], base: Sequence[Measured]) -> tuple[str, float]:
+    """The part of a step that grew most from ``base``, beyond what its number of images explains, as a share of the step."""
+
+    def mean(results: Sequence[Measured], key: str) -> float:
+        return statistics.fmean(getattr(one, key) for one in results)
+
+    images = mean(own, "global_batch") / own[0].world_size / (mean(base, "global_batch") / base[0].world_size)
+    growth = {part: mean(own, part) - images * mean(base, part) for part in PARTS}
+    part = max(growth, key=lambda name: growth[name])
+    return part, growth[part] / mean(own, "step_ms")
+
+
+def what_scales(scaling: str, results: Sequence[Measured]) -> str:
+    """What the measured runs keep and what they change, read from the runs."""
+    own = sorted((one for one in results if one.scaling == scaling), key=lambda one: one.world_size)
+    batches = {one.world_size: one.global_batch for one in own}
+    rates = {one.world_size: f"{one.lr:g}" for one in own}
+    shared = f"; global batch {_list(batches)}, peak learning rate {_list(rates)}{_mismatches(own)}"
+    if scaling == "weak":
+        return f"weak scaling: {own[0].global_batch // own[0].world_size} images per process and step{shared}"
+    return f"strong scaling: {own[0].global_batch} images per step, shared by all processes{shared}"
+
+
+def _mismatches(results: Sequence[Measured]) -> str:
+    """The world sizes whose runs had different batches or learning rates, so that they cannot be compared."""
+    found = ""
+    for size in dict.fromkeys(one.world_size for one in results):
+        used = {one.strategy: f"{one.global_batch} at {one.lr:g}" for one in results if one.world_size == size}
+        different = {(one.global_batch, f"{one.lr:g}") for one in results if one.world_size == size}
+        if len(different) > 1:
+            found += f"; {size} processes differ in batch or learning rate: " + ", ".join(
+                f"{k} {v}" for k, v in used.items()
+            )
+    return found
+
+
+def _list(values: Mapping[int, object]) -> str:
+    """The values by world size, or the one value that all have."""
+    different = list(dict.fromkeys(values.values()))
+    return str(different[0]) if len(different) == 1 else ", ".join(map(str, values.values()))

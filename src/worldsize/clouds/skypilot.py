@@ -1,0 +1,26 @@
+"""A SkyPilot task (``sky launch FILE``, or ``sky jobs launch FILE`` to recover from preemptions)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worldsize.clouds.spec import CloudSpec
+from worldsize.jobs.quantities import quantity
+
+
+def render(spec: CloudSpec) -> dict[str, Any]:
+    """The task; its fields are those of SkyPilot's task YAML."""
+    resources = {"accelerators": spec.gpus, "cpus": spec.resources.cpu, "memory": _gigabytes(spec.resources.memory)}
+    return {
+        "name": spec.name,
+        "num_nodes": spec.nodes,
+        "resources": {name: value for name, value in resources.items() if value is not None},
+        "envs": dict(spec.env),
+        "setup": "\n".join(spec.setup) + "\n",
+        "run": "\n".join(spec.lines) + "\n",
+    }
+
+
+def _gigabytes(memory: str | None) -> str | None:
+    """SkyPilot counts memory in GiB, without a unit."""
+    return None if memory is None else f"{max(1, int(quantity(memory) / 1024**3))}+"

@@ -1,0 +1,124 @@
+"""The jobs of a Kubernetes cluster, for the commands that do not depend on the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worldsize.cluster.api.client import Cluster
+from worldsize.cluster.api.errors import ClusterError, Unreachable
+from worldsize.cluster.jobs import diagnose, manage
+from worldsize.cluster.jobs.follow import Follower
+from worldsize.cluster.jobs.manage import ClusterJob
+from worldsize.cluster.manifests.spec import RECIPE
+from worldsize.jobs.base import Job, Part, Scheduler, Where
+from worldsize.jobs.progress import TAIL
+from worldsize.jobs.state import JobState
+
+
+class KubernetesJob(Job):
+    """A job in pods."""
+
+    def __init__(self, cluster: Cluster, job: ClusterJob) -> None:
+        self._cluster = cluster
+        self._job = job
+
+    @property
+    def name(self) -> str:
+        return self._job.name
+
+    @property
+    def kind(self) -> str:
+        return self._job.target.kind
+
+    @property
+    def state(self) -> JobState:
+        return self._job.state
+
+    @property
+    def age_s(self) -> float:
+        return self._job.age_s
+
+    @property
+    def inactive(self) -> bool:
+        return self._job.inactive
+
+    @property
+    def end_command(self) -> str:
+        return self._job.end_command
+
+    def parts(self) -> Sequence[Part]:
+        target, found = self._job.target, []
+        for one in sorted(self._job.pods, key=target.place):
+            reasons = diagnose.waiting(target, [one]) + diagnose.failures(target, [one])
+            found.append(
+                Part(
+                    name=target.place(one)[1],
+                    phase="Terminating" if one["metadata"].get("deletionTimestamp") else str(one["status"].get("phase", "")),
+                    restarts=sum(status.get("restartCount", 0) for status in one["status"].get("containerStatuses", [])),
+                    machine=str(one["spec"].get("nodeName", "")),
+                    reason=reasons[0].partition(" ")[2].splitlines()[0] if reasons else "",
+                )
+            )
+        return found
+
+    def metrics(self) -> str:
+        """From the volume, through a running pod."""
+        for one in self._job.pods:
+            words = [word for part in one["spec"]["containers"] for word in part.get("command", [])]
+            if one["status"].get("phase") != "Running" or "--out" not in words:
+                continue
+            path = f"{words[words.index('--out') + 1]}/{self.name}/metrics.jsonl"
+            try:
+                session = self._cluster.exec(
+                    one["metadata"]["name"], self._job.target.container, ["tail", "-c", str(TAIL), path]
+                )
+                try:
+                    return session.rest().decode("utf-8", "replace")
+                finally:
+                    session.close()
+            except (ClusterError, Unreachable):  # no permission, or no metrics yet
+                continue
+        return ""
+
+    def recipe(self) -> str:
+        found = self._cluster.get("ConfigMap", self.name)
+        return str((found or {}).get("data", {}).get(RECIPE.name, ""))
+
+    def follower(self, logs: bool) -> Follower:
+        return Follower(self._cluster, self._job.target, self.name, logs)
+
+    def stop(self) -> None:
+        manage.stop(self._cluster, self._job)
+
+    def delete(self) -> None:
+        manage.delete(self._cluster, self._job)
+
+
+class Jobs(Scheduler):
+    """The jobs in one namespace of a cluster."""
+
+    part = "pod"
+
+    def __init__(self, where: Where) -> None:
+        self._cluster = Cluster(where.context, where.namespace)
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Jobs:
+        """The jobs of a cluster that is already connected."""
+        jobs = cls.__new__(cls)
+        jobs._cluster = cluster
+        return jobs
+
+    @property
+    def place(self) -> str:
+        return f"in namespace {self._cluster.namespace}"
+
+    def jobs(self) -> list[Job]:
+        return [KubernetesJob(self._cluster, job) for job in manage.list_jobs(self._cluster)]
+
+    def find(self, name: str) -> KubernetesJob:
+        """The job of this name, see `manage.find`."""
+        return KubernetesJob(self._cluster, manage.find(self._cluster, name))
+
+    def command(self, *words: str) -> str:
+        return self._cluster.command(*words)

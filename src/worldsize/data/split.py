@@ -1,0 +1,72 @@
+"""A validation split of images that have none: chosen by their content, kept in a list of names; no file is moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldsize.data.samples import Dataset, FileSamples
+from worldsize.errors import UserError
+
+
+def stratified(labels: NDArray[np.int32], digests: NDArray[np.uint8], share: float) -> NDArray[np.bool_]:
+    """Choose validation images: of each class, those with the smallest digests, at least one if the class has two images.
+
+    The choice depends only on the content of the images: not on their names, their order or a seed. Images with the same
+    content are all on the same side.
+
+    Args:
+        labels: int32 (n,).
+        digests: uint8 (n, 16), a hash of each image's content.
+        share: of the images of each class, 0 to 1.
+
+    Returns:
+        bool (n,).
+    """
+    chosen = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        different, group = np.unique(digests[members].view(f"V{digests.shape[1]}").ravel(), return_inverse=True)
+        wanted = round(share * len(different)) if len(different) > 1 else 0
+        chosen[members] = group < min(max(wanted, len(different) > 1), len(different) - 1)
+    return chosen
+
+
+def split(samples: FileSamples, validation: NDArray[np.bool_]) -> Dataset:
+    """The dataset whose validation split are the images where ``validation``, bool (n,), is True."""
+    return Dataset(_subset(samples, ~validation), _subset(samples, validation))
+
+
+def _subset(samples: FileSamples, keep: NDArray[np.bool_]) -> FileSamples:
+    begins = np.concatenate([[0], samples.ends[:-1]])
+    names = [samples.files[begins[i] : samples.ends[i]] for i in np.flatnonzero(keep)]
+    ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+    return FileSamples(samples.root, samples.folders, b"".join(names), ends, samples.labels[keep], samples.classes)
+
+
+def by_list(samples: FileSamples, listing: Path) -> Dataset:
+    """Split ``samples``: the images that the file ``listing`` names, one per line, are the validation split.
+
+    Raises:
+        UserError: the file cannot be read, names an image that does not exist or names none, or leaves nothing to train on.
+    """
+    try:
+        text = listing.expanduser().read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise UserError(f"--data.val-list {listing}: {error.strerror}") from None
+    # Not splitlines() and strip(): a name may contain U+2028, and begin or end with a space.
+    names = {line.removesuffix("\r") for line in text.split("\n")} - {""}
+    indices = {samples.path(i): i for i in range(len(samples))}
+    if missing := sorted(names - indices.keys()):
+        raise UserError(
+            f"--data.val-list {listing} names {len(missing)} images that are not in {samples.root}; "
+            f"the first is {missing[0]}"
+        )
+    validation = np.zeros(len(samples), bool)
+    validation[[indices[name] for name in names]] = True
+    if not validation.any() or validation.all():
+        which = "no image" if not validation.any() else "all images"
+        raise UserError(f"--data.val-list {listing} names {which} of {samples.root}: it must name some of them")
+    return split(samples, validation)

@@ -1,0 +1,67 @@
+"""``history.jsonl`` of a run folder: when the run was started, saved and ended, and where.
+
+One JSON object per line: ``time`` in seconds since 1970, ``event`` and ``step``, the last completed one. Events:
+
+- ``started``, with the ``command``, the ``world_size`` and the number of processes on each of the ``hosts``,
+- ``saved``: a checkpoint is on disk,
+- ``finished``,
+- ``stopped``, with the ``reason``: a signal or a limit; the state is saved,
+- ``failed``, with the ``reason``.
+
+A run that was killed has no line about its end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from worldsize.errors import Stopped
+
+log = logging.getLogger(__name__)
+
+_MOST_HOSTS = 32  # that are listed by name
+
+
+class History:
+    """Appends to the file. A line that cannot be written is a warning: training continues."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def add(self, event: str, step: int, **facts: Any) -> None:
+        """Append a line."""
+        line = json.dumps({"time": round(time.time(), 3), "event": event, "step": step, **facts})
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            log.warning("cannot write %s: %s", self._path, error.strerror)
+
+    @contextmanager
+    def running(self, step: Callable[[], int], command: str, hosts: Sequence[str]) -> Iterator[None]:
+        """Around a run: its start and how it ended.
+
+        Args:
+            step: the last completed step at the time of the call.
+            hosts: the name of each rank's machine.
+        """
+        counted = Counter(hosts)
+        names = dict(counted.most_common(_MOST_HOSTS))
+        more = {"more_hosts": len(counted) - len(names)} if len(counted) > len(names) else {}
+        self.add("started", step(), command=command, world_size=len(hosts), hosts=names, **more)
+        try:
+            yield
+        except Stopped as error:
+            self.add("stopped", step(), reason=str(error))
+            raise
+        except BaseException as error:
+            self.add("failed", step(), reason=(str(error) or type(error).__name__).splitlines()[0])
+            raise
+        self.add("finished", step())

@@ -1,0 +1,106 @@
+"""One ssh connection to a host, with the user's own configuration. The only module that starts ssh."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+LOST = 255  # ssh's exit code when the connection fails
+_OPTIONS = {
+    "BatchMode": "yes",  # a question could be answered on one host's terminal only
+    "ConnectTimeout": "15",
+    "ServerAliveInterval": "5",
+    "ServerAliveCountMax": "6",
+}
+# What ssh says, and what it means; first match.
+_REASONS = (
+    ("Host key verification failed", "has an unknown or changed host key: connect once with `ssh {host}` and check it"),
+    ("Permission denied (", "refuses your key or asks for a password: set up a key with `ssh-copy-id {host}`"),
+    ("Could not resolve hostname", "is unknown: check --hosts and your ssh configuration"),
+    ("Connection refused", "refuses connections: is sshd running there?"),
+    ("timed out", "does not answer: check that it is up and reachable"),
+    ("No route to host", "does not answer: check that it is up and reachable"),
+)
+
+
+class Connection:
+    """Runs a command on a host.
+
+    Args:
+        command: for the remote shell.
+        line: called with each line of the command's output and errors, from threads.
+        config: configuration file for ssh; None: the user's.
+    """
+
+    def __init__(self, host: str, command: str, line: Callable[[str], None], config: Path | None) -> None:
+        self.host = host
+        self.errors: list[str] = []
+        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+        where = ["-F", str(config)] if config is not None else []
+        # A session of its own: Ctrl-C in the terminal must reach the launcher only.
+        self._process = subprocess.Popen(
+            ["ssh", *where, *options, "--", host.replace("[", "").replace("]", ""), command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._threads = [
+            threading.Thread(target=self._read, args=(stream, line, keep), daemon=True)
+            for stream, keep in ((self._process.stdout, False), (self._process.stderr, True))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, content: bytes) -> None:
+        """Write to the command's stdin; content that a stalled connection cannot take is dropped."""
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):
+            os.write(self._process.stdin.fileno(), content)
+
+    def finish(self) -> None:
+        """End the command's stdin."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+
+    def poll(self) -> int | None:
+        """The command's exit code, or `LOST`; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the command's end, and its last lines.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended.
+        """
+        code = self._process.wait(timeout)
+        for thread in self._threads:
+            thread.join(5.0)
+        return code
+
+    def kill(self) -> None:
+        """End the connection."""
+        self._process.kill()
+
+    def reason(self) -> str:
+        """Why the connection failed, in words."""
+        # The command's own errors arrive here too.
+        said = "\n".join(line for line in self.errors if line.startswith(("ssh: ", "Host key ")) or "denied (" in line)
+        for text, meaning in _REASONS:
+            if text in said:
+                return f"{self.host} {meaning.format(host=self.host)}"
+        return f"the connection to {self.host} was lost" + (f": {self.errors[-1]}" if self.errors else "")
+
+    def _read(self, stream: object, line: Callable[[str], None], keep: bool) -> None:
+        for content in stream:  # type: ignore[attr-defined]
+            text = content.decode("utf-8", "replace").rstrip("\n")
+            if keep:
+                self.errors = [*self.errors[-9:], text]
+            line(text)

@@ -1,0 +1,63 @@
+"""The specification of a training job, independent of the scheduler that runs it (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from worldsize.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """Resources of one node.
+
+    ``cpu`` and ``memory`` are quantities in the scheduler's notation; None: not requested.
+    """
+
+    gpus: int = 0
+    cpu: str | None = None
+    memory: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One training job.
+
+    ``name`` is the name of the run and of the job. ``recipe`` is the recipe as YAML. ``procs`` is the number of processes
+    per node, each with one GPU if GPUs are requested.
+    ``retries`` is the number of restarts without a new checkpoint in between. ``grace_s`` is the time to save a
+    checkpoint when the job must leave a node. ``needs_mpi``: the ranks must be started by mpirun.
+    """
+
+    name: str
+    recipe: str
+    nodes: int = 1
+    procs: int = 1
+    resources: Resources = field(default_factory=Resources)
+    env: tuple[tuple[str, str], ...] = ()
+    retries: int = 3
+    grace_s: int = 120
+    needs_mpi: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Total number of processes."""
+        return self.nodes * self.procs
+
+
+def shape_problems(spec: JobSpec) -> Iterable[str]:
+    """Problems with the amounts of the spec: one sentence each, with the remedy."""
+    if spec.resources.gpus not in (0, spec.procs):
+        yield f"--gpus {spec.resources.gpus} and --procs {spec.procs} must be equal: each process uses one GPU"
+    limits = {"nodes": (spec.nodes, 1), "procs": (spec.procs, 1), "retries": (spec.retries, 0), "grace": (spec.grace_s, 1)}
+    for flag, (number, minimum) in limits.items():
+        if number < minimum:
+            yield f"--{flag} {number} must be at least {minimum}"
+
+
+def refuse(problems: Iterable[str]) -> None:
+    """Raise all problems as one `UserError`; do nothing if there are none."""
+    found = list(problems)
+    if found:
+        raise UserError("this job cannot run:\n" + "\n".join(f"  {problem}" for problem in found))

@@ -1,0 +1,21 @@
+"""``--on local``: this machine."""
+
+from __future__ import annotations
+
+from worldsize import arguments, catalog, parallel
+from worldsize.errors import SUCCESS, UserError
+from worldsize.jobs.commands import recipe_argument
+from worldsize.jobs.naming import run_name
+from worldsize.launch import script
+
+
+def render(argv: list[str]) -> int:
+    """``worldsize render RECIPE --on local``."""
+    stem, recipe, rest = recipe_argument(arguments.without("--on", argv), "render")
+    asked = arguments.parse(arguments.Train, rest, arguments.Train(recipe), f"render {stem} --on local")
+    if asked.resume or asked.allow_changes:
+        raise UserError("render --on local describes a new job: omit --resume and --allow-changes")
+    parallel.validate(asked.settings)
+    name = asked.name or run_name(stem, asked.settings, "local", 1, asked.procs, [])
+    print(script.render(catalog.to_yaml(asked.settings), name, asked.procs, asked.out, asked.retries), end="")
+    return SUCCESS

@@ -1,0 +1,1 @@
+"""Optimizers that torch does not have, or not in this form."""

@@ -1,0 +1,256 @@
+"""Measurements to calibrate with: a finished run, or the results of ``bench scaling``."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worldsize import catalog
+from worldsize.batch import GPU_BATCH
+from worldsize.bench.scaling import origin
+from worldsize.errors import UserError
+from worldsize.plan.fit import Measurement
+from worldsize.plan.forecast import cluster_of
+from worldsize.plan.job import Job
+from worldsize.plan.model import Cluster
+from worldsize.recipe import Recipe
+from worldsize.report import reading
+
+_WARMUP = 3  # steps of a run that are not counted
+_LEAST_STEPS = 5
+_WAITING = 0.05  # share of a step: a device that waits longer for images is limited by its loader
+_ONE_ROUND = 0.05  # assumed standard error of a single value, relative
+_ALIKE = 0.2  # largest difference between the bytes that were sent and those that the recipe sends
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All that was measured. ``supply``: images/s of one device's loader where it was the limit, else infinite. ``cpu``:
+    whether the devices were CPU processes. ``level``: see `fit.fit`. ``notes``: what could not be read."""
+
+    measurements: tuple[Measurement, ...]
+    supply: float
+    cpu: bool
+    level: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+def read(folders: Iterable[Path], job: Job, per_node: int) -> Calibration:
+    """Read the folders.
+
+    Args:
+        per_node: processes on each machine of a run, at most; results of `bench scaling` contain it.
+
+    Raises:
+        UserError: no results, of another network, or of a strategy that was not measured.
+    """
+    found = [_bench(path, job) if (path / "results.jsonl").is_file() else _run(path, job, per_node) for path in folders]
+    return Calibration(
+        measurements=tuple(m for c in found for m in c.measurements),
+        supply=min((c.supply for c in found), default=math.inf),
+        cpu=any(c.cpu for c in found),
+        level=max((c.level for c in found), default=0.0),
+        notes=tuple(note for c in found for note in c.notes),
+    )
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------------
+
+
+def _run(path: Path, job: Job, per_node: int) -> Calibration:
+    if not (path / "metrics.jsonl").is_file() or not (path / "recipe.yaml").is_file():
+        raise UserError(f"--from {path}: neither a run (metrics.jsonl, recipe.yaml) nor a bench folder (results.jsonl)")
+    recipe = catalog.load(str(path / "recipe.yaml"))
+    _check_network(path, recipe, job.recipe)
+    facts = _facts(path / "environment.json")
+    lines, notes = _lines(path / "metrics.jsonl")
+    steps = [line for line in lines if line.get("kind") == "step"][_WARMUP:]
+    if len(steps) < _LEAST_STEPS:
+        raise UserError(
+            f"--from {path}: the run has {len(steps)} steps after its first {_WARMUP}; {_LEAST_STEPS} are needed"
+        )
+    size, cpu = int(facts["world_size"]), _on_cpu(facts)
+    own = Job(recipe.model_copy(update={"device": "cpu"}) if cpu else recipe, job.images, job.network)
+    plan = own.plan(size)
+    measurement = _measurement(path, cluster_of(size, per_node), own, plan.per_process, plan.accumulation, steps)
+    return Calibration((measurement,), _supply(steps, plan.per_process), cpu, notes=notes)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """An environment.json with the number of processes and their devices."""
+    try:
+        facts: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        int(facts["world_size"]), _on_cpu(facts)
+    except OSError as error:
+        raise UserError(f"--from {path.parent}: {path.name}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"--from {path.parent}: {path.name} does not say how many processes ran, and on what") from None
+    return facts
+
+
+def _on_cpu(facts: dict[str, Any]) -> bool:
+    # Runs of older versions have the number of GPUs only.
+    return facts["hardware"]["cuda"] is None if "hardware" in facts else not facts["devices_here"]
+
+
+def _check_network(path: Path, measured: Recipe, planned: Recipe) -> None:
+    for name, of in (
+        ("model.name", lambda r: r.model.name),
+        ("data.train_crop_size", lambda r: r.data.train_crop_size),
+        ("model.stem", lambda r: r.model.stem),
+    ):
+        if of(measured) != of(planned):
+            raise UserError(
+                f"--from {path}: measured with {name} {of(measured)}, but the recipe has {of(planned)}: plan that recipe, "
+                "or measure this one"
+            )
+
+
+# Benchmarks ---------------------------------------------------------------------------------------------------------------
+
+
+def _bench(path: Path, job: Job) -> Calibration:
+    lines, notes = _lines(path / "results.jsonl")
+    lines = [line for line in lines if "step_ms" in line and "world_size" in line]
+    if not lines:
+        raise UserError(f"--from {path}: results.jsonl has no lines of `bench scaling`")
+    _check_network(path, _measured_recipe(path), job.recipe)
+    kept = [line for line in lines if line["world_size"] == 1 or _uses(str(line["strategy"]), job.recipe)]
+    if all(line["world_size"] == 1 for line in kept) and any(line["world_size"] > 1 for line in lines):
+        there = ", ".join(sorted({str(line["strategy"]) for line in lines}))
+        raise UserError(
+            f"--from {path}: the recipe's strategy was not measured, only {there}: pass --parallel.strategy and compression"
+        )
+    groups: dict[tuple[int, int, float], list[dict[str, Any]]] = {}
+    base = _base(kept)
+    for line in _without_drift(kept, base):
+        key = (int(line["nodes"]), int(line["procs"]), line["global_batch"] / line["world_size"])
+        groups.setdefault(key, []).append(line | {"sent_bytes": 1e6 * line["sent_mb"]})
+    cpu = job.recipe.device == "cpu" or _bench_on_cpu(path)
+    measurements = []
+    for (nodes, procs, size), rows in groups.items():
+        forward = job.recipe.micro_batch if cpu else max(job.recipe.micro_batch, GPU_BATCH)
+        measurements.append(_measurement(path, Cluster(nodes, procs), job, size, max(1, round(size / forward)), rows))
+    supply = min(_supply(rows, size) for (_, _, size), rows in groups.items())
+    return Calibration(tuple(measurements), supply, cpu, _error(list(base.values())), notes)
+
+
+def _measured_recipe(path: Path) -> Recipe:
+    """A recipe of the benchmark's runs, or that of its command if they were not kept."""
+    for pattern in ("*.yaml", "*/recipe.yaml"):
+        if found := sorted(path.glob(pattern)):
+            return catalog.load(str(found[0]))
+    try:
+        return origin.read(path).asked.settings
+    except UserError as error:
+        raise UserError(f"--from {path}: neither a recipe nor bench.json says which network was measured: {error}") from None
+
+
+def _bench_on_cpu(path: Path) -> bool:
+    """From what the runs recorded; without that, from the options of the jobs."""
+    if facts := [_facts(file) for file in path.glob("*/environment.json")]:
+        return any(map(_on_cpu, facts))
+    return (path / origin.FILE).is_file() and origin.read(path).on_cpu
+
+
+def _uses(strategy: str, recipe: Recipe) -> bool:
+    """Whether the variant of this name, such as ``horovod MPI`` or ``ddp bf16``, sends what the recipe's strategy sends."""
+    settings = recipe.parallel
+    name, _, detail = strategy.partition(" ")
+    own = "ddp" if settings.strategy in ("auto", "single") else settings.strategy
+    compression = detail if name == "ddp" and detail else "none"
+    return name == own and compression == settings.compression and ("adasum" in detail) == (settings.op == "adasum")
+
+
+def _base(rows: list[dict[str, Any]]) -> dict[int, float]:
+    """The step of the smallest size in each round, milliseconds."""
+    smallest = min(rows, key=lambda row: row["world_size"])
+    alike = ("world_size", "nodes", "scaling", "strategy")
+    return {row["round"]: row["step_ms"] for row in rows if all(row[key] == smallest[key] for key in alike)}
+
+
+def _without_drift(rows: list[dict[str, Any]], base: dict[int, float]) -> list[dict[str, Any]]:
+    """The rows with times relative to the speed of the machine in their round, as the round's smallest size shows it.
+
+    What sizes have to each other is then as exact as within a round, although a shared machine is faster in one round than
+    in another.
+    """
+    usual = statistics.median(base.values())
+    return [
+        row | {key: value * usual / base[row["round"]] for key, value in row.items() if key.endswith("_ms")}
+        for row in rows
+        if row["round"] in base
+    ]
+
+
+# Both ---------------------------------------------------------------------------------------------------------------------
+
+
+def _measurement(
+    path: Path, cluster: Cluster, job: Job, batch: float, passes: int, rows: list[dict[str, Any]]
+) -> Measurement:
+    """The median over steps or rounds of one size."""
+    # Local SGD communicates in few steps, which a median would miss.
+    middle = statistics.median if job.traffic.every == 1 else statistics.fmean
+    waited_ms = middle([row["communication_ms"] for row in rows])
+    computed_ms = middle([row["step_ms"] - row["data_ms"] - row["communication_ms"] for row in rows])
+    known = cluster.devices > 1 and all("straggler_ms" in row for row in rows)
+    measurement = Measurement(
+        cluster=cluster,
+        traffic=job.traffic,
+        batch=batch,
+        passes=passes,
+        step_s=(computed_ms + waited_ms) / 1000,
+        communication_s=waited_ms / 1000 if cluster.devices > 1 else None,
+        straggler_s=min(middle([row["straggler_ms"] for row in rows]), waited_ms) / 1000 if known else None,
+        spread=_error([row["step_ms"] - row["data_ms"] for row in rows]),
+        errors_s=_errors_s(rows) if known and len(rows) > 1 else None,
+    )
+    _check_bytes(path, middle([row["sent_bytes"] for row in rows]), measurement, job.recipe)
+    return measurement
+
+
+def _errors_s(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
+    """The standard errors of computing, stragglers and messages, seconds."""
+    computed = [row["step_ms"] - row["data_ms"] - row["communication_ms"] for row in rows]
+    straggling = [row["straggler_ms"] for row in rows]
+    exposed = [row["communication_ms"] - row["straggler_ms"] for row in rows]
+    return _of_median(computed) / 1000, _of_median(straggling) / 1000, _of_median(exposed) / 1000
+
+
+def _error(times: list[float]) -> float:
+    """The standard error of the median of ``times``, relative to it."""
+    return _of_median(times) / statistics.median(times) if len(times) > 1 else _ONE_ROUND
+
+
+def _of_median(values: list[float]) -> float:
+    """The standard error of a median: for normally distributed values about 1.25 standard deviations / sqrt(n)."""
+    return 1.25 * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _check_bytes(path: Path, sent: float, measurement: Measurement, recipe: Recipe) -> None:
+    """The bytes that a step sent tell whether network and compression are those of the recipe."""
+    expected = measurement.traffic.size / measurement.traffic.every
+    counted = measurement.cluster.devices > 1 and recipe.parallel.strategy in ("auto", "ddp")
+    if counted and abs(sent - expected) > _ALIKE * expected:
+        raise UserError(
+            f"--from {path}: each process sent {sent / 1e6:,.1f} MB per step, but the recipe sends {expected / 1e6:,.1f} "
+            "MB: plan with the same network, strategy and compression"
+        )
+
+
+def _supply(rows: list[dict[str, Any]], batch: float) -> float:
+    """Images/s of the loader if steps wait for it; else unknown, and taken as unlimited."""
+    data_ms, step_ms = (statistics.median([row[key] for row in rows]) for key in ("data_ms", "step_ms"))
+    return 1000 * batch / step_ms if data_ms > _WAITING * step_ms else math.inf
+
+
+def _lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """The complete lines, and a note if there are others, as after a crash."""
+    lines, damaged = reading.parse(path.read_text("utf-8", errors="replace"))
+    return lines, (f"{path}: {damaged} incomplete line{'s' * (damaged > 1)} not used.",) if damaged else ()

@@ -1,0 +1,96 @@
+"""The charts of a page about benchmarks and plans. Pure functions."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from worldsize.report.charts import TIMES, Figure, bars, layered, legend
+from worldsize.report.data import Data
+
+_WORLD = "datum.world_size + ': ' + datum.series"
+
+
+def of_bench(table: Data, kind: str) -> list[Figure]:
+    """The charts for the table of `data.of_bench`; ``kind`` as in `reading.Bench`."""
+    if kind == "speed":
+        return [Figure("bench", "Images/s", "One point per round; the line marks the median.", _points(table))]
+    if kind == "network":
+        bandwidth = "Of an all-reduce, as nccl-tests defines it: 2 (n - 1) / n bytes per byte of the message."
+        time = "Of one all-reduce, the median; shaded: 10th to 90th percentile."
+        return [
+            Figure("bandwidth", "Bus bandwidth over message size", bandwidth, _messages(table, "bus_gb_per_s", "GB/s")),
+            Figure("latency", "Time over message size", time, _messages(table, "us", "microseconds")),
+        ]
+    return _of_scaling(table)
+
+
+def _of_scaling(table: Data) -> list[Figure]:
+    measured = [row for row in table.rows if "predicted" not in row]
+    captions = [
+        *(["Points: rounds. Line: median. Shaded: smallest to largest."] if measured else []),
+        *(["Dashed: no loss against the smallest world size."] if measured else []),
+        *(["Dotted: predicted, with its 5th to 95th percentile."] if len(measured) < len(table.rows) else []),
+    ]
+    chart = _scaling(table, min((row["world_size"] for row in measured), default=None))
+    found = [Figure("scaling", "Images/s per process over world size", " ".join(captions), chart)]
+    if measured and all(name in table.columns for name in TIMES):
+        rows = {(row["series"], row["world_size"]) for row in measured}
+        caption = "By world size: mean over rounds and ranks, milliseconds."
+        found.append(Figure("time", "Time of a step", caption, bars(table, _WORLD, len(rows))))
+    return found
+
+
+def _points(table: Data) -> alt.LayerChart:
+    y = alt.Y("series:N", title=None, sort="-x", axis=alt.Axis(labelLimit=140))
+    points = alt.Chart().mark_point(filled=True, opacity=0.6).encode(alt.X("images_per_s:Q", title="images/s"), y)
+    ticks = alt.Chart().mark_tick(thickness=2, size=16).encode(alt.X("median(images_per_s):Q", title="images/s"), y)
+    return layered(table, points, ticks, height=max(60, 30 * len({row["series"] for row in table.rows})))
+
+
+def _messages(table: Data, name: str, title: str) -> alt.LayerChart:
+    x = alt.X("bytes:Q", title="message, bytes", scale=alt.Scale(type="log"), axis=alt.Axis(format="~s", tickCount=6))
+    log = alt.Scale(type="log")
+    color = alt.Color("series:N", legend=legend())
+    tooltip = ["series:N", alt.Tooltip("bytes:Q", format=","), alt.Tooltip(f"{name}:Q", format=".4~g")]
+    line = alt.Chart().mark_line(point=True).encode(x, alt.Y(f"{name}:Q", title=title, scale=log), color, tooltip=tooltip)
+    if name != "us":
+        return layered(table, line)
+    spread = (
+        alt.Chart().mark_area(opacity=0.2).encode(x, alt.Y("low_us:Q", title=title, scale=log), alt.Y2("high_us"), color)
+    )
+    return layered(table, spread, line)
+
+
+def _scaling(table: Data, first: int | None) -> alt.LayerChart:
+    """``first``: the smallest world size that was measured; None: all is predicted."""
+    x = alt.X("world_size:Q", title="world size (processes)", scale=alt.Scale(type="log", base=2), axis=alt.Axis(format="d"))
+    color = alt.Color("series:N", legend=legend())
+    layers = [] if first is None else _measured(x, color, first)
+    if "predicted" in table.columns:
+        layers += _predicted(x, color)
+    return layered(table, *layers)
+
+
+def _measured(x: alt.X, color: alt.Color, first: int) -> list[alt.Chart]:
+    name, title = "images_per_s_per_process", "images/s per process"
+    y = alt.Y(f"{name}:Q", title=title, scale=alt.Scale(zero=True))
+    chart = alt.Chart().transform_filter(f"isValid(datum.{name})")
+    points = chart.mark_point(filled=True, opacity=0.6).encode(
+        x, y, color, tooltip=["series:N", "world_size:Q", "round:Q", alt.Tooltip(f"{name}:Q", format=".4~g")]
+    )
+    middle = chart.mark_line().encode(x, alt.Y(f"median({name}):Q", title=title), color)
+    spread = chart.mark_area(opacity=0.2).encode(x, alt.Y(f"min({name}):Q", title=title), alt.Y2(f"max({name}):Q"), color)
+    ideal = chart.transform_calculate(one=f"datum.world_size == {first} ? datum.{name} : null")
+    ideal = ideal.transform_joinaggregate(ideal="median(one)", groupby=["series"])
+    ideal = ideal.mark_line(strokeDash=[5, 4], opacity=0.7).encode(x, alt.Y("ideal:Q", title=title), color)
+    return [spread, ideal, middle, points]
+
+
+def _predicted(x: alt.X, color: alt.Color) -> list[alt.Chart]:
+    title = "images/s per process"
+    chart = alt.Chart().transform_filter("isValid(datum.predicted)")
+    ends = alt.Y("predicted_low:Q", title=title, scale=alt.Scale(zero=True)), alt.Y2("predicted_high")
+    numbers = [alt.Tooltip(f"predicted{end}:Q", format=".4~g") for end in ("", "_low", "_high")]
+    line = chart.mark_line(strokeDash=[2, 3], point=True)
+    line = line.encode(x, alt.Y("predicted:Q", title=title), color, tooltip=["series:N", "world_size:Q", *numbers])
+    return [chart.mark_area(opacity=0.15).encode(x, *ends, color), line]

@@ -1,0 +1,121 @@
+"""``worldsize report``, ``runs`` and ``compare``: one function per command, without logic of its own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from worldsize import arguments
+from worldsize.errors import FAILED, SUCCESS, UserError
+from worldsize.report import differences, overview, reading
+from worldsize.signals import ends_at_once
+
+
+@dataclass
+class Report:
+    """Write one page about runs of one dataset, or about benchmarks and plans. It needs no network and works on phones.
+
+    Runs that differ only in their seed become one band. The folders are not changed.
+    """
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN|BENCH|PLAN")]
+    """Folders of runs, or of one kind of `worldsize bench`, such as one for each kind of job, and files of `worldsize plan
+    --json`."""
+    out: Path = Path("report.html")
+    """The page."""
+    price_per_hour: float | None = None
+    """Of one process, for the cost to each accuracy, in any currency."""
+    svg: Path | None = None
+    """Also write each chart as an SVG file to this folder."""
+
+
+@dataclass
+class Runs:
+    """List the runs in a folder, the newest first: state, epoch, best top-1, images/s, time since the last metric.
+
+    A run without a result that wrote metrics in the last two minutes is listed as running.
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    """The folder that has the runs (`train --out`)."""
+
+
+@dataclass
+class Compare:
+    """Show where two runs differ: recipe, data and environment, results.
+
+    Exits with 0 if their results are equal, down to the fingerprints of all steps, else with 1.
+    """
+
+    a: Annotated[Path, tyro.conf.Positional]
+    """A run."""
+    b: Annotated[Path, tyro.conf.Positional]
+    """Another run."""
+
+
+def report(argv: list[str]) -> int:
+    """``worldsize report``."""
+    asked = arguments.parse(Report, argv, None, "report")
+    arguments.check_price(asked.price_per_hour)
+    try:
+        from worldsize.report import charts, content, page
+    except ModuleNotFoundError as error:
+        if error.name != "altair":
+            raise
+        raise UserError("reports need Altair: pip install 'worldsize[report]'") from None
+    if not asked.folders:
+        raise UserError("RUN is required: worldsize report RUN, a folder such as runs/digits-1")
+    benches = [path for path in asked.folders if reading.is_bench(path)]
+    plans = [path for path in asked.folders if path.is_file()]
+    others = [path for path in asked.folders if path not in benches and path not in plans]
+    if others and (benches or plans):
+        raise UserError(f"{others[0]} is not a benchmark or a plan, and {(benches + plans)[0]} is: write a report of each")
+    if others:
+        built = content.of_runs([reading.read(path) for path in others], asked.price_per_hour)
+    else:
+        built = content.of_benches([*map(reading.read_bench, benches)], [*map(reading.read_plan, plans)])
+    with ends_at_once("nothing was changed"):
+        text = page.write(built)
+        drawn = {f"{figure.name}.svg": charts.svg(figure, built.data) for figure in built.figures if asked.svg is not None}
+        try:
+            asked.out.write_text(text, "utf-8")
+            for name, drawing in drawn.items():
+                assert asked.svg is not None
+                asked.svg.mkdir(parents=True, exist_ok=True)
+                (asked.svg / name).write_text(drawing, "utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {error.filename}: {error.strerror}") from None
+    print(f"{built.verdict}\n{asked.out}  {len(text.encode()) / 1e6:.1f} MB; open it in a browser")
+    return SUCCESS
+
+
+def runs(argv: list[str]) -> int:
+    """``worldsize runs``."""
+    asked = arguments.parse(Runs, argv, None, "runs")
+    _print([overview.TITLES, *overview.table(asked.folder, time.time())])
+    return SUCCESS
+
+
+def compare(argv: list[str]) -> int:
+    """``worldsize compare``."""
+    asked = arguments.parse(Compare, argv, None, "compare")
+    both = [reading.read(asked.a), reading.read(asked.b)]
+    results = differences.results(both)
+    rows = [*differences.recipes(both), *differences.environments(both), *results, *differences.speeds(both)]
+    _print([("", str(asked.a), str(asked.b)), *rows])
+    print("The results differ." if results else "The results are equal.")
+    return FAILED if results else SUCCESS
+
+
+def _print(rows: list[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console().print(table)

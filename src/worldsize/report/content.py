@@ -1,0 +1,243 @@
+"""What a page about runs or a benchmark contains. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from worldsize.attribution import advice, causes
+from worldsize.errors import UserError
+from worldsize.listing import flat, shown
+from worldsize.report import bench_charts, data, differences, run_charts, statistics
+from worldsize.report.page import Page, Rows, Table
+from worldsize.report.reading import Bench, Plan, Record, Run
+
+_BENCH_COLUMNS = {
+    "world_size": "world size",
+    "bytes": "message, bytes",
+    "global_batch": "global batch",
+    "images_per_s": "images/s",
+    "images_per_s_per_process": "images/s per process",
+    "efficiency": "efficiency",
+    "step_ms": "step, ms",
+    "data_ms": "data, ms",
+    "compute_ms": "compute, ms",
+    "communication_ms": "communication, ms",
+    "sent_mb": "sent, MB",
+    "slowest_rank": "slowest rank",
+    "us": "time, us",
+    "bus_gb_per_s": "bus bandwidth, GB/s",
+}
+_MOST_CAUSES = 3
+
+
+def of_runs(runs: Sequence[Run], price_per_hour: float | None = None) -> Page:
+    """A page about one run, or several of the same dataset; ``price_per_hour`` is that of a process.
+
+    Raises:
+        UserError: the runs have different datasets.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        if run.dataset != first.dataset:
+            raise UserError(
+                f"{first.name} and {run.name} have different datasets ({first.dataset}, {run.dataset}), so their accuracies "
+                "cannot be compared: write one report for each dataset"
+            )
+    tables = data.of_runs(runs)
+    shared = (
+        [Table("What the recipes differ in", _titled("setting", runs, differences.recipes(runs)))] if len(runs) > 1 else []
+    )
+    return Page(
+        title=", ".join(run.name for run in runs),
+        verdict=statistics.verdict(runs),
+        notes=[note for run in runs for note in _notes(run)],
+        figures=run_charts.of_runs(tables),
+        tables=[
+            Table("Results", _results(runs)),
+            Table(f"Time {'and cost ' if price_per_hour else ''}to accuracy", _times(runs, price_per_hour)),
+            *_lost(runs),
+            *(table for table in shared if len(table.rows) > 1),
+        ],
+        facts=[fact for run in runs for fact in _facts(run)],
+        data=tables,
+    )
+
+
+def of_benches(benches: Sequence[Bench], plans: Sequence[Plan] = ()) -> Page:
+    """A page about benchmarks of one kind, their series side by side; about predictions; or about both.
+
+    Raises:
+        UserError: benchmarks of different kinds, two with a series of the same name, or predictions next to a benchmark that
+            did not measure world sizes.
+    """
+    whole = _joined(benches) if benches else None
+    if whole is not None and plans and whole.kind != "scaling":
+        raise UserError(f"{plans[0].name} predicts world sizes, and {benches[0].name} did not measure them")
+    table = data.of_bench(whole, plans)
+    return Page(
+        title=", ".join([bench.name for bench in benches] + [plan.name for plan in plans]),
+        verdict=" ".join(
+            ([statistics.verdict_of_bench(whole)] if whole is not None else [])
+            + ([statistics.verdict_of_plans(plans)] if plans else [])
+        ),
+        notes=[note for bench in benches for note in _damage(bench.name, "results.jsonl", bench.damaged)],
+        figures=bench_charts.of_bench(table, whole.kind if whole is not None else "scaling"),
+        tables=[
+            *([Table("Medians over rounds", _medians(whole))] if whole is not None else []),
+            *(Table(f"Predictions: {plan.name}", _predictions(plan)) for plan in plans),
+        ],
+        facts=[_command(bench) for bench in benches if bench.facts],
+        data=[table],
+    )
+
+
+def _joined(benches: Sequence[Bench]) -> Bench:
+    first = benches[0]
+    for bench in benches[1:]:
+        same = _series(bench) & _series(first)
+        if bench.kind != first.kind or same:
+            why = f"both measured {min(same)}" if same else "they measured different things"
+            raise UserError(f"{first.name} and {bench.name} cannot share a page: {why}; write a report of each")
+    results = [result for bench in benches for result in bench.results]
+    return Bench(first.path, first.facts, results, sum(bench.damaged for bench in benches))
+
+
+def _predictions(plan: Plan) -> Rows:
+    titles = ("devices", "images/s per device", "efficiency", "step, ms", "hours", "price", "bottleneck")
+    rows = []
+    for one in plan.forecasts:
+        devices = one["devices"]
+        price = one.get("price")
+        rows.append(
+            (
+                str(devices),
+                _range(one["images_per_s"], 1 / devices, ",.4g"),
+                _range(one["efficiency"], 1, ".1%"),
+                _range(one["step_s"], 1000, ",.4g"),
+                _range(one["duration_s"], 1 / 3600, ",.3g"),
+                "" if price is None else _range(price, 1, ",.4g"),
+                str(one["bottleneck"]),
+            )
+        )
+    return [titles, *rows]
+
+
+def _range(values: Record, unit: float, form: str) -> str:
+    value, low, high = (format(values[key] * unit, form) for key in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
+
+
+def _series(bench: Bench) -> set[str]:
+    return {statistics.series(result) for result in bench.results}
+
+
+def _command(bench: Bench) -> Table:
+    facts = [(name, shown(value)) for name, value in flat(bench.facts).items()]
+    return Table(f"{bench.name}: command and environment", [("name", "value"), *facts])
+
+
+def _notes(run: Run) -> list[str]:
+    notes = _damage(run.name, "metrics.jsonl", run.damaged)
+    if not run.steps:
+        notes.append(f"{run.name} has recorded no steps yet.")
+    if run.result is None and run.stopped:
+        notes.append(f"{run.name} {run.stopped}.")
+    return notes
+
+
+def _damage(name: str, file: str, lines: int) -> list[str]:
+    what = "1 line is" if lines == 1 else f"{lines} lines are"
+    return [f"{name}: {what} incomplete in {file}, as after a crash; the page shows the others."] if lines else []
+
+
+def _titled(title: str, runs: Sequence[Run], rows: Rows) -> Rows:
+    return [(title, *(run.name for run in runs)), *rows]
+
+
+def _results(runs: Sequence[Run]) -> Rows:
+    titles = ("run", "seed", "processes", "epochs", "best top-1", "last top-1", "last loss", "images/s", "minutes")
+    rows = []
+    for run in runs:
+        steps, epochs = statistics.located(run)
+        last: Record = epochs[-1] if epochs else {}
+        end = max((r.get("minutes") or 0.0 for r in [*steps[-1:], *epochs[-1:]]), default=None)
+        values = (
+            (run.recipe.get("seed"), "d"),
+            (run.environment.get("world_size"), "d"),
+            (run.steps[-1].get("epoch") if run.steps else None, ".4g"),
+            (statistics.best_top1(run), ".2%"),
+            (last.get("val_top1"), ".2%"),
+            (last.get("val_loss"), ".4f"),
+            (statistics.speed(run), ",.4g"),
+            (end, ".3g"),
+        )
+        rows.append((run.name, *(_number(value, form) for value, form in values)))
+    return [titles, *rows]
+
+
+def _times(runs: Sequence[Run], price_per_hour: float | None) -> Rows:
+    prices = [price_per_hour and price_per_hour * (run.environment.get("world_size") or 1) for run in runs]
+    rows = []
+    for top1 in statistics.accuracies(runs):
+        found = [statistics.time_to(run, top1) for run in runs]
+        rows.append((f"{top1:.0%}", *(_reached(record, price) for record, price in zip(found, prices, strict=True))))
+    return _titled("top-1", runs, rows)
+
+
+def _reached(record: Record | None, price_per_hour: float | None) -> str:
+    if record is None:
+        return "not reached"
+    minutes = record.get("minutes")
+    if minutes is None:
+        return f"epoch {record['epoch']}"
+    cost = f", {minutes / 60 * price_per_hour:,.3g}" if price_per_hour else ""
+    return f"epoch {record['epoch']}, {minutes:.3g} min{cost}"
+
+
+def _lost(runs: Sequence[Run]) -> list[Table]:
+    """What each run lost most time to, and what would help."""
+    rows = []
+    for run in runs:
+        if run.evidence is None:
+            continue
+        seen = run.evidence
+        found = [advice.on(loss, seen) for loss in causes.losses(seen) if loss.lost >= advice.WORTH]
+        found = sorted((one for one in found if one.saved >= advice.WORTH), key=lambda one: -one.saved)
+        rows += [(run.name, f"{a.loss.lost:.0%}", a.why, a.remedy, f"{a.gain:+.0%}") for a in found[:_MOST_CAUSES]]
+    titles = ("run", "of its time", "cause", "remedy", "speed without it")
+    return [Table("Lost time", [titles, *rows])] if rows else []
+
+
+def _facts(run: Run) -> list[Table]:
+    settings = [("setting", "value"), *((k, shown(v)) for k, v in flat(run.recipe).items())]
+    machine = [("name", "value"), *((k, shown(v)) for k, v in flat(run.environment).items())]
+    events = [("", "event"), *((_time(event.time), event.text) for event in run.events)]
+    tables = [Table(f"{run.name}: recipe", settings), Table(f"{run.name}: environment", machine)]
+    return [Table(f"{run.name}: starts, ends and checkpoints", events), *tables] if len(events) > 1 else tables
+
+
+def _time(time: float | None) -> str:
+    return "" if time is None else datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _medians(bench: Bench) -> Rows:
+    columns = {key: title for key, title in _BENCH_COLUMNS.items() if any(key in r for r in bench.results)}
+    groups: dict[tuple[str, int, int], list[Record]] = {}
+    for result in bench.results:
+        key = (statistics.series(result), result.get("world_size", 0), result.get("bytes", 0))
+        groups.setdefault(key, []).append(result)
+    rows = [
+        (name, *(_cell(key, statistics.middle(group, key)) for key in columns))
+        for (name, *_), group in sorted(groups.items())
+    ]
+    return [("series", *columns.values()), *rows]
+
+
+def _cell(key: str, value: float | None) -> str:
+    counts = ("world_size", "global_batch", "slowest_rank", "bytes")
+    return _number(value, ".1%" if key == "efficiency" else ".0f" if key in counts else ",.4g")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

@@ -1,0 +1,152 @@
+"""The tables that the charts draw, as CSV. Pure functions."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from worldsize.attribution import causes
+from worldsize.report import statistics, timeline
+from worldsize.report.reading import Bench, Plan, Record, Run
+
+_TEXT = {"series", "part", "run", "row", "what"}
+_MEASURES = ("loss", "top1", "lr")
+# What a step consists of, by the names of `attribution.causes.split`.
+STEP_PARTS = {
+    "compute_ms": "computing",
+    "read_ms": "reading images",
+    "decode_ms": "decoding images",
+    "transfer_ms": "transfer between ranks",
+    "waiting_ms": "waiting for slower ranks",
+    "checkpoint_ms": "checkpoints",
+    "metrics_ms": "metrics",
+    "loop_ms": "the loop",
+    "throttled": "CPU quota",
+    "no_cpu": "no free processor",
+    "paused": "paused",
+    "paging": "paging",
+}
+_VISIBLE = 0.005  # of a step
+_MOST_RANKS = 16  # rows of a run with so many ranks that its steps list only the slowest
+
+
+@dataclass(frozen=True)
+class Data:
+    """A table by its name on the page; ``columns`` has each column's type as Vega's CSV parser calls it."""
+
+    name: str
+    about: str
+    columns: dict[str, str]
+    rows: list[Record]
+
+    def csv(self) -> str:
+        """The table as CSV, numbers with seven digits, nothing for unknown values."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([_shown(row.get(name)) for name in self.columns] for row in self.rows)
+        return file.getvalue()
+
+
+def of_runs(runs: Sequence[Run]) -> list[Data]:
+    """The tables of a page about runs: learning curves, speed, and the speed of each rank."""
+    size = statistics.bin_size(runs)
+    over = f"means over {size} steps" if size > 1 else "every step"
+    tables = [
+        _data("curves", f"training: {over}; evaluation: each", _curves(runs, size)),
+        _data("speed", f"speed and step time: {over}", _speed(runs, size)),
+        _data("parts", "milliseconds of a step on each rank, the mean over the run", _parts(runs)),
+        _data("ranks", "images/s of each rank, of many the slowest, without communication", _ranks(runs)),
+        _data("timeline", "starts, ends and checkpoints, minutes since the first start", _timeline(runs)),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def of_bench(bench: Bench | None, plans: Sequence[Plan] = ()) -> Data:
+    """One row per measurement with its series, and one per prediction: images/s of a device and their interval."""
+    results = bench.results if bench is not None else []
+    rows = [{"series": statistics.series(r)} | {k: v for k, v in r.items() if isinstance(v, (int, float))} for r in results]
+    for plan in plans:
+        for forecast in plan.forecasts:
+            rate, devices = forecast["images_per_s"], forecast["devices"]
+            ends = {f"predicted{end}": rate[of] / devices for end, of in (("", "value"), ("_low", "low"), ("_high", "high"))}
+            rows.append({"series": f"predicted, {plan.name}", "world_size": devices} | ends)
+    return _data("bench", "every measurement and prediction" if plans else "every measurement", rows)
+
+
+def _curves(runs: Sequence[Run], size: int) -> list[Record]:
+    rows = []
+    for group in statistics.seeds(runs):
+        name = group[0].name if len(group) == 1 else f"{group[0].name}, {len(group)} seeds"
+        places = [statistics.located(run) for run in group]
+        training = [statistics.thinned(steps, size) for steps, _ in places]
+        evaluations = [[e | {"loss": e.get("val_loss"), "top1": e.get("val_top1")} for e in epochs] for _, epochs in places]
+        for part, lines in (("training", training), ("evaluation", evaluations)):
+            points = statistics.band(lines, _MEASURES)
+            rows += [{"series": name, "part": part} | point for point in points]
+    return rows
+
+
+def _speed(runs: Sequence[Run], size: int) -> list[Record]:
+    rows = []
+    for run in runs:
+        ranks = run.environment.get("world_size") or 1
+        for step in statistics.thinned(statistics.located(run)[0], size):
+            each = step.pop("images_per_s")
+            del step["loss"], step["top1"], step["lr"]
+            rows.append({"run": run.name, "images_per_s_per_process": each / ranks if each else None} | step)
+    return rows
+
+
+def _parts(runs: Sequence[Run]) -> list[Record]:
+    rows = []
+    for run in runs:
+        if run.evidence is None:
+            continue
+        ranks = {f"rank {rank}": ms for rank, ms in run.evidence.ranks.items()} or {"mean over ranks": run.evidence.mean}
+        for rank, ms in ranks.items():
+            name = f"{run.name}, {rank}" if len(runs) > 1 else rank
+            split = causes.split(ms)
+            least = _VISIBLE * run.evidence.mean["step_ms"]
+            rows += [{"row": name, "part": part, "ms": split[k]} for k, part in STEP_PARTS.items() if split[k] >= least]
+    return rows
+
+
+def _timeline(runs: Sequence[Run]) -> list[Record]:
+    return [row for run in runs for row in timeline.rows(run, f"{run.name}, " if len(runs) > 1 else "")]
+
+
+def _ranks(runs: Sequence[Run], most: int = 60) -> list[Record]:
+    """The median speed of each rank in at most ``most`` intervals of steps; of many ranks, those that are often slow."""
+    rows = []
+    for run in runs:
+        recorded = [(step["step"], speeds) for step in run.steps if len(speeds := _speeds(step)) > 1]
+        often = Counter(rank for _, speeds in recorded for rank in speeds)
+        every = all(step.get("rank_images_per_s") for step in run.steps)
+        shown = [rank for rank, _ in often.most_common(None if every else _MOST_RANKS)]
+        size = -(-len(recorded) // most) or 1
+        for at in range(0, len(recorded), size):
+            group = recorded[at : at + size]
+            for rank in sorted(shown):
+                if values := [speeds[rank] for _, speeds in group if rank in speeds]:
+                    rows.append({"run": run.name, "step": group[-1][0], "rank": rank, "images_per_s": median(values)})
+    return rows
+
+
+def _speeds(step: Record) -> dict[int, float]:
+    """Images/s by rank, as far as the step lists them: all, or of many the slowest."""
+    speeds = dict(enumerate(step.get("rank_images_per_s") or ())) or step.get("slowest_ranks") or {}
+    return {int(rank): speed for rank, speed in speeds.items() if speed is not None}
+
+
+def _data(name: str, about: str, rows: list[Record]) -> Data:
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return Data(name, about, {key: "string" if key in _TEXT else "number" for key in columns}, rows)
+
+
+def _shown(value: object) -> object:
+    return f"{value:.7g}" if isinstance(value, float) else value

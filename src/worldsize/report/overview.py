@@ -1,0 +1,69 @@
+"""The list of runs in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worldsize.errors import UserError
+from worldsize.report.reading import Run, read
+from worldsize.report.statistics import best_top1, speed
+
+TITLES = ("run", "state", "epoch", "best top-1", "images/s", "age")
+# A run writes metrics every second and after each evaluation. Longer evaluations and steps are rare.
+_SILENCE = 120.0
+
+
+def state(run: Run, now: float) -> str:
+    """``finished`` (has a result), ``interrupted`` (stopped and saved, or killed), ``running`` or ``failed``.
+
+    No process holds a lock on its folder, possibly on another machine. A run counts as running if it wrote metrics in the
+    last two minutes and its log does not end with a stop or an error.
+    """
+    if run.result is not None:
+        return "finished"
+    if run.stopped is not None:
+        return "interrupted"
+    # `run.RunLog` writes the message of an error as the last entry, on level INFO; warnings do not end a run.
+    if " INFO worldsize.run: " in (run.last_entry or ""):
+        return "failed"
+    return "running" if run.modified is not None and now - run.modified < _SILENCE else "interrupted"
+
+
+def table(folder: Path, now: float) -> list[tuple[str, ...]]:
+    """One row per run in ``folder``, the newest first; ``now`` in seconds since 1970.
+
+    Raises:
+        UserError: the folder does not exist, or has no runs.
+    """
+    if not folder.is_dir():
+        raise UserError(f"folder {folder} does not exist: pass the folder that has the runs (train --out)")
+    runs, unreadable = [], []
+    for path in sorted(folder.glob("*/recipe.yaml")):
+        try:
+            runs.append(read(path.parent))
+        except UserError:
+            unreadable.append((path.parent.name, "unreadable recipe", "", "", "", ""))
+    if not runs and not unreadable:
+        raise UserError(f"{folder} has no runs: pass the folder that has the runs (train --out)")
+    return [_row(run, now) for run in sorted(runs, key=lambda run: run.modified or 0.0, reverse=True)] + unreadable
+
+
+def _row(run: Run, now: float) -> tuple[str, ...]:
+    last = run.steps[-1] if run.steps else {}
+    best, pace = best_top1(run), speed(run)
+    return (
+        run.name,
+        state(run, now),
+        f"{last.get('epoch') or 0:.4g} of {run.recipe.get('epochs')}",
+        "" if best is None else f"{best:.2%}",
+        "" if pace is None else f"{pace:,.4g}",
+        "" if run.modified is None else age(now - run.modified),
+    )
+
+
+def age(seconds: float) -> str:
+    """A duration in its largest unit, such as ``3 h``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

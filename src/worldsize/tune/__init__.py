@@ -1,0 +1,1 @@
+"""``worldsize tune``: find a learning rate, and measure the speed of micro-batches."""

@@ -1,0 +1,76 @@
+"""The short runs of ``worldsize tune``, each the recipe itself with another learning rate or batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from worldsize import catalog
+from worldsize.batch import BatchPlan
+from worldsize.errors import SUCCESS, Diverged, Stopped
+from worldsize.recipe import Recipe
+from worldsize.reproduce import child, scratch
+from worldsize.reproduce.scratch import ComputationFailed
+from worldsize.run import RunFolder
+
+_WARMUP = 0.2  # of a short run
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where short runs are made: a folder, with ``procs`` processes, of a dataset with so many steps per epoch."""
+
+    folder: Path
+    procs: int
+    plan: BatchPlan
+    steps_per_epoch: int
+
+
+def losses(place: Workplace, recipe: Recipe, name: str, rates: Sequence[float]) -> list[float | None]:
+    """The loss of each step of a run whose step i has the learning rate ``rates[i]``; fewer if it diverges.
+
+    Raises:
+        ComputationFailed: the run failed for another reason.
+    """
+    changes = with_rates(recipe, rates, place.steps_per_epoch)
+    return [record["loss"] for record in records(place, changes, name, len(rates))]
+
+
+def with_rates(recipe: Recipe, rates: Sequence[float], steps_per_epoch: int) -> Recipe:
+    """The recipe for ``len(rates)`` steps with these learning rates, without averaged weights."""
+    values = recipe.model_dump(mode="json")
+    peak = max(rates)
+    values |= {"epochs": max(math.ceil(len(rates) / steps_per_epoch), 1), "max_steps": None}
+    values["optimizer"] |= {"lr": peak, "lr_scaling": "none"}
+    values["schedule"] |= {
+        "name": "piecewise",
+        "milestones": [step / steps_per_epoch for step in range(len(rates))],
+        "values": [rate / peak for rate in rates],
+        "warmup_epochs": 0,
+    }
+    values["average"] = {"name": "none"}
+    return catalog.validate(values, "the short run")
+
+
+def triangle(peak: float, steps: int) -> list[float]:
+    """Rates of a short run: a linear warmup to ``peak``, then linear to almost zero."""
+    rise = max(round(_WARMUP * steps), 1)
+    return [peak * ((i + 1) / rise if i < rise else (steps - i) / (steps - rise)) for i in range(steps)]
+
+
+def records(place: Workplace, recipe: Recipe, name: str, steps: int) -> list[dict[str, float]]:
+    """The records of the first ``steps`` steps of the recipe; fewer if it diverges.
+
+    Raises:
+        ComputationFailed: the run failed for another reason.
+    """
+    path = place.folder / f"{name}.yaml"
+    path.write_text(catalog.to_yaml(scratch.only_steps(recipe)), "utf-8")
+    run = RunFolder(place.folder / name)
+    words = ["train", str(path), "--out", str(place.folder), "--name", name]
+    code, said = child.run([*words, "--procs", str(place.procs), "--stop-after", str(steps)], run.metrics, steps)
+    if code not in (SUCCESS, Stopped.exit_code, Diverged.exit_code):
+        raise ComputationFailed(said.removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed", code)
+    return scratch.steps_of(run)

@@ -1,0 +1,1 @@
+"""What a network gets right and wrong: ``worldsize eval --details``."""

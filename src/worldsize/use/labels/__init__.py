@@ -1,0 +1,1 @@
+"""`worldsize labels`: training images whose labels are probably wrong."""

@@ -1,0 +1,1 @@
+"""``worldsize predict`` and `worldsize.load`: a trained network's answers about images."""

@@ -1,0 +1,192 @@
+"""A full GPU, NCCL's errors and what else only GPUs raise: one message with a remedy, from the rank that knows of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from processes import HERE, environment, free_port
+from worldsize import cli, device_errors, memory, precision, world
+from worldsize.batch import BatchPlan
+from worldsize.compute import Compute
+from worldsize.data.pixels import Normalise
+from worldsize.errors import NcclFailed, Unmet, UserError
+from worldsize.objective import Objective
+from worldsize.place import Place
+from worldsize.recipe import Recipe
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Small(nn.Module):
+    """A network on a device whose memory holds ``most`` images."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.weight = most, nn.Parameter(torch.ones(3, 2))
+
+    def forward(self, x):
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+        return x.mean((2, 3)) @ self.weight
+
+
+@pytest.mark.parametrize(
+    ("most", "plan", "advice"),
+    [
+        (100, BatchPlan(256, 256, 1), "a forward pass of 256 images is too large, one of 64 fits: add --micro"),
+        (
+            100,
+            BatchPlan(256, 32, 1, groups=8),
+            "a forward pass of 256 images is too large, one of 64 fits: add --forw",
+        ),
+        (
+            20,
+            BatchPlan(256, 32, 1, groups=8),
+            "not even a forward pass of 32 images fits: lower --micro-batch to less",
+        ),
+        (0, BatchPlan(256, 256, 1), "not even a forward pass of 1 images fits: lower --data.train-crop-size"),
+    ],
+)
+def test_the_message_of_a_full_gpu_names_a_batch_that_fits(most, plan, advice):
+    small = Small(most)
+    recipe = Recipe.model_validate({"data": {"train_crop_size": 8}})
+    objective = Objective(small, Normalise(recipe.data, CPU, torch.float32), precision.Precision("fp32", CPU), recipe)
+    compute = Compute(recipe, plan, 0, CPU, SimpleNamespace(model=small, objective=objective))
+    with pytest.raises(torch.OutOfMemoryError) as failed:
+        small(torch.zeros(256, 3, 8, 8))
+    explained = device_errors.explain(failed.value, 0, lambda: memory.remedy(compute))
+    assert isinstance(explained, UserError)
+    assert str(explained).startswith(f"out of GPU memory: {advice}") and "Tried to allocate" not in str(explained)
+    assert small.weight.grad is None
+
+
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."
+
+
+def full(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError(FULL)
+
+
+@pytest.mark.parametrize(
+    ("place", "advice"),
+    [
+        ("worldsize.model.build", "the GPU is full before training begins: stop what else uses it"),
+        ("worldsize.supervision.build", "the GPU is full before training begins"),
+        ("worldsize.assemble.build_state", "the GPU is full before training begins"),
+        ("worldsize.train.evaluate", "an evaluation of 8 images at a time is too large: lower --micro-batch or"),
+        ("worldsize.saver.Saver.snapshot", "saving needs room for a copy of the weights"),
+    ],
+)
+def test_a_full_gpu_ends_each_phase_with_a_remedy_of_its_own(fails_in, place, advice):
+    message = fails_in(place, "train", "digits", *SMALL)
+    assert f"out of GPU memory: {advice}" in message and "(CUDA out of memory)" in message
+
+
+def test_a_full_gpu_ends_worldsize_eval_with_a_remedy(fails_in, tmp_path):
+    assert cli.main(["train", "digits", *SMALL, "--name", "a"]) == 0
+    message = fails_in("worldsize.eval_checkpoint.evaluate", "eval", "runs/a", "--micro-batch", "4")
+    assert "an evaluation of 256 images at a time is too large: add a smaller --forward-batch, a multiple of" in message
+
+
+SMALL = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "1", "--global-batch", "8", "--micro-batch", "8")
+
+
+@pytest.fixture
+def fails_in(tmp_path, monkeypatch, capfd):
+    """fails_in(function, *arguments): stderr of the command, on a GPU that is full when the function is called."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(place: str, *arguments: str) -> str:
+        monkeypatch.setattr(place, full)
+        assert cli.main(list(arguments)) == 64
+        return capfd.readouterr().err
+
+    return run
+
+
+def test_a_failure_of_one_rank_is_printed_there_and_does_not_wait_for_the_others(tmp_path):
+    """As mpirun and srun start ranks: no launcher of worldsize prints for them. Rank 1 is not the first of its machine."""
+    port = str(free_port())
+    script = ("train", "digits", *SMALL, "--max-steps", "3", "--global-batch", "16", "--name", "a")
+    ranks = []
+    for rank in "01":
+        place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        command = [sys.executable, HERE / "sabotage.py", "full_gpu_of_rank_1", *script]
+        env = environment(**place, MASTER_PORT=port)
+        with open(tmp_path / rank, "w") as file:
+            ranks.append(subprocess.Popen(command, cwd=tmp_path, env=env, stderr=file, stdout=file))
+    codes = [process.wait(90) for process in ranks]
+    assert codes[1] == 64 and codes[0] != 0
+    assert "worldsize: out of GPU memory: a forward pass" in (tmp_path / "1").read_text()
+
+
+@given(failed=st.integers(2, 5000), limit=st.integers(0, 5000), multiple=st.integers(1, 64))
+def test_halving_ends_at_a_batch_that_fits(failed, limit, multiple):
+    tried = []
+    found = memory.largest_batch(lambda n: tried.append(n) or n <= limit, failed, multiple)
+    assert all(n % multiple == 0 and 0 < n < failed for n in tried) and len(tried) < 14
+    assert found is None or (found == tried[-1] <= limit)
+    if failed // 2 >= multiple and limit >= failed // 2:
+        assert found is not None
+
+
+# From reports: NVIDIA/nccl #2076 and #1514, pytorch/torchtitan #1224.
+REMOTE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a \
+network error, NCCL version 2.21.5
+ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
+Last error:
+socketProgressOpt: Call to recv from 172.16.0.7<33759> failed : Connection reset by peer"""
+CLOSED = """NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1275, internal error, NCCL version 2.14.3
+ncclInternalError: Internal check failed.
+Last error:
+Net : Connection closed by remote peer node2<50260>"""
+DUPLICATE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, invalid usage (run with NCCL_DEBUG=\
+WARN for details), NCCL version 2.26.5
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 6000"""
+
+
+@pytest.mark.parametrize(
+    ("message", "parts"),
+    [
+        (REMOTE, ("rank 3: NCCL failed with 172.16.0.7: ", "Connection reset by peer", "look at its own log first")),
+        (CLOSED, ("rank 3: NCCL failed with node2: ", "look at its own log first")),
+        (DUPLICATE, ("NCCL failed with rank 0 and rank 1: ", "two processes use the same GPU")),
+        ("unhandled system error (run with NCCL_DEBUG=INFO)", ("NCCL_SOCKET_IFNAME",)),
+        ("something new", ("NCCL_DEBUG=INFO",)),
+    ],
+)
+def test_errors_of_nccl_name_the_peer_and_the_likely_cause(message, parts):
+    explained = device_errors.explain(dist.DistBackendError(message), 3, str)
+    assert isinstance(explained, Unmet) and explained.exit_code == 69
+    assert all(part in str(explained) for part in parts), str(explained)
+
+
+def test_an_error_of_nccl_while_ranks_connect_is_explained(monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise dist.DistBackendError(DUPLICATE)
+
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    monkeypatch.setattr(world, "_device", lambda place, choice: GPU)
+    with pytest.raises(NcclFailed, match=r"rank 1: NCCL failed with rank 0 and rank 1: .* two processes use the same GPU"):
+        world.join(Place("torchrun", 1, 2, 1, 2, ("127.0.0.1", 1)), Recipe(), 1)
+
+
+def test_an_operation_without_a_deterministic_implementation_is_a_user_error():
+    torch_message = (
+        "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set "
+        "'torch.use_deterministic_algorithms(True)'."
+    )
+    explained = device_errors.explain(RuntimeError(torch_message), 0, str)
+    assert isinstance(explained, UserError) and "leave out --deterministic" in str(explained)
+    assert device_errors.explain(RuntimeError("something else"), 0, str) is None

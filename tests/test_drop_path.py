@@ -1,0 +1,62 @@
+"""Stochastic depth in ResNets: timm's rates, the plain network in evaluation, and its mean in training."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from timm.layers import DropPath
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from worldsize import model
+from worldsize.errors import UserError
+from worldsize.recipe import Recipe
+
+CPU = torch.device("cpu")
+
+
+def network(name: str, drop: float | None) -> torch.nn.Module:
+    settings = {"name": name, "drop_path": drop, "zero_init": False}
+    return model.build(Recipe.model_validate({"model": settings}), 5, CPU, torch.float64)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_the_rates_are_timms(name):
+    ours = [m.drop_probability for m in network(name, 0.2).modules() if isinstance(m, (BasicBlock, Bottleneck))]
+    theirs = timm.create_model(name, drop_path_rate=0.2, num_classes=5)
+    drops = [
+        getattr(block.drop_path, "drop_prob", 0.0) for layer in range(1, 5) for block in getattr(theirs, f"layer{layer}")
+    ]
+    assert ours == pytest.approx(drops)
+    assert any(isinstance(m, DropPath) for m in theirs.modules())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_evaluation_is_that_of_the_plain_network(name):
+    plain, dropping = network(name, None).eval(), network(name, 0.5).eval()
+    images = torch.randn(2, 3, 40, 40, dtype=torch.float64)
+    assert torch.equal(plain(images), dropping(images))
+    assert plain.state_dict().keys() == dropping.state_dict().keys()
+
+
+def test_a_dropped_residual_leaves_the_shortcut_and_a_kept_one_is_scaled():
+    block = network("resnet18", 0.5).layer4[1]
+    images = torch.rand(64, 512, 3, 3, dtype=torch.float64)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        out = block(images)
+        residual = block.bn2(block.conv2(block.relu(block.bn1(block.conv1(images)))))
+    dropped = torch.tensor([torch.equal(o, i) for o, i in zip(out, images, strict=True)])
+    assert 15 < dropped.sum() < 49
+    torch.testing.assert_close(out[~dropped], (images + 2 * residual)[~dropped].relu())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny"])
+def test_it_counts_as_random(name):
+    assert model.draws(network(name, 0.1))
+    assert not model.draws(network(name, 0.0))
+
+
+def test_a_network_without_residual_blocks_is_refused():
+    with pytest.raises(UserError, match="works with ResNets and convnext, efficientnet, swin, not with alexnet"):
+        network("alexnet", 0.1)

@@ -1,0 +1,44 @@
+"""Evaluation of images together with their mirror images."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from worldsize.data.crops import CenterCrop
+from worldsize.data.loader import Loader
+from worldsize.data.pixels import Normalise
+from worldsize.data.samples import ArraySamples
+from worldsize.evaluate import Result, evaluate
+from worldsize.place import Place
+from worldsize.precision import Precision
+from worldsize.recipe import Data
+from worldsize.world import World
+
+SIZE, CPU = 8, torch.device("cpu")
+WORLD = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
+
+
+def result(images: np.ndarray, model: nn.Module, mirror: bool) -> Result | None:
+    labels = (np.arange(len(images)) % 6).astype(np.int32)
+    samples = ArraySamples("noise", images, labels, tuple("abcdef"))
+    loader = Loader(samples, CenterCrop(SIZE, False, SIZE), seed=1, workers=1, prefetch=1, pin=False)
+    try:
+        normalise = Normalise(Data(), CPU, torch.float64)
+        return evaluate(model, loader, normalise, Precision("fp64", CPU), WORLD, 16, mirror=mirror)
+    finally:
+        loader.close()
+
+
+def test_mirror_images_have_the_same_say():
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 6)).double()
+    images = np.random.default_rng(0).integers(0, 256, (50, SIZE, SIZE, 3), dtype=np.uint8)
+    mirrored = np.ascontiguousarray(images[:, :, ::-1])
+    assert result(images, model, mirror=False) != result(mirrored, model, mirror=False)
+    both = result(images, model, mirror=True)
+    assert both == result(mirrored, model, mirror=True)
+    pixels = Normalise(Data(), CPU, torch.float64)(torch.from_numpy(np.concatenate([images, mirrored])))
+    logits = model(pixels).view(2, 50, 6).mean(0)
+    assert both is not None and both.top1 == (logits.argmax(1) == torch.arange(50) % 6).double().mean().item()

@@ -1,0 +1,375 @@
+"""`worldsize explain`: the arithmetic of times and causes, what it reads, what it prints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import signal
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from processes import start, workers, worldsize
+from worldsize.attribution import advice, causes, evidence, verdict
+from worldsize.attribution.evidence import Evidence
+from worldsize.errors import UserError
+from worldsize.recipe import Recipe
+from worldsize.run import RunFolder
+from worldsize.track.base import Window
+from worldsize.usage import UsageClock, cpu_statistics
+from worldsize.window import PARTS, TOTALS, USAGE, Steps, window
+
+MS = st.floats(0, 1000)
+
+
+def steps_of(*ranks: tuple[float, float, float, float]) -> Steps:
+    """One step with (data, compute, communication, outside) of each rank."""
+    values = torch.tensor(ranks, dtype=torch.float64)
+    return Steps(values.sum(1)[None], values[:, 0][None], values[:, 2][None], values[:, 3][None])
+
+
+def totals(ranks: int = 1, **values: float) -> torch.Tensor:
+    return torch.tensor([[values.get(name, 0.0) for name in TOTALS]] * ranks, dtype=torch.float64)
+
+
+@given(st.lists(st.tuples(MS, MS, MS, MS), min_size=1, max_size=5), st.tuples(MS, MS, MS, MS))
+def test_the_parts_of_a_step_add_up(ranks: list[tuple[float, float, float, float]], spent: tuple[float, ...]):
+    names = ("reading_ms", "decoding_ms", "checkpoint_ms", "metrics_ms")
+    found = window(7, steps_of(*ranks), totals(len(ranks), **dict(zip(names, spent, strict=True))), {}, False)
+    for rank, values in enumerate(ranks):
+        parts = [found.ms[name][rank] for name in PARTS]
+        assert math.isclose(sum(parts), sum(values), abs_tol=1e-6)
+        assert all(part >= -1e-6 for part in parts)
+
+
+def test_communication_is_transfer_and_waiting():
+    """The rank that waits least waits for nobody."""
+    found = window(1, steps_of((0, 100, 5, 0), (0, 60, 45, 0)), totals(2), {}, False)
+    assert found.ms["transfer_ms"] == [5, 5]
+    assert found.ms["waiting_ms"] == [0, 40]
+
+
+def test_waiting_for_images_is_shared_by_what_the_threads_did():
+    found = window(1, steps_of((80, 20, 0, 0)), totals(reading_ms=30, decoding_ms=10), {}, False)
+    assert (found.ms["read_ms"], found.ms["decode_ms"]) == ([60], [20])
+
+
+def test_of_many_ranks_the_slowest_are_listed():
+    many = [(0.0, 100.0 + (rank in (3, 70, 71, 99)), 10.0, 0.0) for rank in range(100)]
+    assert window(1, steps_of(*many), totals(100), {}, False).ranks == [3, 70, 71, 99]
+    assert window(1, steps_of(*many), totals(100), {}, True).ranks == list(range(100))
+
+
+# Causes -------------------------------------------------------------------------------------------------------------------
+
+
+def times(**values: float) -> dict[str, float]:
+    found = dict.fromkeys((*PARTS, *USAGE), 0.0) | values
+    return found | {"step_ms": sum(found[part] for part in PARTS)}
+
+
+def made(ranks: list[dict[str, float]], windows: int = 8, recipe: Recipe | None = None, **between: float) -> Evidence:
+    """A run with windows of 10 steps that all look alike, and seconds between epochs in the last one."""
+    names = ranks[0].keys()
+    one = Window(
+        step=10,
+        steps=10,
+        between_s={},
+        ranks=list(range(len(ranks))),
+        ms={name: [rank[name] for rank in ranks] for name in names},
+        mean_ms={name: sum(rank[name] for rank in ranks) / len(ranks) for name in names},
+    )
+    last = Window(10, 0, between, [], {}, {})
+    environment = {"world_size": len(ranks), "cores": 2, "launcher": "worldsize --procs"}
+    return Evidence((recipe or Recipe()).model_dump(mode="json"), environment, [*[one] * windows, last])
+
+
+@given(st.dictionaries(st.sampled_from([*PARTS, "cpu_wait_ms", "throttled_ms", "paused_ms", "cpu_ms", "faults"]), MS))
+def test_what_the_system_took_comes_out_of_the_parts(values: dict[str, float]):
+    given_times = times(**values)
+    found = causes.split(given_times)
+    assert math.isclose(sum(found.values()), given_times["step_ms"], abs_tol=1e-6)
+    assert all(ms >= -1e-9 for ms in found.values())
+
+
+OWN = [part for part in PARTS if part not in ("compute_ms", "transfer_ms", "waiting_ms")]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(OWN), st.floats(1, 1000), min_size=1), min_size=1, max_size=4), MS, MS)
+def test_losses_and_computing_are_the_whole_run(ranks: list[dict[str, float]], transfer: float, evaluation: float):
+    longest = max(sum(rank.values()) for rank in ranks)
+    base = {"compute_ms": 10, "transfer_ms": transfer}
+    every = [times(**base, waiting_ms=longest - sum(rank.values()), **rank) for rank in ranks]
+    seen = made(every, evaluation=evaluation)
+    computing = 10 * seen.steps / 1000 / seen.seconds
+    assert sum(loss.lost for loss in causes.losses(seen)) + computing == pytest.approx(1)
+
+
+FOUND = {
+    "reading": [times(compute_ms=50, read_ms=50)],
+    "decoding": [times(compute_ms=50, decode_ms=50)],
+    "transfer": [times(compute_ms=50, transfer_ms=50)] * 2,
+    "checkpoints": [times(compute_ms=50, checkpoint_ms=50)],
+    "metrics": [times(compute_ms=50, metrics_ms=50)],
+    "CPU quota": [times(compute_ms=100, cpu_ms=50, cpu_wait_ms=50, throttled_ms=45)],
+    "busy processors": [times(compute_ms=100, cpu_ms=50, cpu_wait_ms=50)],
+    "paused": [times(compute_ms=100, cpu_ms=50, paused_ms=50)],
+    # The training thread waits for pages, and four others compute.
+    "paging": [times(compute_ms=100, cpu_ms=400, thread_ms=50, faults=1000)],
+    "slow rank": [times(compute_ms=100), times(compute_ms=50, waiting_ms=50)],
+}
+
+
+@pytest.mark.parametrize("cause", FOUND)
+def test_half_of_the_time_is_named(cause: str):
+    seen = made(FOUND[cause])
+    (loss, *rest) = causes.losses(seen)
+    assert (loss.cause, loss.lost) == (cause, pytest.approx(0.5))
+    assert sum(one.lost for one in rest) == pytest.approx(0)
+    found = advice.on(loss, seen)
+    assert found.remedy
+    # What saves half of the time makes a run twice as fast; of rarer checkpoints and metrics some remain.
+    assert found.gain == pytest.approx({"checkpoints": 9 / 11, "metrics": 2 / 3}.get(cause, 1.0))
+
+
+def test_a_slow_rank_and_why():
+    ranks = [times(compute_ms=60, waiting_ms=40) for _ in range(3)] + [times(compute_ms=60, read_ms=40)]
+    loss = causes.losses(made(ranks))[0]
+    assert (loss.cause, loss.rank, loss.part) == ("slow rank", 3, "read_ms")
+    assert loss.lost == pytest.approx(0.4)
+
+
+def of_many(slow: dict[int, float], windows: int = 8) -> Evidence:
+    """32 ranks, of which each window lists the four slowest: those that are slow, by this many ms, and others in turn."""
+    found = []
+    for number in range(windows):
+        late = {(5 * number + i) % 31 + 1: 0.3 * i for i in (1, 2, 3, 4)} | slow
+        longest = max(late.values())
+        ranks = [(0.0, 100.0 + late.get(rank, 0.0), 5.0 + longest - late.get(rank, 0.0), 0.0) for rank in range(32)]
+        found.append(window(number + 1, steps_of(*ranks), totals(32), {}, False))
+    environment = {"world_size": 32, "cores": 2, "launcher": "worldsize --procs"}
+    return Evidence(Recipe().model_dump(mode="json"), environment, found)
+
+
+def test_a_slow_rank_of_many():
+    seen = of_many({7: 40.0})
+    assert all(len(w.ranks) == 4 for w in seen.windows) and set(seen.ranks) == {7}
+    loss = causes.losses(seen)[0]
+    assert (loss.cause, loss.rank, loss.part) == ("slow rank", 7, "compute_ms")
+    assert loss.lost == pytest.approx(40 / 145, rel=0.02)
+    assert sum(one.lost for one in causes.losses(seen)) == pytest.approx(45 / 145, rel=0.02)  # and the transfer
+    assert causes.slow_rank(of_many({})) is None
+
+
+def test_ranks_that_are_slow_in_turn_are_not_slow_ranks():
+    seen = made([times(compute_ms=100), times(compute_ms=60, waiting_ms=40)])
+    other = made([times(compute_ms=60, waiting_ms=40), times(compute_ms=100)])
+    turns = replace(seen, windows=[w for pair in zip(seen.windows, other.windows, strict=True) for w in pair])
+    assert causes.losses(turns)[0].cause == "uneven ranks"
+
+
+def test_rarer_evaluations_are_counted_exactly():
+    """8 evaluations of 10 s in a run of 100 s: with every fourth there are 2 left."""
+    base = made([times(compute_ms=250.0)], windows=8)
+    windows = [replace(w, between_s={"evaluation": 10.0}) if w.steps else w for w in base.windows]
+    windows[0] = replace(windows[0], between_s={})
+    windows[-1] = replace(windows[-1], between_s={"evaluation": 10.0})
+    seen = replace(base, windows=windows, recipe=Recipe(epochs=8, evaluate_every=1).model_dump(mode="json"))
+    loss = causes.losses(seen)[0]
+    assert seen.seconds == pytest.approx(7 * 10 * 0.25 + 80)  # the first window is not counted
+    assert (loss.cause, loss.lost) == ("evaluation", pytest.approx(80 / seen.seconds))
+    found = advice.on(loss, seen)
+    assert found.remedy == "--evaluate-every 8"
+    assert found.saved == pytest.approx(70 / seen.seconds)
+
+
+def test_the_gain_of_larger_forward_passes_counts_only_computing():
+    """Computing takes half of the time and becomes twice as fast: a quarter of the time is saved."""
+    assert advice.forward_batch(16, 2, gain=1.0, share=0.5).saved == pytest.approx(0.25)
+
+
+# Reading ------------------------------------------------------------------------------------------------------------------
+
+
+def folder(path: Path, seen: Evidence, timing: str | None = None) -> RunFolder:
+    path.mkdir()
+    run = RunFolder(path)
+    run.recipe.write_text(json.dumps(seen.recipe))
+    run.environment.write_text(json.dumps(seen.environment))
+    run.timing.write_text("".join(json.dumps(asdict(w)) + "\n" for w in seen.windows) if timing is None else timing)
+    return run
+
+
+def test_damaged_lines_are_left_out(tmp_path: Path):
+    run = folder(tmp_path / "a", made([times(compute_ms=1)]))
+    run.timing.write_text(run.timing.read_text() + '{"step": 5, "ste')
+    seen = evidence.read(run)
+    assert (len(seen.windows), seen.damaged) == (9, 1)
+
+
+def test_a_run_without_timing_is_a_user_error(tmp_path: Path):
+    old = folder(tmp_path / "a", made([times(compute_ms=1)]))
+    old.timing.unlink()
+    with pytest.raises(UserError, match=r"has no timing\.jsonl"):
+        evidence.read(old)
+    with pytest.raises(UserError, match="no complete line"):
+        evidence.read(folder(tmp_path / "b", made([times(compute_ms=1)]), timing="{}\n"))
+    assert verdict.of(old) is None
+
+
+def test_only_runs_that_lost_much_print_it(tmp_path: Path):
+    assert verdict.of(folder(tmp_path / "a", made([times(compute_ms=96, read_ms=4)]))) is None
+    told = verdict.of(folder(tmp_path / "b", made([times(compute_ms=75, read_ms=25)])))
+    assert told is not None
+    assert "25% of the time" in told
+    assert "(+33%)" in told
+    # What was lost decides, not what the remedy saves: 80 % of it.
+    printed = verdict.of(folder(tmp_path / "c", made([times(compute_ms=94, metrics_ms=6)])))
+    assert printed is not None and "6% of the time" in printed and "(+5%)" in printed
+    printed = verdict.of(folder(tmp_path / "d", made([times(compute_ms=90, loop_ms=10)])))
+    assert printed is not None and "No remedy is known. More" in printed
+
+
+STATISTICS = "nr_periods 3\nnr_throttled 2\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "place"),
+    [
+        ("0::/pod/box\n", "pod/box"),
+        ("0::/pod/box\n", "."),  # in a container, whose own cgroup is mounted at the root
+        ("4:memory:/x\n3:cpu,cpuacct:/pod/box\n0::/\n", "cpu,cpuacct/pod/box"),
+        ("3:cpu:/pod\n0::/\n", "cpu/pod"),
+    ],
+)
+def test_the_cgroup_is_found(tmp_path: Path, membership: str, place: str):
+    (tmp_path / "cgroup").write_text(membership)
+    (tmp_path / "fs" / place).mkdir(parents=True)
+    (tmp_path / "fs" / place / "cpu.stat").write_text(STATISTICS)
+    found = cpu_statistics(tmp_path / "fs", tmp_path / "cgroup")
+    assert found is not None
+    assert found.resolve() == (tmp_path / "fs" / place / "cpu.stat").resolve()
+
+
+def test_no_cgroup_is_no_error(tmp_path: Path):
+    assert cpu_statistics(tmp_path, tmp_path / "none") is None
+
+
+def test_usage_sees_processor_time():
+    clock = UsageClock()
+    begin = clock.read()
+    until = time.thread_time() + 0.2
+    while time.thread_time() < until:
+        pass
+    used = clock.read() - begin
+    clock.close()
+    assert 200 <= used.cpu_ms < 2000
+    assert used.paused_ms == 0
+    assert 190 <= used.thread_ms <= used.cpu_ms + 10
+
+
+def test_usage_tells_the_training_thread_from_others():
+    clock = UsageClock()
+    begin, end = clock.read(), threading.Event()
+
+    def work() -> None:
+        while not end.is_set():
+            hashlib.sha256(bytes(10_000))
+
+    other = threading.Thread(target=work)
+    other.start()
+    time.sleep(0.3)
+    end.set()
+    other.join()
+    used = clock.read() - begin
+    clock.close()
+    assert used.thread_ms < 0.5 * used.cpu_ms
+
+
+# Real runs ----------------------------------------------------------------------------------------------------------------
+
+SMALL = ("--model.name", "resnet18", "--data.name", "synthetic", "--data.samples", "64", "--data.classes", "10")
+QUICK = (*SMALL, "--data.train-crop-size", "32", "--data.val-crop-size", "32", "--global-batch", "16", "--micro-batch", "8")
+
+
+def timing(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+
+
+def test_a_run_accounts_for_all_of_its_time(tmp_path: Path):
+    begin = time.monotonic()
+    done = worldsize("train", "digits", *QUICK, "--epochs", "3", "--procs", "2", "--name", "a", cwd=tmp_path)
+    elapsed = time.monotonic() - begin
+    assert done.returncode == 0, done.stderr
+    windows = timing(tmp_path / "runs/a")
+    assert sum(window["steps"] for window in windows) == 12
+    assert [window["step"] for window in windows] == sorted(window["step"] for window in windows)
+    seen = evidence.read(RunFolder(tmp_path / "runs/a"))
+    assert seen.evaluations == 3
+    total = sum(w["mean_ms"].get("step_ms", 0) * w["steps"] / 1000 + sum(w["between_s"].values()) for w in windows)
+    summary = json.loads((tmp_path / "runs/a/result.json").read_text())
+    assert total < summary["seconds"] < elapsed
+    assert total > 0.2 * summary["seconds"]  # the rest is the start: dataset, model, connections
+
+    three = ("train", "digits", *QUICK, "--epochs", "3", "--procs", "2", "--name", "b")
+    stopped = worldsize(*three, "--stop-after", "5", cwd=tmp_path)
+    assert stopped.returncode == 75
+    resumed = worldsize("train", "--resume", "runs/b", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert sum(window["steps"] for window in timing(tmp_path / "runs/b")) == 12
+
+    told = worldsize("explain", "runs/a", "--no-measure", "--json", "a.json", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    # How many are left out as the warm-up depends on how fast the machine is.
+    assert re.search(r"runs/a: (\d+ of )?12 steps in", told.stdout)
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert sum(v for k, v in written["mean_ms"].items() if k != "step_ms") == pytest.approx(written["mean_ms"]["step_ms"])
+
+
+def test_a_paused_rank_is_found(tmp_path: Path):
+    """SIGSTOP to one of two ranks, for half of the time."""
+    run = start(
+        *("train", "digits", *QUICK, "--procs", "2", "--name", "a"),
+        *("--epochs", "200", "--max-steps", "4000", "--evaluate-every", "200"),  # a pause in an evaluation is in no step
+        cwd=tmp_path,
+    )
+    metrics = tmp_path / "runs/a/metrics.jsonl"
+    try:
+        while not metrics.exists() or not metrics.read_text():
+            assert run.poll() is None, run.communicate()[0]
+            time.sleep(0.1)
+        victim = next(pid for pid in workers(run.pid) if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        for _ in range(4):
+            os.kill(victim, signal.SIGSTOP)
+            time.sleep(1.5)
+            os.kill(victim, signal.SIGCONT)
+            time.sleep(0.5)
+    finally:
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+    seen = evidence.read(RunFolder(tmp_path / "runs/a"))
+    paused = {rank: causes.split(its)["paused"] * seen.steps / 1000 for rank, its in seen.ranks.items()}
+    assert paused[0] == 0
+    assert paused[1] == pytest.approx(6, abs=1.5)
+    # A rank waits from the end of its own computation on, so the slower the machine, the shorter.
+    assert seen.ranks[0]["waiting_ms"] * seen.steps / 1000 > 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [((), "RUN is required"), (("nowhere",), "run nowhere does not exist"), (("empty",), "is not a run folder")],
+)
+def test_what_is_not_a_run_is_a_user_error(tmp_path: Path, words: tuple[str, ...], message: str):
+    (tmp_path / "empty").mkdir()
+    done = worldsize("explain", *words, cwd=tmp_path)
+    assert done.returncode == 64
+    assert message in done.stderr

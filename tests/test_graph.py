@@ -1,0 +1,130 @@
+"""Steps as CUDA graphs, without a GPU: what a graph relies on, and that the steps around it compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from worldsize import assemble, batch, graph, model
+from worldsize.compute import Compute
+from worldsize.data.feed import Feed
+from worldsize.data.loader import Batch
+from worldsize.errors import UserError
+from worldsize.place import Place
+from worldsize.precision import Precision
+from worldsize.recipe import Recipe
+from worldsize.step import StepRunner
+from worldsize.world import World
+
+CPU = torch.device("cpu")
+STEPS, SIZE = 9, 32
+
+
+class Replayed:
+    """Takes the place of `graph.CudaGraph`: a capture runs nothing, a replay works on the memory of the capture."""
+
+    memory: Callable[[], list[int]]
+    replays = 0
+
+    def __init__(self, work: Callable[[], torch.Tensor]) -> None:
+        self._work = work
+        self._captured = self.memory()
+        self._result: torch.Tensor | None = None
+
+    def replay(self) -> torch.Tensor:
+        type(self).replays += 1
+        assert self.memory() == self._captured, "a tensor has moved since the capture"
+        result = self._work()
+        assert self.memory() == self._captured, "the work moved a tensor"
+        if self._result is None:
+            self._result = torch.empty_like(result)
+        return self._result.copy_(result)
+
+
+def recipe(**values: Any) -> Recipe:
+    small = {
+        "model": {"name": "shufflenet_v2_x0_5"},
+        "data": {"train_crop_size": SIZE},
+        "global_batch": 8,
+        "micro_batch": 4,
+        "label_smoothing": 0.1,
+    }
+    return Recipe.model_validate(small | {"precision": "fp32", "device": "cpu"} | values)
+
+
+def train(settings: Recipe, monkeypatch) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Train `STEPS` steps with learning rates that float32 represents. Returns the metrics of each, and the weights."""
+    network = model.build(settings, 10, CPU, torch.float32)
+    network.train()
+    world = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
+    plan = batch.plan(settings, 1)
+    state = assemble.build_state(settings, network, plan, world, Precision(settings.precision, CPU), 10)
+    runner = StepRunner(Compute(settings, plan, 0, CPU, state))
+
+    def memory() -> list[int]:
+        optimizer = [t for values in state.optimizer.state.values() for t in values.values() if t is not None]
+        lrs = [group["lr"] for group in state.optimizer.param_groups]
+        tensors = [*network.parameters(), *network.buffers(), *optimizer, *lrs]
+        return [t.data_ptr() for t in [*tensors, *(p.grad for p in network.parameters())]]
+
+    Replayed.memory, Replayed.replays = staticmethod(memory), 0
+    monkeypatch.setattr(graph, "CudaGraph", Replayed)
+    feed = Feed(_batches(plan.forward_batch), CPU)
+    metrics = []
+    for step in range(STEPS):
+        computed, norm = runner.run(feed, step, 2.0 ** -(step + 3))
+        metrics.append(torch.cat([computed.sums.reshape(-1), norm.double().view(1)]))
+    # The forward passes and the updates, but for the first three of each.
+    assert Replayed.replays == (plan.accumulation * STEPS - 3 + STEPS - 3 if settings.cuda_graphs else 0)
+    with state.consensus(world, STEPS):
+        return metrics, {name: tensor.clone() for name, tensor in network.state_dict().items()}
+
+
+def _batches(samples: int):
+    dice = torch.Generator().manual_seed(1)
+    while True:
+        pixels = torch.randint(0, 256, (samples, SIZE, SIZE, 3), dtype=torch.uint8, generator=dice)
+        yield Batch(pixels, torch.randint(0, 10, (samples,), generator=dice), np.arange(samples))
+
+
+CASES = {
+    "sgd": {},
+    "one forward pass": {"micro_batch": 8},
+    "clipped": {"optimizer": {"clip_norm": 0.5}},
+    "ghost": {"micro_batch": 2, "forward_batch": 4},
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "dropout": {"model": {"name": "mobilenet_v3_small"}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_as_graphs_have_the_bits_of_plain_steps(case, monkeypatch):
+    plain, weights = train(recipe(**CASES[case]), monkeypatch)
+    metrics, graphed = train(recipe(**CASES[case], cuda_graphs=True), monkeypatch)
+    for own, expected in zip(metrics, plain, strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=0, equal_nan=True)  # of fp16, the first gradients overflow
+    assert all(torch.equal(graphed[name], weights[name]) for name in weights)
+    assert not torch.equal(metrics[-1], metrics[-2])
+
+
+@pytest.mark.parametrize(
+    ("device", "strategy", "captured", "message"),
+    [
+        ("cpu", "single", True, "--cuda-graphs is for GPUs, and this run computes on a CPU"),
+        ("cuda", "ddp", False, "the messages of strategy ddp cannot be captured .* --model.compile works"),
+    ],
+)
+def test_graphs_are_refused_where_they_do_not_work(device, strategy, captured, message):
+    graph.check(False, torch.device(device), strategy, captured)
+    graph.check(True, torch.device("cuda"), "single", True)
+    with pytest.raises(UserError, match=message):
+        graph.check(True, torch.device(device), strategy, captured)
+
+
+def test_the_command_refuses_graphs_on_a_cpu(fails):
+    assert "--cuda-graphs is for GPUs" in fails("train", "digits", "--cuda-graphs", "--device", "cpu")

@@ -1,0 +1,213 @@
+"""Jobs on a list of hosts, without any: options, commands, checks, and the process that watches over a host's part."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from worldsize import __version__, cli
+from worldsize.hosts import preflight, probe
+from worldsize.hosts.spec import HostsSpec, agent, by_hand, problems, remote
+from worldsize.jobs.spec import Resources
+from worldsize.launch import route
+
+SPEC = HostsSpec(
+    name="r50",
+    recipe="epochs: 1\n",
+    nodes=2,
+    procs=8,
+    resources=Resources(gpus=8),
+    hosts=("h1", "me@h2"),
+    out=Path("runs"),
+    folder=Path("/home/me/my work"),
+    python="/venv/bin/python",
+    address="h1",
+    port=29400,
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("--hosts", "h1:8,h2:8"), ["h1", "h2"]),
+        (("--hosts", "me@h1:8,[fd00::2]:8"), ["me@h1", "[fd00::2]"]),
+        (("--hostfile", "hosts"), ["h1", "h2"]),
+    ],
+)
+def test_hosts_are_read_as_written(given, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("# two\nh1 slots=8\n\nh2:8\n")
+    assert cli.main(["render", "digits", "--on", "ssh", *given]) == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"^# On (?!every)(.*), in ", text, re.MULTILINE) == expected
+    assert text.count("PET_NPROC_PER_NODE=8") == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), "--on ssh needs --hosts h1:8,h2:8 or --hostfile FILE"),
+        (("--hosts", "h1:8,h2:4"), "every host must have the same number of processes"),
+        (("--hosts", "h1:a"), "'h1:a' is not HOST or HOST:PROCESSES"),
+        (("--hosts", "h1,-oProxyCommand=x"), "'-oProxyCommand=x' is not HOST"),
+        (("--hosts", "h1,h1"), "h1 is listed more than once"),
+        (("--hosts", "h1", "--port", "0"), "--port 0: pass a port from 1 to 65535"),
+        (("--hostfile", "none"), "--hostfile none cannot be read"),
+    ],
+)
+def test_bad_options_are_named(given, message, fails):
+    assert message in fails("train", "digits", "--on", "ssh", *given)
+
+
+def test_the_remote_command_survives_the_shell():
+    spec = replace(SPEC, env=(("NOTE", "it's $HOME"),))
+    folder, _, command = remote(spec, 1).partition(" && exec ")
+    assert shlex.split(folder) == ["cd", "/home/me/my work"]
+    words = shlex.split(command)
+    assert words[:4] == ["/venv/bin/python", "-m", "worldsize.launch.lifeline", "120"]
+    assert words[4:] == agent(spec, 1) and "NOTE=it's $HOME" in words
+    assert "PET_NODE_RANK=1" in words and "WORLDSIZE_PEERS=h1" in words
+    assert "WORLDSIZE_PEERS=me@h2" in agent(spec, 0)
+    assert by_hand(spec) == by_hand(replace(spec))
+
+
+def test_strategies_that_need_mpi_are_refused():
+    assert ["requires MPI" in problem for problem in problems(replace(SPEC, needs_mpi=True))] == [True]
+
+
+DATA = {"train": "a" * 64, "train_samples": 10, "val": "b" * 64, "val_samples": 2}
+FACT = {
+    **{"version": __version__, "torch": "2.12.1", "time": 100.0, "asked": 90.0, "answered": 101.0, "gpus": 8},
+    **{"port_free": True, "writable": True, "routes": {"h1": ["eth0", "10.0.0.1"]}, "problem": None, "data": DATA},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": "0.0.9"}, "h2 has worldsize 0.0.9, this machine has"),
+        ({"torch": "2.11.0"}, "h2 has torch 2.11.0, h1 has 2.12.1"),
+        ({"time": 161.0}, "the clock of h2 is +60 s off"),
+        ({"time": 80.0}, "the clock of h2 is -10 s off"),
+        ({"gpus": 4}, "h2 has 4 GPUs, the job needs 8"),
+        ({"port_free": False}, "port 29400 is in use on h2"),
+        ({"writable": False}, "h2 cannot write to runs"),
+        ({"routes": {"h1": None}}, "h2 does not reach h1"),
+        ({"data": DATA | {"train": "c" * 64}}, "the data of h2 (10 training images, cccccccc) differs from that of h1"),
+        ({"problem": "no such folder: /data"}, "h2: no such folder: /data"),
+    ],
+)
+def test_what_differs_between_hosts_is_named(change, message):
+    assert list(preflight.compare(SPEC, "h2", FACT, ("h1", FACT))) == []
+    found = list(preflight.compare(SPEC, "h2", FACT | change, ("h1", FACT)))
+    assert len(found) == 1 and message in found[0]
+
+
+def test_a_host_describes_itself(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        recipe = "data: {name: digits}\nmodel: {name: resnet18}\n"
+        asked = {"out": str(tmp_path), "port": port, "gpus": False, "recipe": recipe, "peers": ["localhost", "no.such.host"]}
+        fact = probe.describe(asked)
+    assert fact["version"] == __version__ and fact["writable"] and not fact["port_free"]
+    assert fact["routes"]["localhost"][0] == "lo" and fact["routes"]["no.such.host"] is None
+    assert fact["data"]["train_samples"] == 1437 and fact["problem"] is None
+    missing = probe.describe(
+        asked | {"port": 0, "recipe": "data: {name: folder, root: /no/such}\nmodel: {name: resnet18}\n"}
+    )
+    assert missing["port_free"] and "/no/such" in missing["problem"]
+
+
+def test_the_route_names_an_interface_that_exists():
+    interface, address = route.to("127.0.0.1")
+    assert interface in [name for _, name in socket.if_nameindex()] and address == "127.0.0.1"
+    assert route.to("::1") in (("lo", "::1"), None)  # None: no IPv6 here
+
+
+# A command with a child of its own that ignores SIGTERM; it takes a moment to save when it is stopped.
+CHILD = """
+import signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"],
+                         start_new_session=True)
+def stop(*_):
+    time.sleep(SAVING)
+    print("saved", open(sys.argv[1]).read(), flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+print("started", child.pid, flush=True)
+while True: time.sleep(1)
+"""
+
+
+class Lifeline:
+    def __init__(self, saving: float = 0.5, grace: float = 20) -> None:
+        words = [sys.executable, "-c", CHILD.replace("SAVING", str(saving)), "{recipe}"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "worldsize.launch.lifeline", str(grace), *words],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0,
+        )  # fmt: skip
+        self.send("recipe 6\nabc\nde")
+        self.child = int(self.process.stdout.readline().split()[1])
+
+    def send(self, content: str) -> None:
+        os.write(self.process.stdin.fileno(), content.encode())
+
+    def ends(self, code: int, *said: str, saves: bool = True) -> None:
+        """It exits with the code, the command has saved the recipe, and nothing is left."""
+        out, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == code
+        assert ("saved abc\nde" in out) == saves
+        assert all(words in err for words in said), err
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{self.child}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def test_a_stop_lets_the_command_save():
+    one = Lifeline()
+    one.send("beat\nstop\n")
+    one.ends(143)
+
+
+def test_a_launcher_that_is_gone_stops_the_command():
+    one = Lifeline()
+    begun = time.monotonic()
+    one.process.stdin.close()
+    one.process.stdin = None
+    one.ends(143, "the launcher is gone; saving and stopping")
+    assert time.monotonic() - begun < 25  # at once, not after 30 seconds of silence
+
+
+def test_a_signal_stops_the_command():
+    one = Lifeline()
+    one.process.send_signal(signal.SIGHUP)
+    one.ends(143)
+
+
+def test_a_command_that_does_not_end_is_killed():
+    one = Lifeline(saving=600, grace=1)
+    one.send("stop\n")
+    one.ends(128 + signal.SIGKILL, "killed", saves=False)
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_silent_for_30_seconds_is_gone():
+    one = Lifeline()
+    begun = time.monotonic()
+    one.send("beat\n")
+    one.process.wait(60)
+    assert 29 < time.monotonic() - begun < 45
+    one.ends(143, "the launcher is gone")

@@ -1,0 +1,260 @@
+"""Recipes from the files of other trainers."""
+
+from __future__ import annotations
+
+import sys
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from worldsize import catalog, importing, listing
+from worldsize.errors import UserError
+from worldsize.recipe import Recipe
+from worldsize.schedule import peak_lr
+
+FFCV = """
+data: {in_memory: 1, num_workers: 12}
+dist: {world_size: 8}
+logging: {folder: /tmp/}
+lr: {lr: 1.7, lr_schedule_type: cyclic}
+model: {arch: resnet50}
+resolution: {end_ramp: 76, max_res: 192, min_res: 160, start_ramp: 65}
+training: {batch_size: 512, bn_wd: 0, distributed: 1, epochs: 88, label_smoothing: 0.1, momentum: 0.9,
+           optimizer: sgd, weight_decay: 0.0001, use_blurpool: 1}
+validation: {lr_tta: true, resolution: 256}
+"""
+# A3 of "ResNet strikes back" as arguments of timm's train.py, with some defaults.
+TIMM = """
+aa: rand-m6-mstd0.5-inc1
+amp: true
+aug_repeats: 0
+batch_size: 512
+bce_loss: true
+bce_target_thresh: 0.0
+checkpoint_hist: 10
+clip_grad: null
+clip_mode: norm
+color_jitter: 0.4
+cooldown_epochs: 0
+crop_pct: 0.95
+cutmix: 1.0
+decay_milestones: [30, 60]
+decay_rate: 0.1
+drop_path: null
+epochs: 100
+hflip: 0.5
+img_size: 160
+interpolation: bicubic
+lr: 0.008
+min_lr: 1.0e-06
+mixup: 0.1
+mixup_mode: batch
+mixup_prob: 1.0
+mixup_switch_prob: 0.5
+model: resnet50
+model_ema: false
+momentum: 0.9
+opt: lamb
+opt_betas: null
+opt_eps: null
+ratio: [0.75, 1.3333333333333333]
+recount: 1
+remode: pixel
+reprob: 0.0
+scale: [0.08, 1.0]
+sched: cosine
+smoothing: 0.0
+train_interpolation: bicubic
+vflip: 0.0
+warmup_epochs: 5
+warmup_lr: 8.0e-07
+weight_decay: 0.02
+workers: 8
+"""
+
+
+# All arguments of train.py in timm 1.0 that TIMM does not have, with their defaults.
+DEFAULTS = """
+{amp_dtype: float16, aug_splits: 0, bce_pos_weight: null, bce_sum: false, bn_eps: null, bn_momentum: null,
+ channels_last: false, class_map: '', color_jitter_prob: null, cutmix_minmax: null, data: null, data_dir: /data,
+ dataset: '', dataset_download: false, dataset_trust_remote_code: false, decay_epochs: 90, device: cuda,
+ device_modules: null, dist_bn: reduce, drop: 0.0, drop_block: null, drop_connect: null, epoch_repeats: 0.0,
+ eval_metric: top1, experiment: '', fast_norm: false, fuser: '', gaussian_blur_prob: null, gp: null, grad_accum_steps: 1,
+ grad_checkpointing: false, grayscale_prob: null, head_init_bias: null, head_init_scale: null, in_chans: null,
+ initial_checkpoint: '', input_img_mode: null, input_key: null, input_size: null, jsd_loss: false,
+ kd_distill_type: logit, kd_loss_type: kl, kd_model_name: null, kd_student_feature_dim: null,
+ kd_teacher_feature_dim: null, kd_temperature: 4.0, kd_token_distill_type: soft, distill_loss_weight: null,
+ task_loss_weight: null, layer_decay: null, layer_decay_min_scale: 0, layer_decay_no_opt_scale: null, local_rank: 0,
+ log_interval: 50, log_wandb: false, lr_base: 0.1, lr_base_scale: '', lr_base_size: 256, lr_cycle_decay: 0.5,
+ lr_cycle_limit: 1, lr_cycle_mul: 1.0, lr_k_decay: 1.0, lr_noise: null, lr_noise_pct: 0.67, lr_noise_std: 1.0,
+ mean: null, mixup_off_epoch: 0, model_dtype: null, model_ema_decay: 0.9998, model_ema_force_cpu: false,
+ model_ema_warmup: false, model_kwargs: {}, naflex_loader: false, naflex_loss_scale: linear, naflex_max_seq_len: 576,
+ naflex_patch_size_probs: null, naflex_patch_sizes: null, naflex_train_seq_lens: [128, 256, 576, 784, 1024],
+ no_aug: false, no_ddp_bb: false, no_prefetcher: false, no_resume_opt: false, num_classes: null, opt_kwargs: {},
+ output: '', patience_epochs: 10, pin_mem: false, pretrained: false, pretrained_path: null, recovery_interval: 0,
+ resplit: false, resume: '', save_images: false, sched_on_updates: false, seed: 42, split_bn: false,
+ start_epoch: null, std: null, sync_bn: false, synchronize_step: false, target_key: null, torchcompile: null,
+ torchcompile_mode: null, torchscript: false, train_crop_mode: null, train_num_samples: null, train_split: train,
+ tta: 0, use_multi_epochs_loader: false, val_interval: 1, val_num_samples: null, val_split: validation,
+ validation_batch_size: null, wandb_project: null, wandb_resume_id: '', wandb_tags: [], warmup_prefix: false,
+ worker_seeding: all}
+"""
+COMPLETE = yaml.safe_load(DEFAULTS) | yaml.safe_load(TIMM)
+
+
+def timm_settings(folder: Path, world_size: int = 1, **changes: object) -> tuple[Recipe, dict[str, str]]:
+    """What a complete args.yaml with these changes becomes, and what of it is not converted."""
+    conversion = importing.convert(written(folder, yaml.safe_dump(COMPLETE | changes)), world_size)
+    yaml.safe_dump(conversion.nested())
+    return conversion.recipe(), conversion.left
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "given.yaml").write_text(text)
+    return folder / "given.yaml"
+
+
+def test_timm_arguments_become_the_recipe_of_their_paper(tmp_path):
+    conversion = importing.convert(written(tmp_path, TIMM), world_size=4)
+    assert not conversion.left
+    ours, shipped = conversion.recipe().model_dump(), catalog.load("imagenet-a3").model_dump()
+    assert ours["augment"] == shipped["augment"]
+    assert ours["loss"] == shipped["loss"]
+    assert ours["optimizer"] == shipped["optimizer"]
+    assert ours["schedule"] == shipped["schedule"]
+    for name in ("epochs", "global_batch", "label_smoothing"):
+        assert ours[name] == shipped[name]
+    assert ours["micro_batch"] == 512
+    assert ours["data"] == shipped["data"] | {"val_resize_size": 168, "val_crop_size": 160}
+
+
+def test_a_complete_file_leaves_no_line_over(tmp_path):
+    recipe, left = timm_settings(tmp_path, 4)
+    assert not left
+    assert recipe == importing.convert(written(tmp_path, TIMM), 4).recipe()
+
+
+@pytest.mark.parametrize(
+    ("opt", "scale", "peak"),
+    [("sgd", "", 0.1 * 4), ("lamb", "", 0.1 * 2), ("adamw", "linear", 0.1 * 4), ("sgd", "sqrt", 0.1 * 2)],
+)
+def test_a_base_learning_rate_is_scaled_as_timm_does(tmp_path, opt, scale, peak):
+    changes = {"lr": None, "opt": opt, "lr_base_scale": scale, "batch_size": 128, "grad_accum_steps": 2}
+    recipe, left = timm_settings(tmp_path, 4, **changes, warmup_lr=0.002, min_lr="1e-6")
+    assert not left
+    assert (recipe.micro_batch, recipe.global_batch) == (128, 1024)
+    assert peak_lr(recipe.optimizer, recipe.global_batch) == pytest.approx(peak)
+    assert recipe.schedule.warmup_start * peak == pytest.approx(0.002)
+    assert recipe.schedule.end * peak == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "value"),
+    [
+        ({"min_lr": "8e-5"}, "schedule.end", 0.01),  # a string in YAML 1.1
+        ({"img_size": None, "crop_pct": 0.9}, "data.val_resize_size", 248),
+        ({"img_size": None, "crop_pct": None}, "data.val_resize_size", 235),  # timm has 0.95 for its ResNet-50
+        ({"model": "vit_small_patch16_224", "mean": None}, "data.mean", (0.5, 0.5, 0.5)),
+        ({"amp_dtype": "bfloat16"}, "precision", "bf16"),
+        ({"amp": False}, "precision", "fp32"),
+        ({"pretrained": True}, "model.weights", "timm:resnet50"),
+        ({"grad_accum_steps": 4}, "global_batch", 2048),
+        ({"warmup_prefix": True}, "epochs", 105),
+        ({"sched": "step", "decay_epochs": 30}, "schedule.milestones", (30, 60, 90)),
+        ({"sched": "poly", "decay_rate": 0.5}, "schedule.power", 0.5),
+        ({"bce_sum": True}, "loss.bce_reduction", "sum"),
+        ({"head_init_bias": -6.9}, "model.head_bias", -6.9),
+        ({"opt": "rmsprop"}, "optimizer.alpha", 0.9),
+    ],
+)
+def test_what_a_key_of_timm_becomes(tmp_path, changes, setting, value):
+    recipe, left = timm_settings(tmp_path, **changes)
+    assert not left
+    assert attrgetter(setting)(recipe) == value
+
+
+def test_without_timm_the_defaults_of_the_network_are_listed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    _, left = timm_settings(tmp_path, img_size=None)
+    assert list(left) == ["model"] and "its size, mean, std are in timm: install it" in left["model"]
+
+
+def test_other_networks_are_timms(tmp_path):
+    given = yaml.safe_load(TIMM) | {"model": "vit_small_patch16_224", "drop_path": 0.1, "layer_decay": 0.75}
+    recipe = importing.convert(written(tmp_path, yaml.safe_dump(given)), 1).recipe()
+    assert (recipe.model.name, recipe.model.drop_path) == ("timm:vit_small_patch16_224", 0.1)
+    assert recipe.optimizer.layer_decay == 0.75
+
+
+def test_timms_moving_average_becomes_ours(tmp_path):
+    given = yaml.safe_load(TIMM) | {"model_ema": True, "model_ema_decay": 0.9998, "model_ema_warmup": True}
+    average = importing.convert(written(tmp_path, yaml.safe_dump(given)), 1).recipe().average
+    assert (average.name, average.decay, average.warmup, average.every_steps) == ("ema", 0.9998, True, 1)
+
+
+def test_an_ffcv_file_becomes_a_recipe(tmp_path):
+    conversion = importing.convert(written(tmp_path, FFCV), None)
+    recipe = conversion.recipe()
+    assert (recipe.global_batch, recipe.micro_batch, recipe.epochs) == (4096, 512, 88)
+    assert recipe.schedule.milestones == (0, 2, 88)
+    assert recipe.schedule.values == (1e-4, 1, 0)
+    assert (recipe.optimizer.lr, recipe.optimizer.nesterov, recipe.optimizer.norm_weight_decay) == (1.7, False, 0)
+    assert (recipe.optimizer.bias_weight_decay, recipe.precision) == (1e-4, "fp16")
+    assert (recipe.data.train_crop_sizes, recipe.data.train_crop_epochs) == ((160, 192), (65, 76))
+    assert (recipe.data.val_resize_size, recipe.data.val_crop_size) == (293, 256)
+    assert recipe.model.blurpool and recipe.data.val_mirror
+    assert not conversion.left
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mixup_mode", "elem"),
+        ("clip_mode", "agc"),
+        ("aa", "augmix-m5"),
+        ("opt", "lion"),
+        ("train_interpolation", "random"),
+        ("cooldown_epochs", 10),
+        ("lr_cycle_limit", 2),
+        ("mixup_off_epoch", 5),
+        ("kd_model_name", "resnet152"),
+        ("in_chans", 1),
+        ("interpolation", "lanczos"),
+        ("min_lr", "low"),
+    ],
+)
+def test_what_has_no_equivalent_is_listed(tmp_path, key, value):
+    _, left = timm_settings(tmp_path, **{key: value})
+    assert left.keys() & {key, "lr"}
+
+
+def test_the_command_prints_a_recipe_that_loads(tmp_path, capsys):
+    given = written(tmp_path, FFCV.replace("bn_wd: 0", "bn_wd: 1"))
+    assert listing.main(["import", str(given), "--world-size", "4"]) == 0
+    out, err = capsys.readouterr()
+    (tmp_path / "ours.yaml").write_text(out)
+    assert catalog.load(str(tmp_path / "ours.yaml")).global_batch == 2048
+    assert "#  training.bn_wd: 1" in out
+    assert "training.bn_wd: 1  (convert it by hand: --optimizer.norm-weight-decay)" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("a: 1", (), "neither timm's args.yaml nor an FFCV"),
+        ("a: [", (), "cannot read"),
+        (TIMM, ("--world-size", "0"), "at least 1"),
+        (TIMM.replace("lr: 0.008", "lr: -1"), (), "optimizer.lr"),
+    ],
+)
+def test_a_file_that_cannot_be_converted_is_an_error(tmp_path, text, arguments, message):
+    with pytest.raises(UserError, match=message):
+        listing.main(["import", str(written(tmp_path, text)), *arguments])
+
+
+def test_against_lists_what_differs(capsys):
+    assert listing.main(["imagenet-dle-mixup", "--against", "imagenet-dle"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == [["epochs", "250", "90"], ["augment.mixup", "0.2", "0"]]

@@ -1,0 +1,87 @@
+"""Reports of a TrainJob's progress, received by a real HTTPS server."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from processes import worldsize
+
+SETTINGS = (
+    *("--data.name", "synthetic", "--data.samples", "96", "--data.classes", "10", "--precision", "fp32"),
+    *("--model.name", "shufflenet_v2_x0_5", "--epochs", "1", "--global-batch", "48", "--micro-batch", "12"),
+    *("--schedule.warmup-epochs", "0", "--track.every-seconds", "0"),
+)
+
+
+class Server:
+    """Kubeflow's endpoint: records (path, authorization, content)."""
+
+    def __init__(self, folder: Path) -> None:
+        key, self.certificate = folder / "key.pem", folder / "ca.pem"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+             "-keyout", key, "-out", self.certificate, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+            check=True, timeout=60, capture_output=True,
+        )  # fmt: skip
+        received = self.received = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                received.append((self.path, self.headers["Authorization"], content))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, key)
+        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.http.server_address[1]}/apis/trainer.kubeflow.org/v1alpha1/namespaces/ml/trainjobs/a/status"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    one = Server(tmp_path)
+    yield one
+    one.http.shutdown()
+
+
+@pytest.mark.parametrize("prefix", ["KUBEFLOW_TRAINER_STATUS", "KUBEFLOW_TRAINER_SERVER"])
+def test_a_run_reports_its_progress_where_the_trainer_asks_for_it(server, tmp_path, prefix):
+    (tmp_path / "token").write_text("secret-token\n")
+    place = {"URL": server.url, "TOKEN": str(tmp_path / "token"), "CA_CERT": str(server.certificate)}
+    env = {f"{prefix}_{name}": value for name, value in place.items()}
+    done = worldsize("train", "digits", *SETTINGS, "--name", "a", cwd=tmp_path, **env)
+    assert done.returncode == 0, done.stderr
+    path, authorization, content = server.received[-1]
+    assert path.endswith("/trainjobs/a/status") and authorization == "Bearer secret-token"
+    status = content["trainerStatus"]
+    assert status["progressPercentage"] == 100 and status["estimatedRemainingSeconds"] == 0
+    metrics = {one["name"]: float(one["value"]) for one in status["metrics"]}
+    result = json.loads((tmp_path / "runs/a/result.json").read_text())
+    assert metrics["val_top1"] == pytest.approx(result["top1"], rel=1e-5)
+    assert "secret-token" not in done.stdout + done.stderr
+
+
+def test_a_server_that_does_not_answer_does_not_disturb_the_run(server, tmp_path):
+    (tmp_path / "token").write_text("secret-token\n")
+    server.http.shutdown()
+    place = {"URL": server.url, "TOKEN": str(tmp_path / "token"), "CA_CERT": str(server.certificate)}
+    env = {f"KUBEFLOW_TRAINER_STATUS_{name}": value for name, value in place.items()}
+    done = worldsize("train", "digits", *SETTINGS, "--name", "a", cwd=tmp_path, **env)
+    assert done.returncode == 0, done.stderr

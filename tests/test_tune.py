@@ -1,0 +1,149 @@
+"""`worldsize tune`: the curve of a range test, the learning rates of its runs, and the same answer for any world size."""
+
+from __future__ import annotations
+
+import math
+import xml.dom.minidom
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from processes import worldsize
+from worldsize import catalog, schedule
+from worldsize.batch import BatchPlan
+from worldsize.cli import main
+from worldsize.recipe import Recipe
+from worldsize.reproduce.scratch import ComputationFailed
+from worldsize.tune import batches, chart, command, curve, runs
+
+
+def descent(rates: list[float], curvature: float = 2.0) -> list[float | None]:
+    """Losses of gradient descent on curvature / 2 * x**2, which diverges above a rate of 2 / curvature."""
+    x, losses = 5.0, []
+    for rate in rates:
+        losses.append(curvature / 2 * x * x + 1)
+        x -= rate * curvature * x
+    return losses
+
+
+@given(st.floats(0.1, 100))
+def test_on_a_quadratic_the_suggestion_converges(curvature):
+    rates = curve.geometric(1e-5, 100.0, 100)
+    found = curve.smoothed(rates, descent(rates, curvature))
+    assert 1e-3 / curvature < found.suggested < 2 / curvature
+
+
+def test_the_average_is_corrected_for_its_start():
+    found = curve.smoothed([1.0, 2.0, 4.0], [3.0, 3.0, 3.0])
+    assert found.losses == pytest.approx([3.0, 3.0, 3.0])
+    first, second = curve.smoothed([1.0, 2.0], [3.0, 2.0]).losses
+    assert (first, second) == (pytest.approx(3.0), pytest.approx((0.9 * 3 + 2) / 1.9))
+
+
+def test_the_chart_is_xml_whatever_the_title():
+    drawn = chart.svg(curve.smoothed([1.0, 2.0, 4.0], [3.0, 2.0, 1.0]), 2.0, "a <b> & c.yaml")
+    texts = xml.dom.minidom.parseString(drawn).getElementsByTagName("text")
+    assert texts[0].firstChild.data == "a <b> & c.yaml"
+
+
+@pytest.mark.parametrize("wild", [None, math.inf, math.nan, 1e9])
+def test_the_curve_ends_where_the_loss_diverges(wild):
+    assert curve.smoothed([1.0, 2.0, 4.0, 8.0], [3.0, 2.0, wild, 1.0]).rates == [1.0, 2.0]
+
+
+def test_a_loss_that_is_never_finite_is_an_error():
+    with pytest.raises(ValueError, match="not finite from the start"):
+        curve.smoothed([1.0, 2.0], [None, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(0.0123, 0.01), (0.09, 0.1), (2.4, 2), (3.8, 3), (5.5e-4, 5e-4), (0.65, 0.7)]
+)
+def test_rates_are_rounded(rate, expected):
+    assert curve.rounded(rate) == expected
+
+
+@given(st.integers(1, 400), st.lists(st.floats(1e-6, 10), min_size=20, max_size=60))
+def test_each_step_of_a_run_has_its_rate(steps_per_epoch, rates):
+    base = catalog.load("imagenet-tv-v2").model_copy(update={"max_steps": 3})
+    recipe = runs.with_rates(base, rates, steps_per_epoch)
+    peak = schedule.peak_lr(recipe.optimizer, recipe.global_batch)
+    used = [peak * schedule.factor(recipe.schedule, i, steps_per_epoch, recipe.epochs) for i in range(len(rates))]
+    assert used == pytest.approx(rates)
+    assert recipe.augment == base.augment and recipe.average.name == "none"
+    assert recipe.epochs * steps_per_epoch >= len(rates) and recipe.max_steps is None
+
+
+def test_a_short_run_rises_and_falls():
+    rates = runs.triangle(2.0, 10)
+    assert rates == pytest.approx([1.0, 2.0, 2.0, 1.75, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25])
+
+
+def test_more_runs_follow_if_the_best_is_at_the_edge():
+    assert command._beyond({0.1: 2.0, 0.3: 1.5, 1.0: 1.0}) == [3]
+    assert command._beyond({0.1: 1.0, 0.3: 1.5, 1.0: None}) == [0.03]
+    assert command._beyond({0.1: 2.0, 0.3: 1.5, 1.0: None}) == []
+    assert command._beyond({0.1: None, 0.3: None}) == [0.01]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "worldsize tune"),
+        (("digits", "--steps", "5"), "at least 20 steps"),
+        (("digits", "--low", "1", "--high", "0.1"), "must be positive"),
+        (("digits", "--out", "there.yaml"), "already exists"),
+        (("digits", "--micro-batches", "many"), "such as 16,32,64"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("there.yaml").touch()
+    assert main(["tune", *arguments]) == 64
+    assert message in capsys.readouterr().err
+
+
+def test_forward_batches_are_tried_until_one_does_not_fit(monkeypatch):
+    tried = []
+
+    def records(place, recipe, name, steps):
+        tried.append(recipe.forward_batch)
+        if recipe.forward_batch > 16:
+            raise ComputationFailed("out of GPU memory: a forward pass of 32 images is too large", 64)
+        return [{"images_per_s": 100.0 if recipe.forward_batch == 8 else 90.0}] * steps
+
+    monkeypatch.setattr(runs, "records", records)
+    place = runs.Workplace(Path(), 1, BatchPlan(64, 4, 1), 10)
+    found = batches.forward_batches(place, Recipe(global_batch=64, micro_batch=4), place.plan, print)
+    assert tried == [4, 8, 16, 32]
+    assert found == {4: 90.0, 8: 100.0, 16: 90.0, 32: None}
+    assert batches.fastest(found) == 8
+    assert batches.table(found)[-1] == ("32", "does not fit")
+
+
+@pytest.mark.slow
+def test_the_fastest_forward_batch_is_in_the_recipe(tmp_path):
+    small = ("--model.name", "resnet18", "--data.train-crop-size", "16", "--data.val-crop-size", "16", "--steps", "20")
+    more = ("--data.val-resize-size", "16", "--global-batch", "16", "--micro-batch", "4", "--low", "0.01", "--high", "1")
+    ended = worldsize("tune", "digits", *small, *more, "--forward-batches", "--out", "tuned.yaml", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    tuned = catalog.load(str(tmp_path / "tuned.yaml"))
+    assert tuned.forward_batch in (4, 8, 16) and tuned.micro_batch == 4
+    assert f"forward batch {tuned.forward_batch}, the fastest" in ended.stdout
+
+
+@pytest.mark.slow
+def test_every_world_size_finds_the_same_rate(tmp_path):
+    small = ("--model.name", "resnet18", "--precision", "fp64", "--data.train-crop-size", "16", "--data.val-crop-size", "16")
+    more = (*small, "--data.val-resize-size", "16", "--global-batch", "32", "--micro-batch", "16", "--steps", "20")
+    for procs in ("1", "2"):
+        ended = worldsize("tune", "digits", *more, "--procs", procs, "--out", f"{procs}.yaml", cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+    one, two = ((tmp_path / f"{procs}.yaml").read_text().partition("\n")[2] for procs in ("1", "2"))
+    assert one == two and (tmp_path / "1.svg").read_text() == (tmp_path / "2.svg").read_text()
+    recipe = catalog.load(str(tmp_path / "1.yaml"))
+    assert recipe.optimizer.lr_reference_batch == recipe.global_batch == 32
+    assert recipe.model_copy(update={"optimizer": Recipe().optimizer}).model.name == "resnet18"
+    assert 1e-4 < recipe.optimizer.lr < 10
