@@ -136,6 +136,7 @@ def test_a_resumed_run_has_the_same_bits(ranks, undisturbed):
     assert identical(average_of(ranks.cwd / "runs" / "stopped"), average_of(undisturbed))
 
 
+@pytest.mark.slow
 def test_a_run_resumed_before_the_average_begins_has_the_same_bits(ranks):
     late = ("--average.name", "ema", "--average.decay", "0.9", "--average.every-steps", "10")
     ranks(1).run("train", "digits", *SETTINGS, *late, "--name", "late")

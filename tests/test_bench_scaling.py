@@ -313,9 +313,9 @@ def test_a_job_that_cannot_be_deleted_ends_the_benchmark(volume):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        (("--steps", "3"), "--steps: 2, now 3"),
+        pytest.param(("--steps", "3"), "--steps: 2, now 3", marks=pytest.mark.slow),
         (("--model.name", "resnet34"), "--model.name: resnet18, now resnet34"),
-        (("--on", "mpijob"), "--on: pytorchjob, now mpijob"),
+        pytest.param(("--on", "mpijob"), "--on: pytorchjob, now mpijob", marks=pytest.mark.slow),
         (("--both",), "scaling: weak, now weak+strong"),
     ],
 )

@@ -125,6 +125,16 @@ def test_every_launcher_gives_the_same_bits(runs, tmp_path, launcher):
     assert bits(tmp_path / "runs" / "a") == bits(runs(1))
 
 
+def test_stops_at_changing_world_sizes_change_no_bit(runs, ranks):
+    """Two processes, then one, then four."""
+    run = ranks.cwd / "runs" / "stopped"
+    ranks(2).run("train", recipe(ranks.cwd, model=SMALL), "--name", run.name, "--stop-after", "7", code=75)
+    ranks(1).run("train", "--resume", run, "--stop-after", "13", code=75)
+    ranks(4).run("train", "--resume", run)
+    assert numbers(run) == numbers(runs(1, model=SMALL))
+    assert bits(run) == bits(runs(1, model=SMALL))
+
+
 @SLOW
 def test_interruptions_at_changing_world_sizes_change_no_bit(runs, tmp_path):
     """Two processes until kill -9, one until SIGTERM, four to the end."""

@@ -9,13 +9,15 @@ import pytest
 import reference
 from processes import average_of, distance, identical, losses, momentum, overall_distance, weights
 
+SMALL = "mobilenet_v3_small"
+
 
 @pytest.fixture(scope="module")
 def runs(ranks):
     """runs(size, precision, model) trains once and returns the run folder."""
     cwd = ranks.cwd
 
-    def run(size: int, precision: str = "fp64", model: str = "resnet18", sabotage: str | None = None) -> Path:
+    def run(size: int, precision: str = "fp64", model: str = SMALL, sabotage: str | None = None) -> Path:
         name = f"{model}-{precision}-{size}-{sabotage}"
         if not (cwd / "runs" / name).exists():
             (cwd / f"{name}.yaml").write_text(reference.RECIPE.format(precision=precision, model=model))
@@ -28,9 +30,10 @@ def runs(ranks):
 @pytest.mark.parametrize(
     ("model", "size"),
     [
-        ("resnet18", 2),
+        (SMALL, 2),
+        (SMALL, 4),
+        pytest.param("resnet18", 2, marks=pytest.mark.slow),
         pytest.param("resnet18", 4, marks=pytest.mark.slow),
-        pytest.param("mobilenet_v3_small", 2, marks=pytest.mark.slow),
     ],
 )
 def test_world_size_changes_nothing_in_float64(runs, model, size):
@@ -44,7 +47,7 @@ def test_world_size_changes_nothing_in_float64(runs, model, size):
 @pytest.mark.parametrize("size", [2, 4])
 def test_world_size_changes_only_rounding_in_float32(runs, size):
     """Rounding of 1e-7 grows tenfold every few steps in this model, at any world size."""
-    single, distributed = runs(1, "fp32"), runs(size, "fp32")
+    single, distributed = runs(1, "fp32", "resnet18"), runs(size, "fp32", "resnet18")
     assert losses(distributed)[:8] == pytest.approx(losses(single)[:8], rel=1e-5)
     assert losses(distributed) == pytest.approx(losses(single), rel=1e-1)  # of noise images; how much depends on the CPU
     parameters = [k for k in weights(single) if not k.endswith(("running_mean", "running_var", "num_batches_tracked"))]
@@ -66,9 +69,10 @@ def test_each_rule_is_needed(runs, rule):
     assert distance(weights(runs(2, sabotage=rule)), weights(runs(1))) > 1e-6
 
 
-def test_a_plain_loop_gives_the_same_losses_and_weights(runs):
-    run = runs(1)
-    expected_losses, replicas = reference.train(20)
+@pytest.mark.parametrize("model", [SMALL, pytest.param("resnet18", marks=pytest.mark.slow)])
+def test_a_plain_loop_gives_the_same_losses_and_weights(runs, model):
+    run = runs(1, model=model)
+    expected_losses, replicas = reference.train(20, model)
     assert losses(run) == pytest.approx(expected_losses, rel=1e-6)
     assert distance(weights(run), reference.mean_state(replicas, 20)) < 1e-10
 
@@ -80,7 +84,7 @@ def two_steps(ranks):
     def run(name: str, size: int, *settings: str) -> Path:
         path = ranks.cwd / "runs" / f"{name}-{size}"
         if not path.exists():
-            (ranks.cwd / "recipe.yaml").write_text(reference.RECIPE.format(precision="fp64", model="resnet18"))
+            (ranks.cwd / "recipe.yaml").write_text(reference.RECIPE.format(precision="fp64", model=SMALL))
             ranks(size).run("train", "recipe.yaml", "--name", path.name, *settings, "--max-steps", "2")
         return path
 

@@ -305,36 +305,35 @@ def timing(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
 
 
-def test_a_run_accounts_for_all_of_its_time(tmp_path: Path):
+def test_a_run_accounts_for_all_of_its_time(ranks):
     begin = time.monotonic()
-    done = worldsize("train", "digits", *QUICK, "--epochs", "3", "--procs", "2", "--name", "a", cwd=tmp_path)
+    ranks(2).run("train", "digits", *QUICK, "--epochs", "3", "--name", "a")
     elapsed = time.monotonic() - begin
-    assert done.returncode == 0, done.stderr
-    windows = timing(tmp_path / "runs/a")
+    run = ranks.cwd / "runs/a"
+    windows = timing(run)
     assert sum(window["steps"] for window in windows) == 12
     assert [window["step"] for window in windows] == sorted(window["step"] for window in windows)
-    seen = evidence.read(RunFolder(tmp_path / "runs/a"))
+    seen = evidence.read(RunFolder(run))
     assert seen.evaluations == 3
     total = sum(w["mean_ms"].get("step_ms", 0) * w["steps"] / 1000 + sum(w["between_s"].values()) for w in windows)
-    summary = json.loads((tmp_path / "runs/a/result.json").read_text())
+    summary = json.loads((run / "result.json").read_text())
     assert total < summary["seconds"] < elapsed
     assert total > 0.2 * summary["seconds"]  # the rest is the start: dataset, model, connections
-
-    three = ("train", "digits", *QUICK, "--epochs", "3", "--procs", "2", "--name", "b")
-    stopped = worldsize(*three, "--stop-after", "5", cwd=tmp_path)
-    assert stopped.returncode == 75
-    resumed = worldsize("train", "--resume", "runs/b", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert sum(window["steps"] for window in timing(tmp_path / "runs/b")) == 12
-
-    told = worldsize("explain", "runs/a", "--no-measure", "--json", "a.json", cwd=tmp_path)
+    told = worldsize("explain", "runs/a", "--no-measure", "--json", "a.json", cwd=ranks.cwd)
     assert told.returncode == 0, told.stderr
     # How many are left out as the warm-up depends on how fast the machine is.
     assert re.search(r"runs/a: (\d+ of )?12 steps in", told.stdout)
-    written = json.loads((tmp_path / "a.json").read_text())
+    written = json.loads((ranks.cwd / "a.json").read_text())
     assert sum(v for k, v in written["mean_ms"].items() if k != "step_ms") == pytest.approx(written["mean_ms"]["step_ms"])
 
 
+def test_a_resumed_run_accounts_for_every_step_once(ranks):
+    ranks(2).run("train", "digits", *QUICK, "--epochs", "3", "--name", "b", "--stop-after", "5", code=75)
+    ranks(2).run("train", "--resume", "runs/b")
+    assert sum(window["steps"] for window in timing(ranks.cwd / "runs/b")) == 12
+
+
+@pytest.mark.slow
 def test_a_paused_rank_is_found(tmp_path: Path):
     """SIGSTOP to one of two ranks, for half of the time."""
     run = start(

@@ -257,9 +257,9 @@ def source_of(tmp_path: Path, **settings: Any) -> Source:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"data": {"val_mirror": True}},
-        {"stem": "cifar"},
-        {"blurpool": True},
+        pytest.param({"data": {"val_mirror": True}}, marks=pytest.mark.slow),
+        pytest.param({"stem": "cifar"}, marks=pytest.mark.slow),
+        pytest.param({"blurpool": True}, marks=pytest.mark.slow),
         {"data": {"val_mirror": True, "interpolation": "bicubic"}, "stem": "cifar", "blurpool": True},
     ],
     ids=str,
@@ -295,6 +295,7 @@ def test_the_card_of_safetensors_builds_the_network(tmp_path: Path, monkeypatch:
         assert torch.equal(names["network"].eval()(images), source.found.network(images))
 
 
+@pytest.mark.slow
 def test_int8_reports_what_it_costs(exported: Exported):
     out = exported("onnx", "--int8", "--preprocess")
     told = json.loads((out / "parity.json").read_text())
@@ -337,6 +338,7 @@ def test_running_an_onnx_file_needs_only_its_runtime(exported: Exported, model: 
         assert torch.allclose(worldsize.load(out).logits(pictures(1)), model.logits(pictures(1)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_predict_takes_exports(exported: Exported, run: Path, tmp_path: Path):
     for number, image in enumerate(pictures(5)):
         Image.fromarray(image).save(tmp_path / f"{number}.png")

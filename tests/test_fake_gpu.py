@@ -76,6 +76,7 @@ def check(case: str, found: dict[str, list[str]]) -> None:
         assert {wait: count for wait, count in Counter(waits).items() if wait not in allowed} == {}, part
 
 
+@pytest.mark.slow
 def test_each_allowed_wait_exists(complete):
     """Otherwise the list would hide a wait that comes back."""
     for part, allowed in ALLOWED.items():
@@ -99,6 +100,7 @@ def test_forward_and_update_wait_for_nothing(partial, case):
     check(case, partial[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, *OPTIMIZERS, *GRAPHS, *STRATEGIES])
 def test_a_complete_step_waits_for_nothing(complete, case):
     check(case, complete[case])

@@ -61,21 +61,39 @@ def planted(folder: Path) -> dict[int, str]:
     return right
 
 
+def trained(ranks, folder: Path, *arguments: str) -> Path:
+    """A run on the planted labels; its name is the number of arguments."""
+    name = str(len(arguments))
+    ranks(2).run("train", "digits", *QUICK, *arguments, "--data.labels", folder / "planted.csv", "--name", name)
+    return ranks.cwd / "runs" / name
+
+
 @pytest.fixture(scope="module")
 def run(ranks, folder: Path, planted: dict[int, str]) -> Path:
-    ranks(2).run("train", "digits", *QUICK, "--data.labels", folder / "planted.csv", "--name", "a")
-    return ranks.cwd / "runs" / "a"
+    """Long enough to learn the digits."""
+    return trained(ranks, folder)
 
 
 @pytest.fixture(scope="module")
-def found(run: Path, folder: Path) -> Path:
-    out = folder / "found.csv"
-    done = worldsize("labels", run, "--top", "144", "--out", out, "--sheet", folder / "page.html", cwd=folder)
+def brief(ranks, folder: Path, planted: dict[int, str]) -> Path:
+    return trained(ranks, folder, "--epochs", "1")
+
+
+def labels(run: Path, folder: Path, name: str) -> Path:
+    """What `worldsize labels` finds, NAME.csv; its page is NAME.html."""
+    out = folder / f"{name}.csv"
+    done = worldsize("labels", run, "--top", "144", "--out", out, "--sheet", folder / f"{name}.html", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "of 1,437 training images" in done.stdout
     return out
 
 
+@pytest.fixture(scope="module")
+def found(brief: Path, folder: Path) -> Path:
+    return labels(brief, folder, "found")
+
+
+@pytest.mark.slow
 def test_planted_errors_come_first(run: Path, planted: dict[int, str]):
     ranked = ranking.ranked(load_file(newest(run) / "samples.safetensors"))
     assert sorted(ranked.indices.tolist()) == list(range(1437))
@@ -84,7 +102,9 @@ def test_planted_errors_come_first(run: Path, planted: dict[int, str]):
     assert (np.diff(ranked.margin) >= 0).all()
 
 
-def test_the_file_corrects_them(found: Path, planted: dict[int, str], folder: Path):
+@pytest.mark.slow
+def test_the_file_corrects_them(run: Path, planted: dict[int, str], folder: Path):
+    found = labels(run, folder, "learned")
     rows = {int(row["index"]): row for row in lines(found)}
     assert planted.keys() <= rows.keys()  # also those that are not among the most suspicious
     corrected = digits(found).train
@@ -97,7 +117,7 @@ def test_the_file_corrects_them(found: Path, planted: dict[int, str], folder: Pa
 
 
 def test_the_page_has_every_image_and_asks_nobody(found: Path, folder: Path):
-    page = (folder / "page.html").read_text()
+    page = (folder / "found.html").read_text()
     assert page.count("<figure data-row") == len(lines(found))
     assert "http" not in page.replace("http-equiv", "")
 
@@ -116,7 +136,7 @@ def test_the_page_downloads_the_chosen_labels(found: Path, folder: Path, tmp_pat
     expected = lines(found)
     expected[0]["label"] = next(str(digit) for digit in range(10) if str(digit) != expected[0]["label"])
     page = tmp_path / "page.html"
-    page.write_text((folder / "page.html").read_text() + _PERSON.replace("CHOICE", expected[0]["label"]))
+    page.write_text((folder / "found.html").read_text() + _PERSON.replace("CHOICE", expected[0]["label"]))
     dom, errors = browse(page, tmp_path)
     assert not errors
     downloaded = re.search(r"<body>(.*?)</body>", dom, re.DOTALL)
@@ -256,14 +276,14 @@ def test_copies_with_different_labels(tmp_path: Path):
         (("--sheet", "no/page.html"), 64, "the folder no does not exist"),
     ],
 )
-def test_wrong_words(run: Path, found: Path, folder: Path, words: tuple[str, ...], code: int, message: str):
-    done = worldsize("labels", run, *words, cwd=folder)
+def test_wrong_words(brief: Path, found: Path, folder: Path, words: tuple[str, ...], code: int, message: str):
+    done = worldsize("labels", brief, *words, cwd=folder)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
 
 
-def test_a_run_without_margins_and_other_data(run: Path, folder: Path, tmp_path: Path):
+def test_a_run_without_margins_and_other_data(brief: Path, folder: Path, tmp_path: Path):
     copy = tmp_path / "runs" / "b"
-    shutil.copytree(run, copy)
+    shutil.copytree(brief, copy)
     (folder / "planted.csv").rename(folder / "moved.csv")
     try:
         store(folder / "planted.csv", "image,label", "digits train #0,1")
@@ -272,9 +292,9 @@ def test_a_run_without_margins_and_other_data(run: Path, folder: Path, tmp_path:
     finally:
         (folder / "moved.csv").rename(folder / "planted.csv")
     with pytest.raises(UserError, match="this run has several per image"):
-        command._sums(newest(run), {}, Recipe(data=Data(name="multilabel"), loss={"name": "bce"}))
+        command._sums(newest(brief), {}, Recipe(data=Data(name="multilabel"), loss={"name": "bce"}))
     with pytest.raises(UserError, match="has no margins"):
-        command._sums(newest(run), {}, checkpoint_recipe(run))
+        command._sums(newest(brief), {}, checkpoint_recipe(brief))
 
 
 def checkpoint_recipe(run: Path):

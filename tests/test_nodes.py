@@ -66,6 +66,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.slow
 def test_a_skypilot_task_trains_on_two_nodes(tmp_path):
     """The command of the task's `run` section on each node, with the variables that SkyPilot sets there."""
     port = str(free_port())

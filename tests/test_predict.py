@@ -207,6 +207,7 @@ def test_every_source_gives_the_same_rows(run: Path, data: Path, tmp_path: Path)
     assert [row["prob"] for row in packed] == [pytest.approx(row, abs=1e-5) for row in reference]
 
 
+@pytest.mark.slow
 def test_standard_input(run: Path, data: Path):
     paths = listed(data)[:3]
     words = [sys.executable, "-m", "worldsize", "predict", str(run), "-", "--format", "json"]

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from processes import environment, worldsize
 
 
+@pytest.mark.slow
 def test_a_job_renders_as_a_shell_script(tmp_path):
     """The script contains its recipe, handles any quoting, and when started again resumes its run."""
     folder = tmp_path / "it's here"

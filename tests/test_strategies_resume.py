@@ -44,7 +44,7 @@ def fresh(ranks) -> Ranks:
     ("name", "arguments", "kept"),
     [
         ("adasum", ADASUM, "momentum_buffer/fc.weight"),
-        ("local", LOCAL, "weight/fc.weight"),
+        pytest.param("local", LOCAL, "weight/fc.weight", marks=pytest.mark.slow),
         (
             "local-later",
             (*LOCAL, *ADAMW, "--parallel.local-after", "0.12", "--parallel.average-momentum"),

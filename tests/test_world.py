@@ -254,6 +254,7 @@ def test_evaluation_counts_every_sample_once_at_any_world_size(ranks):
     assert result.endswith("on 101 images")
 
 
+@pytest.mark.slow
 def test_eval_starts_processes(tmp_path):
     root = images(tmp_path / "images", {"cat": 12, "dog": 12}, {"cat": 5, "dog": 6})
     assert worldsize("train", folder_recipe(tmp_path, root), "--name", "a", cwd=tmp_path).returncode == 0
