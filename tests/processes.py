@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -67,6 +69,7 @@ def workers(launcher: int) -> list[int]:
 # Forks rank processes from one process that has imported torch: importing it takes longer than most runs.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["rank"])
+_NUMBERS = itertools.count()
 
 
 class Ranks:
@@ -77,7 +80,7 @@ class Ranks:
     """
 
     def __init__(self, size: int, cwd: Path, sabotage: str | None = None, local_size: int | None = None) -> None:
-        self._log = cwd / f"ranks-{size}-{sabotage}-{local_size}-{free_port()}.log"
+        self._log = cwd / f"ranks-{size}-{sabotage}-{local_size}-{next(_NUMBERS)}.log"
         self._log.touch()
         machine = local_size or size
         self._running: list[tuple[BaseProcess, Connection]] = []
@@ -151,10 +154,21 @@ def _variables_of_the_fork_server() -> Iterator[None]:
                 os.environ[name] = value
 
 
+# Enough for what a test uses at once.
+_RESERVED: deque[socket.socket] = deque(maxlen=64)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for a server that cannot choose one itself, reserved until 64 more were asked for.
+
+    A socket stays bound to it, so the system gives it to nobody, neither to a server that lets it choose nor to a client. A
+    server that sets SO_REUSEADDR, as most do, can listen there all the same.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    _RESERVED.append(reserved)
+    return int(reserved.getsockname()[1])
 
 
 def records(run: Path, kind: str) -> list[dict]:

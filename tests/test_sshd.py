@@ -165,9 +165,7 @@ def test_without_ranks_it_leaves_at_once(worker: Worker, sshd: subprocess.Popen[
 
 @needs_sshd
 def test_an_sshd_that_cannot_start_is_no_success(worker: Worker):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", worker.port))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", worker.port)):
         assert worker.start().wait(30) == 255
     assert worker.start("-t").wait(30) == 0
     assert list(worker.home.glob("worldsize-sshd*")) == []

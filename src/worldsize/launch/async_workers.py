@@ -26,8 +26,7 @@ _EXIT_TIMEOUT_S = 30  # for the other ranks, after rank 0 has exited
 
 def launch(argv: Sequence[str], processes: int) -> Outcome:
     """Like `local.launch`, but returns the outcome of rank 0."""
-    with tempfile.TemporaryDirectory(prefix="worldsize-") as logs:
-        port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="worldsize-") as logs, _reserved_port() as port:
         running: list[subprocess.Popen[bytes]] = []
         with _forwarding_signals(running):
             for rank in range(processes):
@@ -52,10 +51,16 @@ def _start(argv: Sequence[str], rank: int, processes: int, port: int, logs: Path
     return subprocess.Popen([sys.executable, "-m", "worldsize", *argv], env=environment, start_new_session=True)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port of this machine that no other process gets before rank 0 listens there.
+
+    Rank 0 sets SO_REUSEADDR, so it can listen although a socket that does not listen is bound to the port.
+    """
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("", 0))
+        yield int(reserved.getsockname()[1])
 
 
 def _wait(running: list[subprocess.Popen[bytes]]) -> dict[int, int]:
