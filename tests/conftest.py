@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from object_server import CLASSES, DEFAULT, Store
 from packing import encode, noise, odd_folder, packed
 from processes import Ranks
 from trees import put, two_classes
+from waiting import until
 from worldsize import cli
 from worldsize.cluster.api.client import Cluster
 
@@ -118,9 +118,7 @@ def cluster():
     namespace = f"worldsize-test-{uuid.uuid4().hex[:8]}"
     one = Cluster(namespace=namespace)
     one.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    deadline = time.monotonic() + 30
-    while one.get("ServiceAccount", "default") is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(lambda: one.get("ServiceAccount", "default"), "the namespace has a service account", every=0.1)
     yield one
     one.delete("Namespace", namespace)
 

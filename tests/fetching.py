@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 
@@ -61,10 +60,3 @@ def state(root: Path) -> dict:
         return json.loads((root / FOLDER / "state.json").read_text())
     except FileNotFoundError:
         return {}
-
-
-def until(condition, what: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
-        time.sleep(0.002)

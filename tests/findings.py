@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 from fake_cluster import running
@@ -39,10 +38,3 @@ def only_problem(found, level="error"):
 
 def occupy_gpu(fake_cluster):
     fake_cluster.add("Pod", **running("n0", gpu=1))
-
-
-def wait_for(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -7,12 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from processes import free_port, identical, losses, start, weights, worldsize
+from waiting import until
 from worldsize import run
 from worldsize.errors import PERMANENT, NoProgress, UserError
 from worldsize.launch import agent
@@ -46,13 +46,13 @@ class Job:
 
     def until(self, step: int) -> None:
         """Wait until the run has completed ``step``."""
-        deadline = time.monotonic() + 120
         metrics = self.folder / "metrics.jsonl"
-        while not metrics.exists() or metrics.read_text().count('"step", ') < step:
-            assert time.monotonic() < deadline and all(node.poll() is None for node in self.nodes), (
-                f"the run did not reach step {step}"
-            )
-            time.sleep(0.02)
+
+        def reached() -> bool:
+            assert all(node.poll() is None for node in self.nodes), f"a node ended before step {step}"
+            return metrics.exists() and metrics.read_text().count('"step", ') >= step
+
+        until(reached, f"the run has reached step {step}")
 
     def end(self) -> tuple[list[int], str]:
         """The exit codes, and everything that was printed."""
@@ -126,9 +126,7 @@ def test_a_run_that_gets_no_further_is_given_up(tmp_path):
     train = ("train", "digits", *SETTINGS, "--name", "a", "--autoresume", "--retries", "1")
     for _ in range(2):
         process = start(*train, cwd=tmp_path)
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "runs/a/environment.json").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until((tmp_path / "runs/a/environment.json").exists, "the run has begun", running=process)
         (tmp_path / "runs/a/environment.json").unlink()
         process.kill()
         process.communicate()

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import statistics
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 import reference
 from processes import HERE, distance, identical, losses, momentum, newest, records, start, weights, worldsize
+from waiting import all_end, until
 
 ASYNC = ("--parallel.strategy", "async")
 
@@ -206,10 +206,8 @@ def begin(cwd: Path, *arguments: str, rule: str = "recording_steps"):
 
 
 def until_step(process, cwd: Path, step: int) -> None:
-    log, deadline = cwd / "applied.txt", time.monotonic() + 120
-    while not (log.exists() and len(log.read_text().split()) >= step):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
-        time.sleep(0.02)
+    log = cwd / "applied.txt"
+    until(lambda: log.exists() and len(log.read_text().split()) >= step, f"{step} updates are applied", running=process)
 
 
 def by_rank(launcher: int) -> dict[int, int]:
@@ -217,13 +215,6 @@ def by_rank(launcher: int) -> dict[int, int]:
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     environments = {int(pid): Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in children}
     return {int(word[5:]): pid for pid, words in environments.items() for word in words if word.startswith("RANK=")}
-
-
-def gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 20
-    while (alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not alive
 
 
 def applied(cwd: Path) -> list[str]:
@@ -252,15 +243,14 @@ def test_one_worker_is_killed_and_another_asked_to_leave(tmp_path):
 def test_without_the_server_the_run_ends_and_resumes_from_its_last_checkpoint(tmp_path):
     process = begin(tmp_path, *DIGITS, "--max-steps", "30", "--checkpoint.every-steps", "5", "--track.every-seconds", "99")
     until_step(process, tmp_path, 12)
-    while not list(tmp_path.glob("runs/a/checkpoints/step-????????")):  # it is written in the background
-        assert process.poll() is None
-        time.sleep(0.05)
+    # It is written in the background.
+    until(lambda: list(tmp_path.glob("runs/a/checkpoints/step-????????")), "there is a checkpoint", running=process)
     pids = by_rank(process.pid)
     os.kill(pids[0], signal.SIGKILL)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + signal.SIGKILL, output
     assert "worldsize: rank 0 was killed by SIGKILL" in output
-    assert gone(list(pids.values()))
+    all_end(list(pids.values()))
     run = tmp_path / "runs" / "a"
     assert state(run)["step"] >= 5
     resumed = begin(tmp_path, "--resume", "runs/a")

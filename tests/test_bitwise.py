@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import reference
 from processes import bits, environment, numbers, records, start, weights, workers, worldsize
+from waiting import until
 
 SLOW = pytest.mark.slow
 SMALL = "shufflenet_v2_x0_5"
@@ -156,10 +156,8 @@ def test_interruptions_at_changing_world_sizes_change_no_bit(runs, tmp_path):
 def wait_for_two_steps(process: subprocess.Popen[str], run: Path) -> int:
     """Wait until the process has saved two more steps; returns the last step's number, before the end."""
     before = saved(run)
-    deadline = time.monotonic() + 120
-    while saved(run) < before + 2 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert process.poll() is None and before + 2 <= saved(run) < 16, process.communicate()[0]
+    until(lambda: saved(run) >= before + 2, "two more steps are saved", running=process)
+    assert saved(run) < 16
     return saved(run)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import tyro
 import yaml
 
 from fake_cluster import KeepingCluster
+from waiting import until
 from worldsize import __version__
 from worldsize.cluster.jobs import fetch
 from worldsize.cluster.manifests.pod import QUEUE_LABEL
@@ -268,10 +268,7 @@ def test_a_dataset_is_downloaded_to_a_volume(cluster, image, capfd):
     packing = {"metadata": {"name": "packing"}, "spec": job["spec"]["template"]["spec"]}
     packing["spec"]["containers"][0]["command"] = ["python", "-c", PACK]
     cluster.create({"apiVersion": "v1", "kind": "Pod"} | packing)
-    deadline = time.monotonic() + 180
-    while cluster.get("Pod", "packing")["status"]["phase"] != "Succeeded":
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    until(lambda: cluster.get("Pod", "packing")["status"]["phase"] == "Succeeded", "the archive is packed", 300, every=0.5)
 
     assert fetch.fetch(wanted, cluster) == 0
     assert "training    2 images" in capfd.readouterr().out

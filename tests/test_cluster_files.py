@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from trees import snapshot
+from waiting import until
 from worldsize.cluster.api.client import Cluster, ClusterError
 from worldsize.cluster.storage import browse, file_pod, files, volumes
 from worldsize.errors import UserError
@@ -34,13 +34,8 @@ def pod(image):
     return files.PodOptions(image=image, wait=180)
 
 
-def no_file_pods(cluster, seconds=60) -> bool:
-    until = time.monotonic() + seconds
-    while cluster.list("Pod", "app.kubernetes.io/component=files"):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.3)
-    return True
+def no_file_pods_are_left(cluster) -> None:
+    until(lambda: not cluster.list("Pod", "app.kubernetes.io/component=files"), "no pod for files is left", every=0.3)
 
 
 @pytest.mark.cluster
@@ -62,7 +57,7 @@ def test_upload_and_download_of_a_tree(cluster, volume, pod, tmp_path, capsys):
         files.get(files.FilesGet(f"{volume}:/runs/nix", tmp_path / "nix", pod=pod), cluster)
     with pytest.raises(UserError, match="/runs/mine/big already exists"):
         files.put(files.FilesPut(tmp_path / "mine/big", f"{volume}:/runs/mine", pod=pod), cluster)
-    assert no_file_pods(cluster)
+    no_file_pods_are_left(cluster)
 
 
 @contextmanager
@@ -127,13 +122,12 @@ def test_ctrl_c_on_a_cluster_removes_the_pod_and_the_partial_file(cluster, volum
     command = [sys.executable, "-c", script, cluster.namespace, pod.image]
     (tmp_path / "here").mkdir()
     with subprocess.Popen(command, cwd=tmp_path / "here", stderr=subprocess.PIPE) as process:
-        until = time.monotonic() + 60
-        while not list((tmp_path / "here").glob(".worldsize-*/new")) and time.monotonic() < until:
-            time.sleep(0.01)
+        begun = tmp_path / "here"
+        until(lambda: list(begun.glob(".worldsize-*/new")), "the download has begun", running=process, every=0.005)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert os.listdir(tmp_path / "here") == []
-    assert no_file_pods(cluster)
+    no_file_pods_are_left(cluster)
 
 
 @pytest.mark.cluster
@@ -148,10 +142,10 @@ def test_a_pod_that_cannot_start_reports_the_reason(cluster, volume, image):
     quota = {"hard": {"pods": "0"}}
     metadata = {"name": "none", "namespace": cluster.namespace}
     cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": quota})
-    time.sleep(1)
+    until(lambda: cluster.get("ResourceQuota", "none").get("status", {}).get("hard"), "the quota applies", every=0.1)
     with pytest.raises(ClusterError, match="exceeded quota: none"):
         files.show(files.FilesList(volume, files.PodOptions(image)), cluster)
-    assert no_file_pods(cluster)
+    no_file_pods_are_left(cluster)
 
 
 @pytest.mark.cluster

@@ -17,6 +17,7 @@ import pytest
 
 from processes import environment, worldsize
 from specs import PLAIN
+from waiting import until
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
 from worldsize.cluster.jobs import manage
@@ -180,9 +181,7 @@ def test_a_timeout_has_its_own_code(cluster, image, tmp_path):
 def test_stopped_jobs_leave_no_pods_and_are_replaced(cluster, image, kind):
     spec = spec_of(cluster, image)
     submit(cluster, kind, spec, "sleep 600")
-    deadline = time.monotonic() + 60
-    while not cluster.list("Pod", load_target(kind).selector("j")) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    until(lambda: cluster.list("Pod", load_target(kind).selector("j")), "the job has pods", every=0.2)
     manage.stop(cluster, manage.find(cluster, "j"))
     stopped = manage.find(cluster, "j")
     # Pods that have ended may exist a moment longer, until their kubelet has reported it.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from findings import SPEC, only_problem, preflight, wait_for
+from findings import SPEC, only_problem, preflight
+from waiting import until
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
@@ -28,7 +28,7 @@ def tiny(cluster, **changes):
 
 def claim(cluster, name, mode):
     make(cluster, "PersistentVolumeClaim", name, accessModes=[mode], resources={"requests": {"storage": "1Mi"}})
-    wait_for(lambda: cluster.get("PersistentVolumeClaim", name)["status"]["phase"] == "Bound")
+    until(lambda: cluster.get("PersistentVolumeClaim", name)["status"]["phase"] == "Bound", f"volume {name} is bound")
 
 
 def make(cluster, kind, name, **spec):
@@ -40,7 +40,7 @@ def make(cluster, kind, name, **spec):
 
 def limit_all(cluster, **hard):
     make(cluster, "ResourceQuota", "bounds", hard={key.replace("__", "."): value for key, value in hard.items()})
-    wait_for(lambda: cluster.get("ResourceQuota", "bounds").get("status", {}).get("hard"))
+    until(lambda: cluster.get("ResourceQuota", "bounds").get("status", {}).get("hard"), "the quota applies")
 
 
 def limit_each(cluster, kind, **bounds):
@@ -59,14 +59,11 @@ def with_key(cluster):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("on", TARGETS)
-def test_a_job_that_can_run_passes_within_three_seconds(cluster, on):
+def test_a_job_that_can_run_passes_and_creates_nothing(cluster, on):
     enforce(cluster, "restricted")
     spec = tiny(cluster)
-    begin = time.monotonic()
     found = preflight(cluster, spec, on)
-    assert time.monotonic() - begin < 3.0
     assert {one.level for one in found} == {"ok"}, found
-    # Preflight has created nothing.
     assert cluster.list("Pod") == cluster.list("NetworkPolicy") == cluster.list(load_target(on).kind) == []
     assert cluster.get("ConfigMap", spec.name) is None
 

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from processes import start, workers, worldsize
+from waiting import until
 from worldsize.attribution import advice, causes, evidence, verdict
 from worldsize.attribution.evidence import Evidence
 from worldsize.errors import UserError
@@ -343,9 +344,7 @@ def test_a_paused_rank_is_found(tmp_path: Path):
     )
     metrics = tmp_path / "runs/a/metrics.jsonl"
     try:
-        while not metrics.exists() or not metrics.read_text():
-            assert run.poll() is None, run.communicate()[0]
-            time.sleep(0.1)
+        until(lambda: metrics.exists() and metrics.read_text(), "the first step is done", running=run)
         victim = next(pid for pid in workers(run.pid) if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
         for _ in range(4):
             os.kill(victim, signal.SIGSTOP)

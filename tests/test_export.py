@@ -10,7 +10,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import urllib.request
 import zlib
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from torchvision.models import resnet18
 import worldsize
 from processes import average_of, environment, free_port, start, weights
 from processes import worldsize as command
+from waiting import until
 from worldsize import catalog, checkpoint
 from worldsize.cli import main
 from worldsize.data.crops import evaluation_crop
@@ -580,10 +580,7 @@ def test_exports_have_one_preprocessing_and_one_set_of_weights(exported: Exporte
 
 def test_ctrl_c_leaves_nothing(run: Path, tmp_path: Path):
     process = start("export", run, "--to", "onnx", "--out", tmp_path / "out", cwd=tmp_path)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".out.tmp-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert process.poll() is None
+    until(lambda: list(tmp_path.glob(".out.tmp-*")), "the export has begun", running=process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75 and "nothing was exported" in output
@@ -671,7 +668,7 @@ def test_the_server_of_the_docs_answers_as_predict(exported: Exported, model: Mo
         for number, image in enumerate(pictures(6)):
             path = tmp_path / f"{number}.png"
             Image.fromarray(image).save(path)
-            answer = _ask(port, path.read_bytes())
+            answer = _ask(server, port, path.read_bytes())
             expected = model.predict(path, topk=10)
             assert max(answer, key=answer.__getitem__) == expected.label
             for name, value in zip(expected.labels, expected.probabilities, strict=True):
@@ -681,13 +678,14 @@ def test_the_server_of_the_docs_answers_as_predict(exported: Exported, model: Mo
         server.wait()
 
 
-def _ask(port: int, image: bytes) -> dict[str, float]:
-    deadline = time.monotonic() + 60
-    while True:
+def _ask(server: subprocess.Popen[bytes], port: int, image: bytes) -> dict[str, float]:
+    def answer() -> dict[str, float] | None:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}", image, timeout=30) as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}", image, timeout=120) as reply:
                 return json.load(reply)
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+        except urllib.error.HTTPError:
+            raise
+        except OSError:  # it is not there yet
+            return None
+
+    return until(answer, "the server answers", running=server)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fetching import contents, fetched, pack, start, state, until
+from fetching import contents, fetched, pack, start, state
 from trees import put, two_classes
+from waiting import until
 from webserver import Server
 from worldsize.data.fetching import Interrupted, download, unpack
 from worldsize.data.fetching.state import FOLDER, FetchState, locked
@@ -149,7 +150,7 @@ def test_killed_while_unpacking(large, tmp_path):
     tree, archive = large
     to = tmp_path / "dataset"
     process = start(archive, to)
-    until(lambda: state(to).get("unpacked", 0) > 0, "the first files")
+    until(lambda: state(to).get("unpacked", 0) > 0, "the first files are there", every=0.002)
     process.kill()
     process.communicate()
     done = state(to)["unpacked"]
@@ -171,7 +172,7 @@ def test_killed_while_downloading(large, tmp_path):
         server.stalls.set()
         process = start(server.url, tmp_path / "dataset")
         part = tmp_path / "dataset" / FOLDER / "archive.part"
-        until(lambda: part.exists() and part.stat().st_size > 50_000, "the first bytes")
+        until(lambda: part.exists() and part.stat().st_size > 50_000, "the first bytes are there")
         process.kill()
         process.communicate()
         server.stalls.clear()
@@ -186,7 +187,7 @@ def test_a_signal_stops_it_and_the_same_command_resumes(large, tmp_path, number)
     tree, archive = large
     to = tmp_path / "dataset"
     process = start(archive, to)
-    until(lambda: state(to).get("unpacked", 0) > 0, "the first files")
+    until(lambda: state(to).get("unpacked", 0) > 0, "the first files are there", every=0.002)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 75
@@ -200,7 +201,7 @@ def test_files_that_did_not_reach_the_disk_are_written_again(large, tmp_path):
     tree, archive = large
     to = tmp_path / "dataset"
     process = start(archive, to)
-    until(lambda: state(to).get("unpacked", 0) > 0, "the first files")
+    until(lambda: state(to).get("unpacked", 0) > 0, "the first files are there", every=0.002)
     process.kill()
     process.communicate()
     # As after a power failure: recorded as done, but lost.

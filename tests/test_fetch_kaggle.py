@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fetching import COMMAND, contents, pack, until
+from fetching import COMMAND, contents, pack
 from trees import put
+from waiting import until
 from worldsize.data import fetch
 from worldsize.data.fetching import Interrupted, kaggle
 from worldsize.data.fetching.state import FOLDER, locked
@@ -103,7 +104,7 @@ def start_with_kaggle(to: Path) -> subprocess.Popen:
         [sys.executable, "-c", command, "imagenet", "--to", str(to), "--subset"], stderr=-1, text=True
     )
     archive = kaggle.archive_in(to / FOLDER, COMPETITION)
-    until(lambda: archive.exists() and archive.stat().st_size, "half of the archive")
+    until(lambda: archive.exists() and archive.stat().st_size, "half of the archive is there")
     return process
 
 
@@ -133,7 +134,7 @@ def test_the_kaggle_cli_keeps_the_lock_when_it_outlives_us(program, tmp_path):
             return fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
         return False
 
-    until(resumes, "the end of the Kaggle CLI")
+    until(resumes, "the Kaggle CLI has ended")
 
 
 def test_an_archive_with_a_wrong_checksum_is_not_downloaded_again(program, tmp_path):

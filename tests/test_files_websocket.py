@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
+from waiting import until
 from worldsize.cluster.api.client import Cluster, ClusterError, Unreachable
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.storage import file_pod, files, transfer
@@ -237,10 +237,7 @@ def test_an_upload_that_breaks_leaves_nothing(server, tmp_path):
     with pytest.raises(Unreachable):
         files.put(files.FilesPut(Path("big"), "vol:/big", pod=POD), Cluster())
     assert server.pods == {}
-    until = time.monotonic() + 10
-    while os.listdir(tmp_path / "mnt/vol") and time.monotonic() < until:
-        time.sleep(0.05)
-    assert os.listdir(tmp_path / "mnt/vol") == []
+    until(lambda: os.listdir(tmp_path / "mnt/vol") == [], "the volume is empty")
 
 
 def test_errors_are_reported_before_anything_is_sent(server, tmp_path):
@@ -301,9 +298,7 @@ def test_a_signal_removes_the_pod_and_the_partial_file(server, tmp_path, number)
         "files.get(files.FilesGet('vol:/pipe', pathlib.Path('back'), pod=pod), Cluster())"
     )
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stderr=subprocess.PIPE) as process:
-        until = time.monotonic() + 30
-        while not list(tmp_path.glob(".worldsize-*/new/big")) and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: list(tmp_path.glob(".worldsize-*/new/big")), "the download has begun", running=process)
         assert server.pods
         process.send_signal(number)
         process.communicate(timeout=30)

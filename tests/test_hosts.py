@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from waiting import all_end
 from worldsize import __version__, cli
 from worldsize.hosts import preflight, probe
 from worldsize.hosts.spec import HostsSpec, agent, by_hand, problems, remote
@@ -170,10 +171,7 @@ class Lifeline:
         assert self.process.returncode == code
         assert ("saved abc\nde" in out) == saves
         assert all(words in err for words in said), err
-        deadline = time.monotonic() + 10
-        while Path(f"/proc/{self.child}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        all_end([self.child])
 
 
 def test_a_stop_lets_the_command_save():

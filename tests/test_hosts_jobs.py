@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from processes import environment, free_port, start, worldsize
+from waiting import until
 
 HOSTS = os.environ.get("WORLDSIZE_HOSTS", "").split()
 BED = Path(__file__).resolve().parents[2] / "shared" / "hosts"
@@ -44,7 +46,7 @@ class Job:
 
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
-        self.name = f"t-{os.getpid()}-{free_port()}"
+        self.name = f"t-{uuid.uuid4().hex[:12]}"
         self.run = cwd / "runs" / self.name
         self.port = str(free_port())
 
@@ -68,11 +70,7 @@ class Job:
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
     def until(self, event: str, count: int = 1) -> None:
-        deadline = time.monotonic() + 120
-        while len(self.history(event)) < count:
-            assert time.monotonic() < deadline
-            assert self.launcher.poll() is None, self.launcher.communicate()[0]
-            time.sleep(0.1)
+        until(lambda: len(self.history(event)) >= count, f"{event} number {count}", running=self.launcher, every=0.1)
 
     def processes(self) -> list[int]:
         """All processes of the job on its hosts, which are namespaces of this machine."""
@@ -86,11 +84,8 @@ class Job:
                 found.append(int(path.parent.name))
         return found
 
-    def ends_everywhere(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"processes left: {left}"
-            time.sleep(0.2)
+    def ends_everywhere(self) -> None:
+        until(lambda: not self.processes(), "the job has no processes", 240, every=0.2)
 
 
 @pytest.fixture
@@ -110,7 +105,7 @@ def test_two_hosts_compute_the_run_of_one_process_here(job, undisturbed):
     assert "[0] " in log
     assert "Succeeded" in worldsize("status", job.name, cwd=job.cwd).stdout
     assert job.name in worldsize("jobs", "--on", "ssh", cwd=job.cwd).stdout
-    job.ends_everywhere(5)
+    job.ends_everywhere()
 
 
 def test_ctrl_c_saves_on_every_host_and_the_same_command_resumes(job, undisturbed):
@@ -120,7 +115,7 @@ def test_ctrl_c_saves_on_every_host_and_the_same_command_resumes(job, undisturbe
     out, _ = running.communicate(timeout=120)
     assert running.returncode == 75, out
     assert "stopped; the state is saved" in out and len(job.history("stopped")) == 1
-    job.ends_everywhere(5)
+    job.ends_everywhere()
     job.completes(undisturbed)
     assert job.history("started")[1]["step"] == job.history("stopped")[0]["step"]
 
@@ -134,7 +129,7 @@ def test_worldsize_stop_ends_it_from_another_terminal(job):
     assert done.returncode == 0, done.stderr
     running.communicate(timeout=60)
     assert running.returncode == 75 and "Suspended" in worldsize("status", job.name, cwd=job.cwd).stdout
-    job.ends_everywhere(5)
+    job.ends_everywhere()
 
 
 def test_kill_9_of_the_launcher_leaves_nothing_and_loses_no_step(job, undisturbed):
@@ -142,7 +137,7 @@ def test_kill_9_of_the_launcher_leaves_nothing_and_loses_no_step(job, undisturbe
     job.until("saved")
     running.kill()
     running.communicate(timeout=60)
-    job.ends_everywhere(60)
+    job.ends_everywhere()
     assert len(job.history("stopped")) == 1
     job.completes(undisturbed)
 
@@ -153,7 +148,7 @@ def test_a_launcher_that_stands_still_is_taken_for_gone(job):
     job.until("saved")
     running.send_signal(signal.SIGSTOP)
     try:
-        job.ends_everywhere(120)
+        job.ends_everywhere()
     finally:
         running.send_signal(signal.SIGCONT)
     out, _ = running.communicate(timeout=60)
@@ -171,7 +166,7 @@ def test_a_host_that_is_cut_off_ends_the_job_on_all(job, undisturbed, cut):
         out, _ = running.communicate(timeout=150)
         assert running.returncode == 69, out
         assert f"the connection to {cut} was lost" in out or f"{cut} does not answer" in out
-        job.ends_everywhere(120)
+        job.ends_everywhere()
     finally:
         subprocess.run([BED / "heal", cut], check=True, timeout=60)
     time.sleep(3)
@@ -195,10 +190,11 @@ def test_what_is_wrong_with_a_host_is_said_before_anything_starts(job, tmp_path)
     for options, message in expected:
         done = worldsize(*job.words(*options), cwd=job.cwd)
         assert done.returncode == 2 and message in done.stderr, done.stderr
-    listen = f"import socket, time; s = socket.socket(); s.bind(('', {job.port})); s.listen(); time.sleep(60)"
-    taken = subprocess.Popen([BED / "exec", "h1", "python3", "-c", listen], env=environment())
+    listen = f"s = socket.create_server(('', {job.port})); print('listens', flush=True); time.sleep(600)"
+    command = [BED / "exec", "h1", "python3", "-c", f"import socket, time; {listen}"]
+    taken = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     try:
-        time.sleep(1)
+        assert taken.stdout.readline() == "listens\n"
         done = worldsize(*job.words(), cwd=job.cwd)
         assert done.returncode == 2 and f"port {job.port} is in use on h1" in done.stderr, done.stderr
     finally:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from fake_cluster import PLURALS, KeepingCluster, gpu_node, node, serve
-from findings import SPEC, WITH_SECRET, occupy_gpu, only_problem, preflight, wait_for
+from findings import SPEC, WITH_SECRET, occupy_gpu, only_problem, preflight
+from waiting import until
 from worldsize import cli
 from worldsize.cluster import options
 from worldsize.cluster.api.errors import ClusterError
@@ -115,9 +116,9 @@ def test_preflight_checks_exactly_the_permissions_that_the_commands_require(use,
         of_the_job = dict(pair.split("=") for pair in kind.selector("r50").split(","))
         fake_cluster.add("Pod", "r50-0", metadata={"labels": of_the_job}, spec={}, status=status)
         events = Follower(cluster, kind, "r50").events()
-        wait_for(lambda: [next(events)] and ("get", "pods/log") in fake_cluster.needed)
+        until(lambda: [next(events)] and ("get", "pods/log") in fake_cluster.needed, "the log is read")
         watched = {("watch", KINDS[name].plural) for name in (kind.kind, "Pod", "Event")}
-        wait_for(lambda: watched <= fake_cluster.needed)  # each in a thread of its own
+        until(lambda: watched <= fake_cluster.needed, "everything is watched")  # each in a thread of its own
         events.close()
         fake_cluster.objects = {path: one for path, one in fake_cluster.objects.items() if not path.endswith("/r50-0")}
         manage.stop(cluster, manage.find(cluster, "r50"))

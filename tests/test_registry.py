@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -21,6 +20,7 @@ import pytest
 
 from processes import free_port
 from servers import TestServer
+from waiting import until
 from worldsize.cluster.image import registry
 from worldsize.cluster.image.build import CONTENT
 from worldsize.errors import UserError
@@ -89,6 +89,16 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     return folder
 
 
+def answers(host: str) -> bool:
+    try:
+        urlopen(f"http://{host}/v2/", timeout=60).close()
+    except HTTPError:  # it asks for a password
+        return True
+    except URLError:
+        return False
+    return True
+
+
 @contextmanager
 def running_registry(folder: Path, auth: str = "") -> Iterator[str]:
     """Run a registry; yields its host:port."""
@@ -101,15 +111,7 @@ def running_registry(folder: Path, auth: str = "") -> Iterator[str]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(["docker-registry", "serve", str(settings)], **quiet)
     try:
-        for _ in range(200):
-            try:
-                urlopen(f"http://{host}/v2/", timeout=5)
-                break
-            except HTTPError:
-                break
-            except URLError:
-                assert process.poll() is None, "the registry exited"
-                time.sleep(0.05)
+        until(lambda: answers(host), "the registry answers", running=process)
         yield host
     finally:
         process.terminate()

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from processes import environment, free_port, start, workers, worldsize
+from waiting import until
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,11 +36,9 @@ def events(run: Path, event: str) -> list[dict[str, object]]:
     return [line for line in map(json.loads, lines) if line["event"] == event]
 
 
-def until(run: Path, event: str, count: int, timeout: float = 180) -> None:
-    deadline = time.monotonic() + timeout
-    while len(events(run, event)) < count:
-        assert time.monotonic() < deadline, f"no {event} number {count}: {events(run, 'started')}"
-        time.sleep(0.1)
+def happens(run: Path, event: str, count: int) -> None:
+    """Wait until the run's history has ``count`` such events."""
+    until(lambda: len(events(run, event)) >= count, f"{event} number {count}", 300, every=0.1)
 
 
 def test_a_moved_run_has_the_bits_of_one_that_stayed(tmp_path):
@@ -51,7 +49,7 @@ def test_a_moved_run_has_the_bits_of_one_that_stayed(tmp_path):
     on_slurm = ("--on", "slurm", "--nodes", "2", "--gpus", "0", "--partition", "low", "--detach", "--name", name)
     done = worldsize("train", "digits", *SETTINGS, *on_slurm, cwd=tmp_path, SLURM_CONF=os.environ["SLURM_CONF"])
     assert done.returncode == 0, done.stderr
-    until(run, "saved", 2)
+    happens(run, "saved", 2)
     preempting = [
         "sbatch",
         "--partition=high",
@@ -63,25 +61,25 @@ def test_a_moved_run_has_the_bits_of_one_that_stayed(tmp_path):
         "true",
     ]
     subprocess.run(preempting, check=True, timeout=60, capture_output=True, env=environment() | os.environ)
-    until(run, "started", 2)
+    happens(run, "started", 2)
     saved = len(events(run, "saved"))
-    until(run, "saved", saved + 1)
+    happens(run, "saved", saved + 1)
     done = worldsize("stop", name, cwd=tmp_path, SLURM_CONF=os.environ["SLURM_CONF"])
     assert done.returncode == 0, done.stderr
 
     on_hosts = ("--on", "ssh", "--hosts", "h1:2,h2:2", "--ssh-config", os.environ["WORLDSIZE_HOSTS_SSH"], "--gpus", "0")
     launcher = start("train", "digits", *SETTINGS, *on_hosts, "--name", name, "--port", str(free_port()), cwd=tmp_path)
-    until(run, "started", 3)
+    happens(run, "started", 3)
     saved = len(events(run, "saved"))
-    until(run, "saved", saved + 1)
+    happens(run, "saved", saved + 1)
     launcher.send_signal(signal.SIGINT)
     launcher.communicate(timeout=120)
     assert launcher.returncode == 75
 
     local = start("train", "--resume", "runs/relay", "--procs", "2", cwd=tmp_path)
-    until(run, "started", 4)
+    happens(run, "started", 4)
     saved = len(events(run, "saved"))
-    until(run, "saved", saved + 1)
+    happens(run, "saved", saved + 1)
     os.kill(workers(local.pid)[-1], signal.SIGKILL)
     local.communicate(timeout=120)
     assert local.returncode == 128 + signal.SIGKILL

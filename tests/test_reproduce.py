@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import pytest
 from PIL import Image
 
 from processes import records, start, worldsize
+from waiting import until
 from worldsize import cli, fingerprint
 from worldsize.checkpoint import list_checkpoints
 from worldsize.data.crops import PadCrop
@@ -319,10 +319,10 @@ def test_an_interrupted_prove_leaves_nothing_behind(tmp_path, number):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = start("prove", "digits", "--procs", "2,1", "--steps", "1000", cwd=tmp_path, TMPDIR=str(temporary))
-    deadline = time.monotonic() + 240
-    while not any(path.stat().st_size for path in temporary.rglob("metrics.jsonl")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.2)
+    until(
+        lambda: any(path.stat().st_size for path in temporary.rglob("metrics.jsonl")),
+        "the first step is done", 300, running=process,
+    )  # fmt: skip
     assert len(users(temporary)) >= 2  # the launcher, its two workers
     process.send_signal(number)
     assert process.wait(timeout=120) == 130, process.stdout.read()

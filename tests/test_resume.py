@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from processes import distance, identical, losses, momentum, newest, records, start, weights, workers
+from waiting import all_end, until
 
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "216", "--data.classes", "10"),
@@ -45,13 +46,12 @@ def resume(ranks):
 def start_until(cwd: Path, name: str, procs: int, step: int, *more: str):
     """Start a run in the background and wait until it has done ``step`` steps."""
     process = start("train", "digits", *SETTINGS, "--procs", str(procs), "--name", name, *more, cwd=cwd)
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        metrics = cwd / "runs" / name / "metrics.jsonl"
-        if metrics.exists() and metrics.read_text().count('"step", ') >= step:
-            return process
-        time.sleep(0.02)
-    raise AssertionError(f"the run did not reach step {step}: {process.communicate()[0]}")
+    metrics = cwd / "runs" / name / "metrics.jsonl"
+    until(
+        lambda: metrics.exists() and metrics.read_text().count('"step", ') >= step,
+        f"the run has done {step} steps", running=process,
+    )  # fmt: skip
+    return process
 
 
 @pytest.fixture(scope="module")
@@ -116,10 +116,7 @@ def test_killing_the_launcher_leaves_no_orphans(tmp_path):
     pids = workers(process.pid)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    all_end(pids)
     assert newest(tmp_path / "runs" / "a")  # they saved before they exited
 
 

@@ -9,7 +9,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from object_server import NS
+from waiting import until
 from worldsize.cluster.api.client import ClusterError
 from worldsize.cluster.storage import secrets, volumes
 from worldsize.cluster.storage.secrets import SecretCreate, SecretDelete, SecretList
@@ -226,7 +226,7 @@ def test_quota_errors_show_the_servers_message(cluster, monkeypatch):
     hard = {"count/secrets": "0", "persistentvolumeclaims": "0"}
     metadata = {"name": "none", "namespace": cluster.namespace}
     cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}})
-    time.sleep(2)
+    until(lambda: cluster.get("ResourceQuota", "none").get("status", {}).get("hard"), "the quota applies", every=0.1)
     with pytest.raises(ClusterError, match="exceeded quota: none"):
         volumes.create(VolumeCreate("data", "1Gi"), cluster)
     with pytest.raises(ClusterError, match="exceeded quota: none"):

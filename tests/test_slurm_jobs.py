@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from processes import worldsize
+from waiting import until
 
 pytestmark = [
     pytest.mark.slurm,
@@ -67,12 +68,12 @@ class Job:
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in map(json.loads, lines) if line["event"] == event]
 
-    def until(self, event: str, count: int = 1, timeout: float = 120) -> None:
+    def until(self, event: str, count: int = 1) -> None:
         """Wait until the run's history has ``count`` such events."""
-        deadline = time.monotonic() + timeout
-        while len(self.history(event)) < count:
-            assert time.monotonic() < deadline, (self.files / "log.txt").read_text()
-            time.sleep(0.1)
+        try:
+            until(lambda: len(self.history(event)) >= count, f"{event} number {count}", 300, every=0.1)
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{(self.files / 'log.txt').read_text()}") from None
 
     def succeeds(self, fingerprint: str) -> None:
         """It ends by itself, without a lost step, with the bits of the undisturbed run."""
@@ -108,9 +109,8 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     if (one.files / "ids").exists():
         for job_id in (one.files / "ids").read_text().split():
             subprocess.run(["scancel", job_id], check=False, timeout=60, capture_output=True)
-        deadline = time.monotonic() + 60
-        while one.slurm_state() in ("RUNNING", "COMPLETING", "PENDING") and time.monotonic() < deadline:
-            time.sleep(0.5)
+        active = ("RUNNING", "COMPLETING", "PENDING")
+        until(lambda: one.slurm_state() not in active, "the job has left Slurm's queue", every=0.5)
 
 
 def test_a_job_is_submitted_followed_and_is_the_run_of_one_process_here(job, undisturbed):
@@ -170,8 +170,7 @@ def test_scancel_saves_and_ends_the_job(job, undisturbed):
     done = job.worldsize("wait", job.name)
     assert done.returncode == 1 and "cancelled" in done.stderr, done.stderr
     assert len(job.history("stopped")) == 1
-    time.sleep(2)
-    assert job.slurm_state() == "CANCELLED"
+    until(lambda: job.slurm_state() == "CANCELLED", "Slurm calls the job cancelled", every=0.1)
     job.submit()
     job.succeeds(undisturbed)
 
@@ -243,14 +242,14 @@ def test_a_lost_node_costs_the_steps_since_the_last_checkpoint(job, undisturbed)
         time.sleep(60)  # Slurm notices after 45 to 53 s
     finally:
         subprocess.run([BED / "up"], check=True, timeout=120, capture_output=True)
-    job.until("started", 2, timeout=180)
+    job.until("started", 2)
     assert int(str(job.history("started")[1]["step"])) >= int(str(job.history("saved")[2]["step"]))
 
 
 @pytest.mark.slow
 def test_the_time_limit_chains_allocations(job, undisturbed):
     job.submit("--time", "2", "--grace", "50", "--epochs", "36")
-    job.until("stopped", timeout=150)
+    job.until("stopped")
     job.until("started", 2)
     assert "the time limit is near; the job continues later" in (job.files / "log.txt").read_text()
     assert job.history("started")[1]["step"] == job.history("stopped")[0]["step"]

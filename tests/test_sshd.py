@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from processes import free_port
+from waiting import until
 
 ROOT = Path(__file__).parent.parent
 needs_sshd = pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs Debian's openssh-server")
@@ -81,13 +82,6 @@ class Worker:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
 
-def until(true, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"the condition was not met within {seconds} s"
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def worker() -> Iterator[Worker]:
     # pytest's temporary folders are not accessible to other users.
@@ -102,7 +96,7 @@ def worker() -> Iterator[Worker]:
 def sshd(worker: Worker) -> Iterator[subprocess.Popen[bytes]]:
     process = worker.start()
     try:
-        until(lambda: worker.connects() or process.poll() is not None)
+        until(lambda: worker.connects() or process.poll() is not None, "sshd listens")
         assert process.poll() is None, worker.log.read_text()
         yield process
     finally:
@@ -133,9 +127,9 @@ def test_sigterm_reaches_the_rank_and_nothing_ends_before_it(worker: Worker, ssh
     # A rank of another job of the same user, on this machine but not in this container.
     stranger = subprocess.Popen([*worker.enter, "sleep", "100"], env=os.environ | {"OMPI_COMM_WORLD_RANK": "0"})
     try:
-        until((worker.home / "started").exists)
+        until((worker.home / "started").exists, "the rank has started")
         sshd.send_signal(signal.SIGTERM)
-        until(lambda: not worker.connects())
+        until(lambda: not worker.connects(), "sshd has stopped listening")
         assert sshd.poll() is None
         assert sshd.wait(30) == 0
         assert (worker.home / "saved").read_text() == "child lives\n"
