@@ -81,7 +81,6 @@ class FakeCluster:
         self.denied = set()  # (verb, resource)
         self.dead = set()  # paths for which the connection is closed
         self.refusals = {}
-        self.latency = 0.0  # s, per response
         self.requests = 0
         self.add("Namespace", "team")
         self.add("Node", **gpu_node("n0", 8))
@@ -101,7 +100,6 @@ class FakeCluster:
 
     def answer(self, method, path, query, body):
         self.requests += 1
-        time.sleep(self.latency)
         if path == "/version":
             return 200, {"gitVersion": self.version}
         if body and body["kind"] == "SelfSubjectAccessReview":
