@@ -6,6 +6,7 @@ There are no operators: each test sets the state of the job and its pods.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from fake_cluster import KeepingCluster, is_in
 from processes import worldsize
 from specs import TORCH
 from worldsize import cli
+from worldsize.cluster.api.errors import ClusterError
 from worldsize.cluster.jobs import follow
 from worldsize.cluster.jobs.follow import Follower, Line, Note
 from worldsize.cluster.manifests import base, load_target
@@ -37,12 +39,34 @@ def pod(fake_cluster, index, *, exit_code=None, restarts=0, logs=(), logs_before
     fake_cluster.logs[name], fake_cluster.logs_before[name] = stamped
 
 
-def notes(follower, seconds):
-    """The notes about the job, until it has ended or ``seconds`` have passed."""
-    texts, started = [], time.monotonic()
+class Clock:
+    """What a follower takes for the time; it stands still unless a test moves it."""
+
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    one = Clock()
+    monkeypatch.setattr(follow, "time", one)
+    return one
+
+
+def notes(follower, clock, seconds=float("inf"), begins=lambda texts: True):
+    """The notes about the job, until it has ended or ``seconds`` have passed on its clock.
+
+    They begin when the follower has seen the job and its pods, and ``begins(texts)`` is true.
+    """
+    texts, end = [], None
     for event in follower.events():
         texts += [event.text] if isinstance(event, Note) else []
-        if time.monotonic() - started > seconds:
+        if follower._seen.job_loaded and follower._seen.pods_listed and begins(texts):
+            end = end or clock.now + seconds
+            clock.now += 5
+        if end is not None and clock.now > end:
             break
     return texts
 
@@ -98,7 +122,7 @@ def test_following_a_job_that_keeps_running_times_out_with_3(fake_cluster, tmp_p
     is_in(fake_cluster, "PyTorchJob", "Running")
     pod(fake_cluster, 0)
     kubeconfig = {"KUBECONFIG": str(tmp_path / "kubeconfig")}
-    waited = worldsize("wait", "r50", "--timeout", "0.5", "--namespace", "team", cwd=tmp_path, timeout=30, **kubeconfig)
+    waited = worldsize("wait", "r50", "--timeout", "0.5", "--namespace", "team", cwd=tmp_path, **kubeconfig)
     assert waited.returncode == 3, waited.stderr
     assert "it keeps running. Follow it with: worldsize logs r50 --namespace team" in waited.stderr
 
@@ -123,62 +147,62 @@ def test_a_run_before_that_was_read_is_not_read_again(fake_cluster):
     assert lines == ["before", "again"]
 
 
-def test_who_reads_slowly_gets_every_line(fake_cluster, monkeypatch):
-    monkeypatch.setattr(follow, "_DRAIN_S", 1.0)
+def test_who_reads_slowly_gets_every_line(fake_cluster, clock):
     is_in(fake_cluster, "PyTorchJob", "Succeeded")
     pod(fake_cluster, 0, exit_code=0, logs=[f"[0] line {i}" for i in range(20)])
     lines = []
     for event in Follower(fake_cluster.cluster, TORCH, "r50").events():
         if isinstance(event, Line):
             lines.append(event.text)
-            time.sleep(1.5 if len(lines) == 1 else 0.1)
+            clock.now += 1.5 * follow._DRAIN_S if len(lines) == 1 else 0.1 * follow._DRAIN_S
     assert lines == [f"line {i}" for i in range(20)]
 
 
-def test_a_log_that_does_not_end_with_its_job_is_abandoned_with_a_note(fake_cluster, monkeypatch):
-    monkeypatch.setattr(follow, "_DRAIN_S", 0.5)
-    monkeypatch.setattr(fake_cluster, "log", lambda *_: time.sleep(5) or (200, b""))
+def test_a_log_that_does_not_end_with_its_job_is_abandoned_with_a_note(fake_cluster, clock, monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(fake_cluster, "log", lambda *_: over.wait(600) and (200, b""))
     is_in(fake_cluster, "PyTorchJob", "Succeeded")
     pod(fake_cluster, 0, exit_code=0)
-    texts = notes(Follower(fake_cluster.cluster, TORCH, "r50"), 4)
+    texts = notes(Follower(fake_cluster.cluster, TORCH, "r50"), clock)
+    over.set()
     assert "lines may be missing" in texts[-1]
 
 
 def test_a_job_that_is_deleted_meanwhile_has_failed(fake_cluster):
     is_in(fake_cluster, "PyTorchJob", "Running")
     follower = Follower(fake_cluster.cluster, TORCH, "r50")
-    texts, started = [], time.monotonic()
+    texts = []
     for event in follower.events():
         texts += [event.text] if isinstance(event, Note) else []
         if follower.state.phase == "Running":  # it was seen
             fake_cluster.objects.pop("/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/r50", None)
-        assert time.monotonic() - started < 120  # it would follow forever
     assert follower.state.phase == "Failed" and texts[-1] == "the job was deleted"
 
 
-def test_a_job_that_is_deleted_before_it_is_looked_at_has_failed(fake_cluster):
+def test_a_job_that_is_deleted_before_it_is_looked_at_has_failed(fake_cluster, clock):
     follower = Follower(fake_cluster.cluster, TORCH, "r50")
-    assert notes(follower, 30) == ["the job was deleted"]
+    assert notes(follower, clock) == ["the job was deleted"]
     assert follower.state.phase == "Failed"
 
 
-def test_a_job_without_pods_and_events_is_reported_once(fake_cluster, monkeypatch):
-    monkeypatch.setattr(follow, "_SILENCE_S", 1.0)
+def test_a_job_without_pods_and_events_is_reported_once(fake_cluster, clock):
     is_in(fake_cluster, "TrainJob")
-    texts = notes(Follower(fake_cluster.cluster, load_target("trainjob"), "r50"), 3)
+    texts = notes(Follower(fake_cluster.cluster, load_target("trainjob"), "r50"), clock, 3 * follow._SILENCE_S)
     assert len(texts) == 2 and "no pods created and no events" in texts[1]
 
 
-def test_the_silence_timeout_restarts_when_a_job_leaves_its_queue(fake_cluster, monkeypatch):
-    monkeypatch.setattr(follow, "_SILENCE_S", 2.0)
+def test_the_silence_timeout_restarts_when_a_job_leaves_its_queue(fake_cluster, clock):
     is_in(fake_cluster, "PyTorchJob", "Suspended")
-    follower, texts, started = Follower(fake_cluster.cluster, TORCH, "r50"), [], time.monotonic()
+    follower, texts, left_at = Follower(fake_cluster.cluster, TORCH, "r50"), [], None
     for event in follower.events():
         texts += [event.text] if isinstance(event, Note) else []
-        if follower.state.phase == "Suspended" and time.monotonic() - started > 3:
+        clock.now += 5
+        if follower.state.phase == "Suspended" and clock.now > 1000 + 3 * follow._SILENCE_S:
             is_in(fake_cluster, "PyTorchJob", "Created")
-        if time.monotonic() - started > 4.5:
-            break
+        if follower.state.phase == "Pending":
+            left_at = left_at or clock.now
+            if clock.now > left_at + follow._SILENCE_S - 15:
+                break
     assert texts == ["PyTorchJob r50: Suspended", "PyTorchJob r50: Pending"]
 
 
@@ -195,26 +219,35 @@ def queued(fake_cluster):
         fake_cluster.add("Workload", name, metadata=about, status={"conditions": conditions})
 
 
-def test_the_reason_for_waiting_in_a_kueue_queue_is_reported_once(fake_cluster):
+def test_the_reason_for_waiting_in_a_kueue_queue_is_reported_once(fake_cluster, clock):
     queued(fake_cluster)
-    texts = notes(Follower(fake_cluster.cluster, TORCH, "r50"), 2)
+    texts = notes(Follower(fake_cluster.cluster, TORCH, "r50"), clock, 60, lambda texts: len(texts) > 1)
     assert texts == ["PyTorchJob r50: Suspended in Kueue queue team: it is Suspended", "Kueue: insufficient unused quota"]
 
 
-def test_following_works_without_permission_to_read_workloads(fake_cluster):
+def test_following_works_without_permission_to_read_workloads(fake_cluster, clock, monkeypatch):
     queued(fake_cluster)
     fake_cluster.denied = {("list", "workloads")}
-    texts = notes(Follower(fake_cluster.cluster, TORCH, "r50"), 2)
+    refused, watch = threading.Event(), fake_cluster.cluster.watch
+
+    def watched(kind, *arguments, **options):
+        try:
+            yield from watch(kind, *arguments, **options)
+        except ClusterError:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(fake_cluster.cluster, "watch", watched)
+    texts = notes(Follower(fake_cluster.cluster, TORCH, "r50"), clock, 60, lambda _: refused.is_set())
     assert texts == ["PyTorchJob r50: Suspended in Kueue queue team: it is Suspended"]
 
 
 @pytest.mark.parametrize("state", ["Suspended", "Created"])
-def test_no_note_about_a_suspended_job_or_one_with_pods(fake_cluster, monkeypatch, state):
-    monkeypatch.setattr(follow, "_SILENCE_S", 0.5)
+def test_no_note_about_a_suspended_job_or_one_with_pods(fake_cluster, clock, state):
     is_in(fake_cluster, "PyTorchJob", state)
     if state == "Created":
         pod(fake_cluster, 0, phase="Pending")
-    texts = notes(Follower(fake_cluster.cluster, TORCH, "r50"), 2)
+    texts = notes(Follower(fake_cluster.cluster, TORCH, "r50"), clock, 3 * follow._SILENCE_S, bool)
     assert texts and "no pods created" not in " ".join(texts)
 
 
@@ -255,20 +288,19 @@ def set_back(fake_cluster, kind, reason):
 
 
 @pytest.mark.parametrize(("on", "reason"), SETBACKS)
-def test_a_job_that_comes_to_nothing_after_a_setback_has_failed_in_the_end(fake_cluster, monkeypatch, on, reason):
-    monkeypatch.setattr(follow, "_SETBACK_S", 1.5)
+def test_a_job_that_comes_to_nothing_after_a_setback_has_failed_in_the_end(fake_cluster, clock, on, reason):
     kind = load_target(on)
     set_back(fake_cluster, kind, reason)
-    follower, started = Follower(fake_cluster.cluster, kind, "r50"), time.monotonic()
-    *first, last = notes(follower, 20)
+    follower = Follower(fake_cluster.cluster, kind, "r50")
+    *first, last = notes(follower, clock, begins=lambda texts: len(texts) > 1)
     # In either order.
     assert sorted(first) == sorted([f"{kind.kind} r50: Created", f"{reason}: conflict"])
     assert last == f"{kind.kind} r50: Failed"
     assert (follower.state.phase, follower.state.reason) == ("Failed", f"{reason}: conflict")
-    assert time.monotonic() - started > 1.5
+    assert clock.now > 1000 + follow._SETBACK_S
 
 
-def test_a_job_that_is_given_up_is_not_waited_for(fake_cluster, monkeypatch):
+def test_a_job_that_is_given_up_is_not_waited_for(fake_cluster, clock, monkeypatch):
     """Its pods may keep running, and their logs may not end."""
 
     def endless(self, pod, container, stop):
@@ -277,33 +309,45 @@ def test_a_job_that_is_given_up_is_not_waited_for(fake_cluster, monkeypatch):
         yield from ()
 
     monkeypatch.setattr(type(fake_cluster.cluster), "logs", endless)
-    monkeypatch.setattr(follow, "_SETBACK_S", 0.0)
     set_back(fake_cluster, TORCH, "FailedCreateService")
     pod(fake_cluster, 0)
     follower = Follower(fake_cluster.cluster, TORCH, "r50")
-    texts = notes(follower, follow._DRAIN_S + 5)
+    texts = notes(follower, clock)
     assert follower.state.phase == "Failed"
     assert not any("lines may be missing" in text for text in texts)
 
 
 @pytest.mark.parametrize(("on", "reason"), SETBACKS)
-def test_a_job_that_gets_on_after_a_setback_has_not_failed(fake_cluster, monkeypatch, on, reason):
+def test_a_job_that_gets_on_after_a_setback_has_not_failed(fake_cluster, clock, on, reason):
     """Not even if its pods then wait for a long time, or are all gone for a moment."""
-    monkeypatch.setattr(follow, "_SETBACK_S", 1.0)
     kind = load_target(on)
     set_back(fake_cluster, kind, reason)
-    follower, started = Follower(fake_cluster.cluster, kind, "r50", logs=False), time.monotonic()
-    for _ in follower.events():
-        passed = time.monotonic() - started
+
+    def gets_on(on_its_way):
         if on == "pytorchjob":
-            is_in(fake_cluster, kind.kind, "Created" if 0.5 < passed < 2 else None)
+            is_in(fake_cluster, kind.kind, "Created" if on_its_way else None)
         else:
             pod(fake_cluster, 0, phase="Pending")
             waiting = fake_cluster.objects["/api/v1/namespaces/team/pods/r50-worker-0"]["metadata"]
-            waiting["labels"] = {"jobset.sigs.k8s.io/jobset-name": "r50" if 0.5 < passed < 2 else "another"}
-        if passed > 4:
+            waiting["labels"] = {"jobset.sigs.k8s.io/jobset-name": "r50" if on_its_way else "another"}
+
+    gets_on(False)
+    follower, texts, phases = Follower(fake_cluster.cluster, kind, "r50", logs=False), [], ["Created"]
+    for event in follower.events():
+        texts += [event.text] if isinstance(event, Note) else []
+        if f"{reason}: conflict" not in texts:
+            continue
+        clock.now += 5
+        if follower.state.phase != phases[-1]:
+            phases.append(follower.state.phase)
+            changed_at = clock.now
+        if len(phases) == 1:
+            gets_on(True)
+        elif len(phases) == 2 and clock.now > changed_at + follow._SETBACK_S:
+            gets_on(False)
+        elif len(phases) > 2 and clock.now > changed_at + 2 * follow._SETBACK_S:
             break
-    assert follower.state.phase == "Created"
+    assert phases == ["Created", "Pending", "Created"]
 
 
 def test_a_setback_that_is_over_costs_the_lines_after_it_nothing(fake_cluster, monkeypatch):
@@ -313,8 +357,11 @@ def test_a_setback_that_is_over_costs_the_lines_after_it_nothing(fake_cluster, m
     set_back(fake_cluster, TORCH, "FailedCreateService")
     pod(fake_cluster, 0, logs=[f"[0] line {i}" for i in range(60)])
     lines, follower = 0, Follower(fake_cluster.cluster, TORCH, "r50")
+    handle, news = follower._handle, []
+    monkeypatch.setattr(follower, "_handle", lambda what, value: news.append(what) or handle(what, value))
     for event in follower.events():
         lines += isinstance(event, Line)
         if lines == 60:
             break
-    assert len(calls) < 60
+    assert lines == 60
+    assert len(calls) <= sum(what != "line" for what in news) + 2
