@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,17 +118,38 @@ def test_cifar10_checksum_matches_torchvision():
 # Progress messages ---------------------------------------------------------------------------------------------------
 
 
+class Clock:
+    """The time of a log: each wait for a line lasts as long as asked for, and the next step of the operation follows."""
+
+    def __init__(self, steps):
+        self.now, self.steps = 0.0, iter(steps)
+
+    def monotonic(self):
+        return self.now
+
+    def wait(self, seconds):
+        step = next(self.steps, None)
+        if step is None:
+            return True  # the operation has ended
+        self.now += seconds
+        step()
+        return False
+
+
 def test_lines_in_a_log(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.05)
-    with progress.ByteProgress("downloading", 4_000_000_000) as meter:
-        meter.start_at(1_000_000_000)
-        time.sleep(0.12)
-        meter.add(1_000_000)
-        time.sleep(0.06)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "downloading: 1.0 GB of 4.0 GB (25%), 0.0 MB/s"
-    assert len(lines) in (3, 4, 5) and lines[-2].endswith(" min left")
-    assert lines[-1] == "downloading: 1.0 GB of 4.0 GB (25%)"
+    meter = progress.ByteProgress("downloading", 4_000_000_000)
+    clock = Clock([lambda: None, lambda: meter.add(1_000_000_000), lambda: meter.add(1_000_000_000)])
+    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(meter._finished, "wait", clock.wait)
+    meter.start_at(1_000_000_000)
+    with meter:
+        pass
+    assert capsys.readouterr().err.splitlines() == [
+        "downloading: 1.0 GB of 4.0 GB (25%), 0.0 MB/s",
+        "downloading: 2.0 GB of 4.0 GB (50%), 66.7 MB/s, under a minute left",
+        "downloading: 3.0 GB of 4.0 GB (75%), 66.7 MB/s, under a minute left",
+        "downloading: 3.0 GB of 4.0 GB (75%), 44.4 MB/s",
+    ]
 
 
 @pytest.mark.parametrize(
