@@ -17,6 +17,7 @@ LAYERS = [
     ("freezing",),
     ("ghost",),
     ("catalog", "batch", "schedule", "world", "run", "history"),
+    ("resumable",),
     ("arguments", "data"),
     ("importing",),
     ("launch",),

@@ -43,7 +43,7 @@ from worldsize.attribution import verdict
 from worldsize.averaging import Averaging
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
-from worldsize.continuity import check_ranks, fixed_facts, has_ended, snapshot_to_resume
+from worldsize.continuity import autoresumed, check_ranks, fixed_facts, has_ended, snapshot_to_resume
 from worldsize.data import crops, open_dataset
 from worldsize.data.loader import blank_labels
 from worldsize.data.pixels import Normalise
@@ -102,7 +102,7 @@ def _train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | Non
     settings = request.recipe.parallel
     _set_determinism(request.recipe.deterministic or parallel.named(settings).same_bits)
     world = join(place, request.recipe, parallel.threads(settings), parallel.named(settings).asynchronous)
-    setting = _setting(_autoresumed(request, world), world)
+    setting = _setting(autoresumed(request, world), world)
     request = setting.request
     facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world, setting.teacher)
     check_ranks(world, facts, parallel.named(settings).same_bits)
@@ -131,14 +131,6 @@ def _train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | Non
     # Only after success: closing waits for ranks that have failed.
     world.close()
     return summary
-
-
-def _autoresumed(request: TrainRequest, world: World) -> TrainRequest:
-    """With --autoresume, the same request as one that resumes, if rank 0 finds its run."""
-    if not request.autoresume or request.name is None:
-        return request
-    folder = RunFolder(request.out / request.name)
-    return replace(request, resume=folder) if world.from_main(folder.path.exists()) else request
 
 
 def _set_determinism(deterministic: bool) -> None:

@@ -36,7 +36,6 @@ from worldsize.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 FORMAT = 2
-_NAME = re.compile(r"step-\d{8,}")
 _OF_RANK = re.compile(r"rank-(\d{5,})\.safetensors")
 _ALL_RANKS = "ranks.safetensors"  # format 1
 AVERAGE = "average.safetensors"
@@ -232,7 +231,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, newest step first, without checking them."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
+    return sorted((path for path in folder.iterdir() if run.CHECKPOINT_NAME.fullmatch(path.name)), key=step_of, reverse=True)
 
 
 def newest_valid(folder: Path, rank: int | None = None) -> Path | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from worldsize import checkpoint, environment, parallel
+from worldsize import checkpoint, environment, parallel, resumable
 from worldsize.batch import BatchPlan
 from worldsize.data.samples import Dataset
 from worldsize.errors import CheckpointError, UserError
 from worldsize.precision import Precision
 from worldsize.recipe import Recipe
 from worldsize.request import TrainRequest
+from worldsize.run import RunFolder
 from worldsize.world import World
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,22 @@ def check_ranks(world: World, facts: dict[str, Any], same_bits: bool) -> None:
             return
 
 
+def autoresumed(request: TrainRequest, world: World) -> TrainRequest:
+    """With --autoresume, the same request as one that resumes, if rank 0 finds its run.
+
+    Raises:
+        UserError: what rank 0 finds is not a run.
+        CheckpointError: the run has lost its checkpoints.
+    """
+    if not request.autoresume or request.name is None:
+        return request
+    folder = RunFolder(request.out / request.name)
+    if not world.from_main(folder.path.exists()):
+        return request
+    world.collectively(lambda: resumable.check_started(folder) if world.is_main else None)
+    return replace(request, resume=folder)
+
+
 def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: World) -> checkpoint.Snapshot | None:
     """The state to resume from, the same on all ranks; None for a new run, or one without a checkpoint.
 
@@ -82,6 +100,8 @@ def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: Worl
     owner = 0 if parallel.named(request.recipe.parallel).asynchronous else world.rank
     snapshot = _newest(request.resume.checkpoints, owner, world)
     if snapshot is None:
+        if world.is_main:
+            log.warning("%s has no checkpoint yet: training starts again at step 0", request.resume.path)
         return None
     if request.stop_after is not None and snapshot.step >= request.stop_after:
         raise UserError(f"{request.folder} has already done {snapshot.step:,} steps: pass a later --stop-after")

@@ -8,7 +8,8 @@ code   meaning
        ``compare``: results differ
 64     user error: recipe, command line, folder or name; fix it first (do not retry)
 65     data error: more broken images than the recipe allows
-66     checkpoint error: no intact checkpoint or export, or it belongs to another run or network
+66     checkpoint error: no intact checkpoint or export (any more), or it belongs to another run
+       or network
 69     a process did not connect or was lost, or a store does not answer (retry)
 70     internal error in worldsize or in a library (the traceback is in the log)
 71     no progress: restarted again and again without a new checkpoint (``--autoresume``)

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize import arguments, catalog, network_names, parallel, run, track
+from worldsize import arguments, catalog, network_names, parallel, resumable, run, track
 from worldsize.errors import UserError
 from worldsize.place import Place
 from worldsize.recipe import Data, Model, Recipe
@@ -51,11 +51,11 @@ def from_arguments(argv: list[str]) -> TrainRequest:
     """The command line of ``worldsize train``.
 
     Raises:
-        UserError: no recipe, an unknown one, or invalid settings.
+        UserError: no recipe, an unknown one, invalid settings, or ``--resume`` of something that is not a run.
         SystemExit: after ``--help``.
     """
     resume = arguments.value_of("--resume", argv)
-    folder = run.open_existing(Path(resume)) if resume else None
+    folder = resumable.opened(Path(resume)) if resume else None
     source = None if not argv or argv[0].startswith("-") else argv[0]
     if folder is not None and source is not None:
         raise UserError(f"--resume uses the recipe of {folder.path}: leave out {source!r}")
@@ -65,6 +65,8 @@ def from_arguments(argv: list[str]) -> TrainRequest:
     base = catalog.load(origin) if origin is not None else Recipe()
     rest = argv[1:] if source else argv
     parsed = arguments.parse(arguments.Train, rest, arguments.Train(base), f"train {source or 'RECIPE'}")
+    if folder is not None and (parsed.name is not None or arguments.value_of("--out", argv) is not None):
+        raise UserError(f"--resume continues in {folder.path}: leave out --name and --out")
     return TrainRequest(
         recipe=parsed.settings,
         stem=Path(source or "run").stem,
@@ -85,7 +87,10 @@ def preflight(request: TrainRequest, place: Place) -> None:
 
     Raises:
         UserError: batches, strategy, names, trackers, a network whose library is not installed.
+        CheckpointError: the run to resume has lost its checkpoints.
     """
+    if request.resume is not None:
+        resumable.check(request.resume)
     _check_libraries(request.recipe.model)
     parallel.check(request.recipe, place)
     if request.resume is None:  # older runs may have such sizes

@@ -20,6 +20,8 @@ from worldsize.errors import NoProgress, UserError, WorldsizeError
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# The name of a checkpoint: its step.
+CHECKPOINT_NAME = re.compile(r"step-\d{8,}")
 
 
 class RunFolder:

@@ -1,0 +1,123 @@
+"""A request to continue continues a run, or it is refused: it never becomes a new run, and changes no file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from processes import losses, newest
+from worldsize import cli
+from worldsize.resumable import opened
+
+QUICK = (
+    *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", "shufflenet_v2_x0_5"),
+    *("--data.train-crop-size", "32", "--data.val-crop-size", "32", "--global-batch", "16", "--micro-batch", "8"),
+    *("--epochs", "2", "--schedule.warmup-epochs", "0", "--max-steps", "3", "--checkpoint.every-steps", "1"),
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of 3 steps with a checkpoint after each of the last ones; do not modify."""
+    out = tmp_path_factory.mktemp("trained")
+    assert cli.main(["train", "digits", *QUICK, "--out", str(out), "--name", "a"]) == 0
+    return out / "a"
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    """A copy of the trained run, for tests that damage it."""
+    return Path(shutil.copytree(trained, tmp_path / "some" / "a"))
+
+
+def content(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def refused(fails, folder: Path, *words: str | Path, code: int = 64) -> str:
+    """The message of a refused command that changed no file in the folder."""
+    before = content(folder)
+    message = fails("train", *words, code=code)
+    assert content(folder) == before
+    return message
+
+
+def test_a_checkpoint_is_not_a_run(run, fails):
+    for step in run.joinpath("checkpoints").iterdir():
+        message = refused(fails, run, "--resume", step, "--max-steps", "4")
+        assert "is a checkpoint" in message
+        assert f"worldsize train --resume {run}." in message
+
+
+def test_a_checkpoint_is_recognized_however_it_is_written(run, fails, monkeypatch, tmp_path):
+    (tmp_path / "link").symlink_to(newest(run))
+    assert f"--resume {run}" in refused(fails, run, "--resume", tmp_path / "link")
+    monkeypatch.chdir(newest(run))
+    assert cli.main(["train", "--resume", "."]) == 64
+    alone = Path(shutil.copytree(newest(run), tmp_path / "copied"))
+    message = refused(fails, alone, f"--resume={alone}")
+    assert "is a checkpoint" in message and f"--model.weights {alone}/model.safetensors" in message
+
+
+def test_a_part_of_a_run_is_not_a_run(run, fails):
+    for part in ("checkpoints", "metrics.jsonl", "recipe.yaml"):
+        assert f"worldsize train --resume {run}" in refused(fails, run, "--resume", run / part)
+
+
+def test_a_folder_with_a_recipe_is_not_a_run(run, fails, tmp_path):
+    for name, more in (("only", ()), ("export", ("model.onnx", "log.txt"))):
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(run / "recipe.yaml", folder)
+        for file in more:
+            (folder / file).touch()
+        message = refused(fails, folder, "--resume", folder)
+        assert "is not a run folder" in message and f"worldsize train {folder}/recipe.yaml" in message
+
+
+def test_a_run_that_lost_its_checkpoints_is_not_started_again(run, fails):
+    shutil.rmtree(run / "checkpoints")
+    message = refused(fails, run.parent, "--resume", run, code=66)
+    assert "3 steps" in message and "Nothing was changed" in message
+    (run / "checkpoints").mkdir()
+    message = refused(fails, run.parent, "digits", *QUICK, "--out", run.parent, "--name", "a", "--autoresume", code=66)
+    assert "Nothing was changed" in message
+    (run / "history.jsonl").unlink()  # as of an older version
+    refused(fails, run.parent, "--resume", run, code=66)
+    (run / "result.json").unlink()
+    refused(fails, run.parent, "--resume", run, "--procs", "2", code=66)
+
+
+def test_autoresume_does_not_begin_a_run_among_other_files(fails, tmp_path):
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    message = refused(fails, tmp_path, "digits", *QUICK, "--out", tmp_path, "--name", "photos", "--autoresume")
+    assert "is not a run folder: it has cats" in message
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(run, capfd, trained):
+    lines = (run / "history.jsonl").read_text().splitlines(keepends=True)
+    (run / "history.jsonl").write_text(lines[0])
+    shutil.rmtree(run / "checkpoints")
+    (run / "result.json").unlink()
+    assert cli.main(["train", "--resume", str(run)]) == 0
+    assert "has no checkpoint yet: training starts again at step 0" in capfd.readouterr().err
+    assert losses(run) == losses(trained)
+
+
+def test_a_run_that_was_killed_while_it_started_can_start(trained, tmp_path):
+    shutil.copy(trained / "recipe.yaml", tmp_path)
+    (tmp_path / "log.txt").touch()
+    assert opened(tmp_path).path == tmp_path
+    (tmp_path / "history.jsonl").write_text(json.dumps({"event": "started", "step": 0}) + "\n")
+    assert opened(tmp_path).path == tmp_path
+
+
+def test_a_resumed_run_has_its_name_and_its_place(run, fails):
+    for more in (("--name", "b"), ("--out", "elsewhere")):
+        assert f"continues in {run}" in refused(fails, run, "--resume", run, *more)
