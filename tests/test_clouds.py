@@ -12,7 +12,7 @@ from worldsize import cli
 
 OPTIONS = (
     *("--nodes", "2", "--procs", "8", "--gpu-type", "H100", "--cpu", "96", "--memory", "500Gi", "--env", "A=b"),
-    *("--name", "r50", "--out", "/mnt/my runs"),
+    *("--name", "r50", "--out", "/mnt/my runs", "--micro-batch", "4"),
 )
 
 
@@ -52,5 +52,5 @@ def test_a_node_runs_the_agent_with_the_recipe(on, field, capsys, tmp_path: Path
 
 
 def test_what_these_launchers_cannot_do_is_refused(fails):
-    assert "--gpu-type is required" in fails("render", "digits", "--on", "skypilot", "--procs", "8")
+    assert "--gpu-type is required" in fails("render", "digits", "--on", "skypilot", "--procs", "2")
     assert "sky launch task.yaml" in fails("train", "digits", "--on", "skypilot")

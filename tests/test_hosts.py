@@ -48,7 +48,7 @@ SPEC = HostsSpec(
 def test_hosts_are_read_as_written(given, expected, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("hosts").write_text("# two\nh1 slots=8\n\nh2:8\n")
-    assert cli.main(["render", "digits", "--on", "ssh", *given]) == 0
+    assert cli.main(["render", "digits", "--on", "ssh", "--micro-batch", "4", *given]) == 0
     text = capsys.readouterr().out
     assert re.findall(r"^# On (?!every)(.*), in ", text, re.MULTILINE) == expected
     assert text.count("PET_NPROC_PER_NODE=8") == 2

@@ -100,6 +100,7 @@ def test_the_script_asks_slurm_for_what_the_options_say(capsys):
         *("--nodes", "2", "--procs", "4", "--cpu", "64", "--memory", "200Gi", "--gpu-type", "a100", "--time", "4:00:00"),
         *("--partition", "gpu", "--account", "lab", "--qos", "high", "--constraint", "ib", "--sbatch=--exclude=n7"),
         *("--setup", "module load cuda", "--env", "NCCL_DEBUG=INFO", "--grace", "300", "--name", "r50"),
+        *("--micro-batch", "8"),
         capsys=capsys,
     )
     options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]

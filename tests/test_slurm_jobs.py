@@ -204,8 +204,9 @@ def test_what_this_slurm_cannot_run_is_refused_before_it_is_submitted(job):
         ("--constraint", "gold"): "Invalid feature specification",
         ("--gpus", "4", "--procs", "4"): "--gpus 4: nodes of partition low have at most 2; lower --procs",
     }
+    any_shape = ("--global-batch", "1152", "--micro-batch", "1")  # which 128, 9 and 8 processes can share
     for options, message in expected.items():
-        done = job.train(*options)
+        done = job.train(*any_shape, *options)
         assert done.returncode == 2 and message in done.stderr, done.stderr
     assert not (job.files / "ids").exists()
 

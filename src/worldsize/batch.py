@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from worldsize import catalog
 from worldsize.errors import UserError
 from worldsize.recipe import Recipe
 
@@ -68,7 +72,8 @@ def plan(recipe: Recipe, world_size: int, devices: int = 1) -> BatchPlan:
     """The batch plan of ``recipe`` on ``world_size`` processes with ``devices`` each.
 
     Raises:
-        UserError: the micro-batches of a step are not divisible by the number of devices; lists valid numbers.
+        UserError: the micro-batches of a step are not divisible by the number of devices; lists valid numbers, and the
+            nearest batches for this number.
     """
     if recipe.per_process_batch is not None:
         batch, sharing, name = recipe.per_process_batch, devices, "per-process-batch"
@@ -82,10 +87,36 @@ def plan(recipe: Recipe, world_size: int, devices: int = 1) -> BatchPlan:
         raise UserError(
             f"{sharing} {'processes' if devices == 1 else 'devices'} cannot share a {name.replace('-', ' ')} of {batch} in "
             f"micro-batches of {recipe.micro_batch}: {micro_batches} micro-batches per step are no multiple of {sharing}.\n"
-            f"World sizes that fit: {fitting}. Or change --{name} or --micro-batch."
+            f"World sizes that fit: {fitting}. {_remedy(recipe, name, world_size, devices)}"
         )
     whole = BatchPlan(global_batch, recipe.micro_batch, world_size, devices)
     return whole if recipe.forward_batch is None else with_forward_batch(whole, recipe.forward_batch)
+
+
+def _remedy(recipe: Recipe, name: str, world_size: int, devices: int) -> str:
+    """The nearest values of the batch ``name`` and of the micro-batch that this number of devices can share."""
+    field = name.replace("-", "_")
+    batch, sharing = getattr(recipe, field), devices if recipe.per_process_batch is not None else world_size * devices
+    unit = recipe.micro_batch * sharing
+    batches = [size for size in (batch // unit * unit, (batch // unit + 1) * unit) if size]
+    # BatchNorm has no statistics of one sample.
+    micro = [] if batch % sharing else [n for n in _divisors(batch // sharing) if n > 1]
+    micro.sort(key=lambda n: abs(math.log(n / recipe.micro_batch)))
+    works = [f"--{name} {size}" for size in batches if _works(recipe, {field: size}, world_size, devices)]
+    nearest = next((n for n in micro if _works(recipe, {"micro_batch": n}, world_size, devices)), None)
+    works += [f"--micro-batch {nearest}"] if nearest is not None else []
+    return f"Or use {' or '.join(works)}." if works else f"Or change --{name} or --micro-batch."
+
+
+def _works(recipe: Recipe, change: dict[str, int], world_size: int, devices: int) -> bool:
+    with suppress(UserError):
+        plan(catalog.validate(recipe.model_dump() | change, ""), world_size, devices)
+        return True
+    return False
+
+
+def _divisors(number: int) -> Iterable[int]:
+    return (n for n in range(1, number + 1) if number % n == 0)
 
 
 def with_forward_batch(plan: BatchPlan, samples: int) -> BatchPlan:

@@ -7,6 +7,7 @@ from worldsize.errors import SUCCESS, UserError
 from worldsize.jobs.commands import recipe_argument
 from worldsize.jobs.naming import run_name
 from worldsize.launch import script
+from worldsize.launch.distribute import check_procs
 
 
 def render(argv: list[str]) -> int:
@@ -16,6 +17,8 @@ def render(argv: list[str]) -> int:
     if asked.resume or asked.allow_changes:
         raise UserError("render --on local describes a new job: omit --resume and --allow-changes")
     parallel.validate(asked.settings)
+    asked.settings.data.check_crop_sizes()
+    parallel.check_size(asked.settings, check_procs(asked.procs))
     name = asked.name or run_name(stem, asked.settings, "local", 1, asked.procs, [])
     print(script.render(catalog.to_yaml(asked.settings), name, asked.procs, asked.out, asked.retries), end="")
     return SUCCESS

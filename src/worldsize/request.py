@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from worldsize import arguments, catalog, network_names, parallel, resumable, run, track
 from worldsize.errors import UserError
 from worldsize.place import Place
-from worldsize.recipe import Data, Model, Recipe
+from worldsize.recipe import Model, Recipe
 from worldsize.run import RunFolder
 
 
@@ -94,7 +93,7 @@ def preflight(request: TrainRequest, place: Place) -> None:
     _check_libraries(request.recipe.model)
     parallel.check(request.recipe, place)
     if request.resume is None:  # older runs may have such sizes
-        _check_steps(request.recipe.data)
+        request.recipe.data.check_crop_sizes()
     if request.stop_after is not None and (request.stop_after < 1 or parallel.named(request.recipe.parallel).asynchronous):
         raise UserError(f"--stop-after {request.stop_after}: pass a step from 1, and a strategy other than async")
     track.check(request.recipe.track)
@@ -108,13 +107,3 @@ def _check_libraries(model: Model) -> None:
     network_names.check("--model.name", model.name)
     if model.weights is not None and model.weights.startswith("timm:"):
         network_names.check("--model.weights", model.weights)
-
-
-def _check_steps(data: Data) -> None:
-    """Refuse sizes of progressive resizing that rounding would change."""
-    step, sizes = data.train_crop_step, data.train_crop_sizes
-    if wrong := [size for size in sizes if size % step]:
-        raise UserError(
-            f"data.train_crop_sizes {wrong[0]} is not a multiple of data.train_crop_step {step}, to which sizes are "
-            f"rounded: set it to {max(1, round(wrong[0] / step)) * step}, or set the step to {math.gcd(*sizes)}"
-        )

@@ -16,7 +16,7 @@ from worldsize.clouds.spec import CloudSpec, problems
 from worldsize.errors import SUCCESS, UserError
 from worldsize.jobs.commands import recipe_argument
 from worldsize.jobs.naming import run_name
-from worldsize.jobs.options import CommonOptions, gpus_per_node, shared
+from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, shared
 from worldsize.jobs.spec import Resources, refuse
 from worldsize.recipe import Recipe
 
@@ -70,6 +70,7 @@ def to_spec(recipe: Recipe, stem: str, on: str, job: CloudOptions) -> CloudSpec:
     Raises:
         UserError: invalid options; lists all of them.
     """
+    check_recipe(recipe, [job.nodes], job.procs)
     gpus = gpus_per_node(recipe, job.gpus, job.procs)
     spec = CloudSpec(
         **shared(recipe, job.name or run_name(stem, recipe, on, job.nodes, job.procs), job),

@@ -14,6 +14,7 @@ from worldsize.cluster.options import Where
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS, UserError
 from worldsize.jobs.commands import follow, recipe_argument
 from worldsize.jobs.terminal import note
+from worldsize.recipe import Recipe
 
 if TYPE_CHECKING:
     from worldsize.cluster.api.client import Cluster
@@ -27,6 +28,7 @@ def train_on(argv: list[str]) -> int:
     spec = options.to_spec(asked.settings, stem, asked.on, cluster.namespace, asked.job)
     one = load_target(asked.on)
     manifests = one.render(spec)
+    _warn(asked.settings, asked.job)
     if asked.preflight:
         from worldsize.cluster.preflight import runner
 
@@ -53,8 +55,15 @@ def render(argv: list[str]) -> int:
     stem, recipe, rest = recipe_argument(argv, "render")
     asked = arguments.parse(options.Render, rest, options.Render(settings=recipe), f"render {stem} --on KIND")
     spec = options.to_spec(asked.settings, stem, asked.on, asked.namespace, asked.job)
-    print(to_yaml(load_target(asked.on).render(spec)), end="")
+    manifests = load_target(asked.on).render(spec)
+    _warn(asked.settings, asked.job)
+    print(to_yaml(manifests), end="")
     return SUCCESS
+
+
+def _warn(recipe: Recipe, job: options.JobOptions) -> None:
+    if (warning := options.elastic_warning(recipe, job)) is not None:
+        note(warning)
 
 
 # Commands implemented by function(arguments, cluster): module, class of the arguments, function.

@@ -12,7 +12,7 @@ from worldsize.arguments import Flat, Settings
 from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, Placement, PodJobSpec, PodResources, SecretKey, Toleration
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
-from worldsize.jobs.options import CommonOptions, gpus_per_node, pair, shared
+from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, pair, shared
 from worldsize.recipe import Recipe
 
 _DATA_WITHOUT_FILES = ("digits", "synthetic")
@@ -111,10 +111,11 @@ def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions)
     """The complete job; a pure function of the command line.
 
     Raises:
-        UserError: an invalid option.
+        UserError: an invalid option, or a recipe that these processes cannot train.
     """
     if not job.image:
         raise UserError("--image is required; to build one: worldsize image build --push REPOSITORY")
+    check_recipe(recipe, _node_counts(job), job.procs)
     gpus = gpus_per_node(recipe, job.gpus, job.procs)
     home = VOLUMES / job.volume[0] if job.volume else VOLUMES
     recipe = _with_data_root(recipe, home)
@@ -148,6 +149,25 @@ def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions)
         elastic=_range(job.elastic) if job.elastic else None,
         runtime=job.runtime,
     )
+
+
+def elastic_warning(recipe: Recipe, job: JobOptions) -> str | None:
+    """Which numbers of nodes of an elastic job would end the run; None if all of them can train."""
+    counts = _node_counts(job)
+    reasons = check_recipe(recipe, counts, job.procs)
+    if not reasons:
+        return None
+    fitting = ", ".join(str(n) for n in counts if n not in reasons)
+    first, reason = next(iter(reasons.items()))
+    return (
+        f"warning: --elastic {job.elastic} includes numbers of nodes with which the run ends with an error: "
+        f"{', '.join(map(str, reasons))} (with {first}: {reason.splitlines()[0]}). Numbers that fit: {fitting}"
+    )
+
+
+def _node_counts(job: JobOptions) -> range:
+    minimum, maximum = _range(job.elastic) if job.elastic else (job.nodes, job.nodes)
+    return range(minimum, maximum + 1)
 
 
 def _command(name: str, home: PurePosixPath, retries: int) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from worldsize.arguments import Flat, Settings
 from worldsize.errors import UserError
 from worldsize.hosts.spec import HostsSpec, problems
 from worldsize.jobs.naming import run_name
-from worldsize.jobs.options import gpus_per_node, pair
+from worldsize.jobs.options import check_recipe, gpus_per_node, pair
 from worldsize.jobs.spec import Resources, refuse
 from worldsize.recipe import Recipe
 
@@ -95,12 +95,12 @@ def to_spec(recipe: Recipe, stem: str, job: HostsOptions) -> HostsSpec:
     Raises:
         UserError: invalid options; lists all of them.
     """
-    parallel.validate(recipe)
     hosts = _hosts(job)
     procs = {count for _, count in hosts}
     if len(procs) != 1:
         raise UserError("--hosts: every host must have the same number of processes")
     count = procs.pop()
+    check_recipe(recipe, [len(hosts)], count)
     gpus = gpus_per_node(recipe, job.gpus, count)
     names = tuple(name for name, _ in hosts)
     spec = HostsSpec(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +43,8 @@ def shared(recipe: Recipe, name: str, job: CommonOptions) -> dict[str, Any]:
     """The fields of `spec.JobSpec`, except ``resources``, from the recipe and the options.
 
     Raises:
-        UserError: an invalid option, or settings of the strategy that contradict each other.
+        UserError: an invalid option.
     """
-    parallel.validate(recipe)
     return {
         "name": name,
         "recipe": catalog.to_yaml(recipe),
@@ -54,6 +55,51 @@ def shared(recipe: Recipe, name: str, job: CommonOptions) -> dict[str, Any]:
         "grace_s": job.grace,
         "needs_mpi": parallel.named(recipe.parallel).needs_mpi,
     }
+
+
+def check_recipe(recipe: Recipe, nodes: Sequence[int], procs: int) -> dict[int, str]:
+    """Refuse a recipe that no node can train, or that no number of nodes in ``nodes`` can share.
+
+    Args:
+        procs: processes per node.
+
+    Returns:
+        Why the run would fail, for each number of nodes that does not fit.
+
+    Raises:
+        UserError: settings that contradict each other, or the reason and the nearest shapes of a job that fit.
+    """
+    parallel.validate(recipe)
+    recipe.data.check_crop_sizes()
+    if procs < 1 or not nodes or min(nodes) < 1:
+        return {}  # refused, with all other amounts, by `spec.shape_problems`
+    reasons: dict[int, str] = {}
+    for count in nodes:
+        try:
+            parallel.check_size(recipe, count * procs)
+        except UserError as error:
+            reasons[count] = str(error)
+    if len(reasons) == len(nodes):
+        first = nodes[0]
+        near = [_shape(*shape) for shape in _nearest(recipe, first, procs)]
+        listed = f"\nNearest jobs that fit: {', '.join(near)}." if near else ""
+        raise UserError(f"{_shape(first, procs)}: {reasons[first]}{listed}")
+    return reasons
+
+
+def _shape(nodes: int, procs: int) -> str:
+    return f"{nodes} node{'s' * (nodes > 1)} with {procs} process{'es' * (procs > 1)}{' each' * (nodes > 1)}"
+
+
+def _nearest(recipe: Recipe, nodes: int, procs: int) -> Iterable[tuple[int, int]]:
+    """The two nearest (nodes, processes per node) that can train the recipe, with one of the two numbers unchanged."""
+    shapes = {*((n, procs) for n in range(1, 2 * nodes + 1)), *((nodes, p) for p in range(1, 2 * procs + 1))}
+    fitting = []
+    for shape in shapes:
+        with suppress(UserError):
+            parallel.check_size(recipe, math.prod(shape))
+            fitting.append(shape)
+    return sorted(fitting, key=lambda shape: (abs(math.log(math.prod(shape) / (nodes * procs))), shape))[:2]
 
 
 def gpus_per_node(recipe: Recipe, gpus: int | None, procs: int) -> int:

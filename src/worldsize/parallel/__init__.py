@@ -114,7 +114,17 @@ def check(recipe: Recipe, place: Place) -> None:
     validate(recipe)
     strategy = running(recipe.parallel, place.size)
     strategy.check(recipe, place)
+    strategy.check_size(recipe, place.size)
     strategy.batch_plan(recipe, place.size)
+
+
+def check_size(recipe: Recipe, world_size: int) -> None:
+    """Refuse what cannot work with ``world_size`` processes, on this machine or another.
+
+    Raises:
+        UserError: says what would work.
+    """
+    running(recipe.parallel, world_size).check_size(recipe, world_size)
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:

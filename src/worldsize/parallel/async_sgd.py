@@ -13,7 +13,6 @@ from worldsize.parallel import base
 
 if TYPE_CHECKING:
     from worldsize.batch import BatchPlan
-    from worldsize.place import Place
     from worldsize.recipe import Parallel, Recipe
 
 
@@ -39,13 +38,14 @@ class Strategy(base.Strategy):
             raise UserError("data.shuffle block is incompatible with strategy async: use --data.shuffle full")
 
     @classmethod
-    def check(cls, recipe: Recipe, place: Place) -> None:
-        if max_staleness(recipe.parallel, place.size) < place.size - 1:
+    def check_size(cls, recipe: Recipe, world_size: int) -> None:
+        if max_staleness(recipe.parallel, world_size) < world_size - 1:
             raise UserError(
-                f"--parallel.max-staleness {recipe.parallel.max_staleness} with {place.size} processes: at equal speed each "
-                f"gradient is {place.size - 1} updates old when it arrives, so all would be dropped; allow at least "
-                f"{place.size - 1}"
+                f"--parallel.max-staleness {recipe.parallel.max_staleness} with {world_size} processes: at equal speed each "
+                f"gradient is {world_size - 1} updates old when it arrives, so all would be dropped; allow at least "
+                f"{world_size - 1}"
             )
+        super().check_size(recipe, world_size)
 
     @classmethod
     def batch_plan(cls, recipe: Recipe, world_size: int) -> BatchPlan:

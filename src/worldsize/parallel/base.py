@@ -159,12 +159,21 @@ class Strategy(ABC):
 
     @classmethod
     def check(cls, recipe: Recipe, place: Place) -> None:
-        """Refuse what cannot work on this machine or at this world size, before any process starts.
+        """Refuse what cannot work on this machine, before any process starts.
 
         Raises:
             UserError: says what is missing and how to get it.
         """
         return
+
+    @classmethod
+    def check_size(cls, recipe: Recipe, world_size: int) -> None:
+        """Refuse what cannot work with ``world_size`` processes on any machine.
+
+        Raises:
+            UserError: says what would work.
+        """
+        cls.batch_plan(recipe, world_size)
 
     @classmethod
     def batch_plan(cls, recipe: Recipe, world_size: int) -> BatchPlan:

@@ -48,6 +48,11 @@ class Strategy(base.Strategy):
             )
 
     @classmethod
+    def check_size(cls, recipe: Recipe, world_size: int) -> None:
+        # Devices share the batch, and only the machine that trains knows their number.
+        return
+
+    @classmethod
     def batch_plan(cls, recipe: Recipe, world_size: int) -> BatchPlan:
         import torch
 

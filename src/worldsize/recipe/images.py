@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from worldsize.errors import UserError
 from worldsize.recipe.base import Settings, operational
 
 DatasetName = Literal["digits", "cifar10", "imagenet", "folder", "multilabel", "synthetic"]
@@ -111,6 +113,19 @@ class Data(Settings):
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std} must be positive")
         return self
+
+    def check_crop_sizes(self) -> None:
+        """Refuse sizes of progressive resizing that rounding would change. Older runs may have such sizes.
+
+        Raises:
+            UserError: names the size and the nearest that works.
+        """
+        step, sizes = self.train_crop_step, self.train_crop_sizes
+        if wrong := [size for size in sizes if size % step]:
+            raise UserError(
+                f"data.train_crop_sizes {wrong[0]} is not a multiple of data.train_crop_step {step}, to which sizes are "
+                f"rounded: set it to {max(1, round(wrong[0] / step)) * step}, or set the step to {math.gcd(*sizes)}"
+            )
 
 
 class Augment(Settings):

@@ -12,7 +12,7 @@ import tyro
 from worldsize.arguments import Flat, Settings
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
-from worldsize.jobs.options import CommonOptions, gpus_per_node, shared
+from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, shared
 from worldsize.jobs.spec import Resources, refuse
 from worldsize.recipe import Recipe
 from worldsize.slurm.spec import SlurmSpec, problems
@@ -93,6 +93,7 @@ def to_spec(recipe: Recipe, stem: str, job: SlurmOptions) -> SlurmSpec:
     Raises:
         UserError: invalid options; lists all of them.
     """
+    check_recipe(recipe, [job.nodes], job.procs)
     gpus, seeds = gpus_per_node(recipe, job.gpus, job.procs), _seeds(job.array_seeds)
     shape = (job.nodes, job.procs, *([list(seeds)] if seeds else []))
     spec = SlurmSpec(
