@@ -10,7 +10,7 @@ code   meaning
 65     data error: more broken images than the recipe allows
 66     checkpoint error: no intact checkpoint or export (any more), or it belongs to another run
        or network
-69     a process did not connect or was lost, or a store does not answer (retry)
+69     a process did not connect or was lost, or a disk or store does not answer (retry)
 70     internal error in worldsize or in a library (the traceback is in the log)
 71     no progress: restarted again and again without a new checkpoint (``--autoresume``)
 74     the last state could not be saved (disk full); older checkpoints are intact
@@ -38,6 +38,7 @@ code   meaning
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 SUCCESS = 0
@@ -97,9 +98,21 @@ class NcclFailed(Unmet):
 
 
 class StoreUnreachable(WorldsizeError):
-    """A remote store does not answer, or stopped answering."""
+    """A disk or a remote store does not answer, or stopped answering."""
 
     exit_code = 69
+
+
+class ReadFailed(StoreUnreachable):
+    """A read of this rank failed again and again, because of the place that it reads from."""
+
+    of_one_rank = True
+
+
+class Forbidden(UserError):
+    """This rank may not read a file."""
+
+    of_one_rank = True
 
 
 class NoProgress(WorldsizeError):
@@ -134,6 +147,29 @@ def first_line(error: BaseException) -> str:
     """The first line of the exception's message, at most 300 characters; the exception's type if it has no message."""
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__
+
+
+# Errors of a disk, a network or a limit of this process, which may be gone at the next try.
+_OF_THE_PLACE = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EIO", "EREMOTEIO", "EUCLEAN", "EBADMSG", "ESTALE", "ETIMEDOUT", "ENOMEDIUM", "ENOLINK"),
+        *("EMFILE", "ENFILE", "ENOMEM", "ENOBUFS", "EAGAIN", "EBUSY", "EINTR", "EKEYEXPIRED", "ECOMM", "EPROTO"),
+        *("ENOTCONN", "ESHUTDOWN", "ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE"),
+        *("EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ENETRESET"),
+    )
+    if hasattr(errno, name)
+)
+
+
+def of_the_place(error: OSError) -> bool:
+    """Whether the error says nothing about the file, only about the disk, the network or this process."""
+    return error.errno in _OF_THE_PLACE
+
+
+def of_system(message: str, error: OSError) -> WorldsizeError:
+    """What to raise for an error of the system: retryable (`StoreUnreachable`) or not (`UserError`)."""
+    return StoreUnreachable(message) if of_the_place(error) else UserError(message)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

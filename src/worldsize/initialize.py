@@ -133,6 +133,7 @@ def _survey(root: Path, val_list: Path, share: float) -> Survey:
             validation_images = _chosen(every, found["train"], share)
             chosen = [every.path(int(i)) for i in np.flatnonzero(validation_images)]
             dataset = split.split(every, validation_images)
+    verify.require_read(found)
     survey = Survey(dataset, broken, _side(dataset), chosen, val_list)
     _report(survey, found)
     return survey

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from worldsize.errors import NcclFailed, Unmet, UserError, WorldsizeError, first_line
+from worldsize.errors import NcclFailed, Unmet, UserError, WorldsizeError, first_line, of_system
 from worldsize.place import Place, threads_per_process
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class World:
                 except WorldsizeError as error:
                     failure = error
                 except OSError as error:
-                    failure = UserError(f"{error.filename or 'the file system'}: {error.strerror or error}")
+                    failure = of_system(f"{error.filename or 'the file system'}: {error.strerror or error}", error)
             if turn:
                 self.barrier()
         self.agree(failure)

@@ -14,6 +14,7 @@ from typing import cast
 from worldsize.data import relabel, shards
 from worldsize.data.index import is_folder
 from worldsize.data.samples import Dataset
+from worldsize.errors import of_system
 from worldsize.recipe import Data, DatasetName
 
 
@@ -22,8 +23,12 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
 
     Raises:
         UserError: the dataset is missing or does not have the expected layout, or its corrected labels do not fit it.
+        StoreUnreachable: the disk or the store does not answer.
     """
-    dataset = _given(settings, cache)
+    try:
+        dataset = _given(settings, cache)
+    except OSError as error:  # of a look at a path; the modules explain the usual ones
+        raise of_system(f"cannot read {error.filename or settings.root}: {error.strerror or error}", error) from error
     return dataset if settings.labels is None else relabel.apply(dataset, settings.labels)
 
 
@@ -44,6 +49,13 @@ def open_layout(root: Path, name: DatasetName | None, cache: Path) -> Dataset:
 
 
 def _detect(root: Path) -> DatasetName:
+    try:
+        return _layout(root)
+    except OSError as error:
+        raise of_system(f"cannot read {error.filename or root}: {error.strerror or error}", error) from error
+
+
+def _layout(root: Path) -> DatasetName:
     if (root / "cifar-10-batches-py").is_dir():
         return "cifar10"
     if (root / "train.csv").is_file() and (root / "val.csv").is_file():

@@ -55,7 +55,8 @@ class Pack:
 class Verify:
     """Decode every image once, list broken, odd and duplicate images, and count images per class.
 
-    Works on original files and on shards. Of shards, every byte is checked. Exits with 65 if too many images are broken.
+    Works on original files and on shards. Of shards, every byte is checked. Exits with 65 if too many images are broken,
+    with 69 if images cannot be read.
     """
 
     root: Path
@@ -131,6 +132,7 @@ def verify(argv: list[str]) -> int:
     if options.report is not None:
         options.report.write_text(json.dumps(words.report(dataset, found), indent=1), "utf-8")
         print(f"full report: {options.report}")
+    verify.require_read(found)
     broken, total = sum(len(one.broken) for one in found.values()), sum(len(one.samples) for one in found.values())
     if broken > options.max_broken * total:
         raise DataError(

@@ -13,7 +13,7 @@ import numpy as np
 
 from worldsize.data.decode import looks_like_image
 from worldsize.data.samples import FileSamples
-from worldsize.errors import UserError
+from worldsize.errors import UserError, of_system, of_the_place
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def class_folders(root: Path) -> list[str]:
     except NotADirectoryError:
         raise UserError(f"{root} is a file, not a folder of class folders") from None
     except OSError as error:
-        raise UserError(f"cannot list {root}: {error.strerror}") from None
+        raise of_system(f"cannot list {root}: {error.strerror}", error) from None
     if not folders:
         raise UserError(f"{root} contains no class folders: expected {root}/CLASS/IMAGE")
     return sorted(folders, key=os.fsencode)
@@ -98,7 +98,7 @@ def _listed(folder: Path) -> list[bytes]:
         with os.scandir(folder) as entries:
             return [os.fsencode(e.name) for e in entries if not e.name.startswith(".") and (_is_named_image(e) or _sniff(e))]
     except OSError as error:
-        raise UserError(f"cannot list {folder}: {error.strerror}") from None
+        raise of_system(f"cannot list {folder}: {error.strerror}", error) from None
 
 
 def has_image_extension(name: str) -> bool:
@@ -115,7 +115,7 @@ def below(root: Path) -> list[str]:
     found: list[bytes] = []
 
     def fail(error: OSError) -> None:
-        raise UserError(f"cannot list {error.filename}: {error.strerror}")
+        raise of_system(f"cannot list {error.filename}: {error.strerror}", error)
 
     for folder, folders, _ in os.walk(root, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -129,10 +129,16 @@ def _is_named_image(entry: os.DirEntry[str]) -> bool:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether this is a folder or a symbolic link to one; False for a link that leads back to itself."""
+    """Whether this is a folder or a symbolic link to one; False for a link that leads back to itself.
+
+    Raises:
+        OSError: the disk does not answer, so it is unknown.
+    """
     try:
         return entry.is_dir()
-    except OSError:
+    except OSError as error:
+        if of_the_place(error):
+            raise
         return False
 
 
@@ -142,7 +148,9 @@ def _sniff(entry: os.DirEntry[str]) -> bool:
             return False
         with open(entry.path, "rb") as file:
             return looks_like_image(file.read(16))
-    except OSError:
+    except OSError as error:
+        if of_the_place(error):  # or the listing would depend on it
+            raise
         return False
 
 
@@ -153,7 +161,7 @@ def _stamp(root: Path, names: tuple[str, ...]) -> str:
         try:
             modified = os.stat(root / name).st_mtime_ns
         except OSError as error:
-            raise UserError(f"cannot read {root / name}: {error.strerror}") from None
+            raise of_system(f"cannot read {root / name}: {error.strerror}", error) from None
         digest.update(os.fsencode(name) + b"\0%d\0" % modified)
     return digest.hexdigest()
 

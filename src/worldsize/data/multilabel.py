@@ -24,7 +24,7 @@ import numpy as np
 
 from worldsize.data import folder, index, shards
 from worldsize.data.samples import Dataset, FileSamples
-from worldsize.errors import UserError
+from worldsize.errors import UserError, of_system
 from worldsize.recipe import Data
 
 _SEPARATOR = ";"
@@ -110,7 +110,7 @@ def read_table(path: Path, root: Path) -> Listing:
                     raise UserError(f"{where}: {image} has a row already: write all its labels in one row")
                 labels[image] = names
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise of_system(f"cannot read {path}: {error.strerror}", error) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a CSV file in UTF-8: {error}") from None
     _require_files(labels, root, path)
@@ -165,7 +165,7 @@ def _require_files(images: Iterable[str], root: Path, source: Path) -> None:
             except (FileNotFoundError, NotADirectoryError):
                 present[parent] = set()
             except OSError as error:
-                raise UserError(f"cannot list {root / parent}: {error.strerror}") from None
+                raise of_system(f"cannot list {root / parent}: {error.strerror}", error) from None
         if name not in present[parent]:
             missing.append(image)
     if missing:
@@ -201,7 +201,7 @@ def _require_one_image(root: Path, name: str, folders: list[str]) -> None:
         size = first.stat().st_size
         different = next((other for other in others if other.stat().st_size != size), None)
     except OSError as error:
-        raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
+        raise of_system(f"cannot read {error.filename}: {error.strerror}", error) from None
     if different is not None:
         raise UserError(
             f"{first} and {different} have the same name but different sizes: with data.name multilabel, files of a split "

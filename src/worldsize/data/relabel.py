@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from worldsize.data.samples import Dataset, Samples
-from worldsize.errors import UserError, did_you_mean
+from worldsize.errors import UserError, did_you_mean, of_system
 
 SPLITS = ("train", "val")
 
@@ -67,7 +67,7 @@ def read(path: Path) -> Iterator[Correction]:
                 if row["label"]:
                     yield _correction(row, f"{path}, line {reader.line_num}")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        raise of_system(f"{path}: {error.strerror}", error) from None
     except csv.Error as error:
         raise UserError(f"{path} is not a CSV file: {error}") from None
 

@@ -8,15 +8,19 @@ import io
 import os
 import stat
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from worldsize.data.decode import BrokenImage, decode
+from worldsize.data.faults import Patience
+
+T = TypeVar("T")
 
 # The encoded bytes of an image, or its pixels: uint8 (height, width, 3).
 Stored = bytes | memoryview | NDArray[np.uint8]
@@ -103,7 +107,10 @@ class Samples(ABC):
 
 
 class EncodedSamples(Samples):
-    """Images stored as bytes of an image format. All methods are thread-safe."""
+    """Images stored as bytes of an image format. All methods are thread-safe.
+
+    Errors of the disk or the network are no property of an image: reads are repeated, and then raise `ReadFailed`.
+    """
 
     @property
     def reads_many(self) -> bool:
@@ -130,7 +137,8 @@ class EncodedSamples(Samples):
         """The image's bytes.
 
         Raises:
-            BrokenImage: they cannot be read, or do not match their checksum.
+            BrokenImage: they do not exist, or do not match their checksum.
+            ReadFailed, Forbidden: they cannot be read, which says nothing about the image.
         """
 
     def opened(self, index: int) -> BinaryIO:
@@ -250,6 +258,7 @@ class FileSamples(EncodedSamples):
         self.files = files
         self.ends = ends
         self.labels = labels
+        self._patience = Patience()
         self._folder_of = labels  # stays when images get other labels
         self.classes = classes
         digest = hashlib.sha256("\0".join((*classes, *folders)).encode("utf-8", "surrogateescape"))
@@ -264,26 +273,20 @@ class FileSamples(EncodedSamples):
         return self._path(index).relative_to(self.root).as_posix()
 
     def length(self, index: int) -> int:
-        path = self._path(index)
-        try:
-            status = path.stat()
-        except OSError as error:
-            raise _unreadable(path, error) from error
+        status = self._read(index, os.stat)
         _require_regular(status)
         return status.st_size
 
     def encoded(self, index: int) -> bytes:
-        path = self._path(index)
-        try:
-            with _opened(path) as file:
-                return file.read()
-        except OSError as error:
-            raise _unreadable(path, error) from error
+        return self._read(index, _content)
 
     def opened(self, index: int) -> BinaryIO:
+        return self._read(index, _opened)
+
+    def _read(self, index: int, read: Callable[[Path], T]) -> T:
         path = self._path(index)
         try:
-            return _opened(path)
+            return self._patience.read(path, lambda: read(path))
         except OSError as error:
             raise _unreadable(path, error) from error
 
@@ -302,9 +305,19 @@ _KINDS = {
 }
 
 
+def _content(path: Path) -> bytes:
+    with _opened(path) as file:
+        return file.read()
+
+
 def _opened(path: Path) -> io.FileIO:
     # Without O_NONBLOCK, opening a FIFO blocks until there is a writer. For regular files, it has no effect.
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+    try:
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a device that is gone
+            _require_regular(os.stat(path))
+        raise
     try:
         _require_regular(os.fstat(file.fileno()))
     except BaseException:
@@ -319,12 +332,7 @@ def _require_regular(status: os.stat_result) -> None:
 
 
 def _unreadable(path: Path, error: OSError) -> BrokenImage:
-    """Explain why this file cannot be opened or read."""
-    try:
-        _require_regular(path.stat())  # the error of a socket is only "No such device or address"
-    except NotAFile as reason:
-        return reason
-    except OSError:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and path.is_symlink():
-            return NotAFile("is a dangling symbolic link")
+    """Explain why this file itself cannot be opened or read."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and path.is_symlink():
+        return NotAFile("is a dangling symbolic link")
     return BrokenImage(f"cannot be read: {error.strerror}")

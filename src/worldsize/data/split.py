@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldsize.data.samples import Dataset, FileSamples
-from worldsize.errors import UserError
+from worldsize.errors import UserError, of_system
 
 
 def stratified(labels: NDArray[np.int32], digests: NDArray[np.uint8], share: float) -> NDArray[np.bool_]:
@@ -55,7 +55,7 @@ def by_list(samples: FileSamples, listing: Path) -> Dataset:
     try:
         text = listing.expanduser().read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        raise UserError(f"--data.val-list {listing}: {error.strerror}") from None
+        raise of_system(f"--data.val-list {listing}: {error.strerror}", error) from None
     # Not splitlines() and strip(): a name may contain U+2028, and begin or end with a space.
     names = {line.removesuffix("\r") for line in text.split("\n")} - {""}
     indices = {samples.path(i): i for i in range(len(samples))}

@@ -11,7 +11,7 @@ import numpy as np
 from worldsize.data import index
 from worldsize.data.chosen import Chosen
 from worldsize.data.samples import EncodedSamples, FileSamples, Samples
-from worldsize.errors import UserError
+from worldsize.errors import UserError, of_system
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 
@@ -75,7 +75,7 @@ def _lists(path: Path, classes: int) -> list[list[int]]:
     try:
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise UserError(f"--real-labels {path}: {error.strerror}") from None
+        raise of_system(f"--real-labels {path}: {error.strerror}", error) from None
     except ValueError:
         raise UserError(f"--real-labels {path} is not JSON: pass real.json of ImageNet-ReaL") from None
     if not isinstance(found, list) or not all(

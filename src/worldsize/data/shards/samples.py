@@ -92,7 +92,8 @@ class ShardSamples(EncodedSamples):
         """The image's bytes.
 
         Raises:
-            BrokenImage: the shard cannot be read, or the checksum does not match.
+            BrokenImage: the shard does not exist, or the checksum does not match.
+            ReadFailed, Forbidden: it cannot be read, which says nothing about the image.
             DataError: the index is damaged.
         """
         (data,) = self._bytes(np.array([index]), self.records[[index]])

@@ -16,9 +16,9 @@ from typing import Any
 
 import crc32c
 
-from worldsize.data import native
+from worldsize.data import faults, native
 from worldsize.data.stores import faults_as_oserror
-from worldsize.errors import StoreUnreachable, UserError
+from worldsize.errors import Forbidden, ReadFailed, StoreUnreachable, UserError, of_the_place
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ Bytes = bytes | memoryview
 Piece = tuple[str, int, int]  # file name, offset, length
 Checked = tuple[Bytes, int]  # and their CRC-32C
 _MAX_FILES = 32_000
-_RETRY_DELAYS_S = (1, 2, 4, 8, 8)  # before each retry; stopping a run may have to wait for them
 # Without O_NONBLOCK, opening a FIFO blocks until there is a writer; with it, reading one is an error.
 _READ = os.O_RDONLY | os.O_NONBLOCK
 
@@ -35,8 +34,9 @@ class Store(ABC):
     """The files of one folder. All methods are thread-safe.
 
     Raises:
-        OSError: by every method except `several`: the file does not exist or cannot be read.
-        StoreUnreachable: by every method except `peek`: the store does not respond.
+        OSError: by every method except `several`: the file does not exist or is no file.
+        StoreUnreachable: by every method except `peek`: the store or the disk does not respond.
+        UserError: by every method except `peek`: there is no permission.
 
     Attributes:
         where: the folder or URL, as the user gave it.
@@ -83,14 +83,20 @@ class Local(Store):
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._max_open = _max_files()
+        self._patience = faults.Patience()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Local, (self._folder,)
 
     def read_all(self, name: str) -> memoryview:
-        return _map(self._folder / name)
+        with _reachable(self._folder / name):
+            return _map(self._folder / name)
 
     def look(self, name: str, length: int) -> tuple[int, bytes]:
+        with _reachable(self._folder / name):
+            return self._look(name, length)
+
+    def _look(self, name: str, length: int) -> tuple[int, bytes]:
         # os.open is faster than a file object; there may be 50,000 files.
         descriptor = os.open(f"{self.where}/{name}", _READ)
         try:
@@ -116,9 +122,23 @@ class Local(Store):
             files = {name: self._open(name) for name in set(names)}
         except OSError:  # read one by one, so that each piece gets its own error
             return super().several(pieces)
-        return [*library.read([files[name].descriptor for name in names], offsets, lengths)]
+        found = library.read([files[name].descriptor for name in names], offsets, lengths)
+        failed = any(isinstance(one, OSError) for one in found)
+        return super().several(pieces) if failed else [*found]
 
     def read(self, name: str, offset: int, length: int) -> bytes:
+        return self._patience.read(self._folder / name, lambda: self._fresh(name, offset, length))
+
+    def _fresh(self, name: str, offset: int, length: int) -> bytes:
+        """`peek`; after an error, the file is opened again: a handle stays stale."""
+        try:
+            return self.peek(name, offset, length)
+        except OSError:
+            with self._lock:
+                self._files.pop(name, None)
+            raise
+
+    def peek(self, name: str, offset: int, length: int) -> bytes:
         file = self._open(name)
         data = os.pread(file.descriptor, length, offset)
         # One call returns at most 2 GB, on some file systems less.
@@ -182,20 +202,23 @@ class Remote(Store):
             return int(self._files.size(self._path(name))), self.peek(name, 0, length)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        for delay in _RETRY_DELAYS_S:
+        for delay in faults.RETRY_DELAYS_S:
             try:
                 return self.peek(name, offset, length)
             except FileNotFoundError:
                 raise
             except PermissionError as error:
-                raise UserError(
+                raise Forbidden(
                     f"{self.where}/{name}: access denied, check the credentials and permissions: {error}"
                 ) from error
             except OSError as error:
                 log.warning("%s/%s cannot be read (%s); retrying in %d s", self.where, name, error, delay)
                 time.sleep(delay)
-        with self._reachable(name):
-            return self.peek(name, offset, length)
+        try:
+            with self._reachable(name):
+                return self.peek(name, offset, length)
+        except StoreUnreachable as error:
+            raise ReadFailed(str(error)) from error
 
     def peek(self, name: str, offset: int, length: int) -> bytes:
         with faults_as_oserror():
@@ -215,6 +238,17 @@ class Remote(Store):
 
     def _path(self, name: str) -> str:
         return f"{self._folder.rstrip('/')}/{name}"
+
+
+@contextmanager
+def _reachable(path: Path) -> Iterator[None]:
+    """Around opening a local file."""
+    try:
+        yield
+    except OSError as error:
+        if of_the_place(error):
+            raise StoreUnreachable(f"{path} cannot be read: {error.strerror}") from error
+        raise
 
 
 def _group_by_files(pieces: Sequence[Piece], most: int) -> Iterator[list[Piece]]:

@@ -20,6 +20,7 @@ from worldsize.data.samples import Dataset, EncodedSamples, Samples
 from worldsize.data.shards.format import Encoding, steps
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.data.survey.words import overview
+from worldsize.errors import WorldsizeError
 
 SAMPLED = 2000  # image files that are read if there is no index
 _EDGES = (0, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 1024, 2048, 4096)
@@ -90,6 +91,8 @@ def _header(samples: EncodedSamples, index: int) -> tuple[tuple[int, int] | None
                 f"{image.format} {_channels(len(image.getbands()), image.format == 'JPEG')}",
                 length,
             )
+    except WorldsizeError:  # it cannot be read
+        raise
     except Exception:  # damaged files make Pillow raise exceptions of many types
         return None, "broken", length
 

@@ -17,6 +17,7 @@ from worldsize.data.samples import Dataset, EncodedSamples, NotAFile, Samples
 from worldsize.data.shards.check import fault
 from worldsize.data.shards.images import Facts, examine, ppm
 from worldsize.data.shards.samples import ShardSamples
+from worldsize.errors import Forbidden, ReadFailed, WorldsizeError
 
 TINY = 32  # shorter side, pixels
 HUGE = 25_000_000  # pixels
@@ -43,6 +44,7 @@ class Found:
         samples: the split.
         digests: uint8 (n, 16), of each image's bytes (as PPM, if it is stored as pixels).
         broken: reasons, by index.
+        unread: why images could not be read, which says nothing about them, by index.
         odd: indices of odd images, by what is odd.
         bytes: total size of all images.
     """
@@ -50,6 +52,7 @@ class Found:
     samples: Samples
     digests: NDArray[np.uint8]
     broken: dict[int, str] = field(default_factory=dict)
+    unread: dict[int, WorldsizeError] = field(default_factory=dict)
     odd: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     bytes: int = 0
 
@@ -91,6 +94,7 @@ class _Image:
     digest: bytes
     reason: str | None
     odd: list[str]
+    unread: WorldsizeError | None = None
 
 
 def _chunk(samples: Samples) -> Callable[[int], list[_Image]]:
@@ -108,15 +112,15 @@ def _check_encoded(samples: Samples, index: int) -> _Image:
     assert isinstance(samples, EncodedSamples)
     try:
         data = bytes(samples.encoded(index))
+        reason = fault(samples, index) if isinstance(samples, ShardSamples) else None
     except NotAFile as error:
         return _Image(index, 0, _NO_BYTES, str(error), [])  # as stored in a shard
     except BrokenImage as error:
-        # A digest of its own: unreadable images are not duplicates of each other.
-        return _Image(index, 0, _digest(f"unread {samples.name(index)}".encode("utf-8", "surrogateescape")), str(error), [])
+        return _Image(index, 0, _unknown(samples, index), str(error), [])
+    except (ReadFailed, Forbidden) as error:
+        return _Image(index, 0, _unknown(samples, index), None, [], error)
     facts = examine(data)
-    reason = facts.reason
-    if isinstance(samples, ShardSamples) and reason is None:
-        reason = fault(samples, index)
+    reason = facts.reason or reason
     return _Image(index, len(data), _digest(data), reason, list(_oddities(facts, _extension(samples, index))))
 
 
@@ -125,6 +129,11 @@ def _digest(data: bytes | memoryview) -> bytes:
 
 
 _NO_BYTES = _digest(b"")
+
+
+def _unknown(samples: Samples, index: int) -> bytes:
+    """A digest of its own: images without known bytes are not duplicates of each other."""
+    return _digest(f"unread {samples.name(index)}".encode("utf-8", "surrogateescape"))
 
 
 def _extension(samples: EncodedSamples, index: int) -> str | None:
@@ -159,8 +168,18 @@ def _record(found: Found, image: _Image) -> None:
     found.bytes += image.length
     if image.reason is not None:
         found.broken[image.index] = image.reason
+    if image.unread is not None:
+        found.unread[image.index] = image.unread
     for kind in image.odd:
         found.odd[kind].append(image.index)
+
+
+def require_read(found: dict[str, Found]) -> None:
+    """Raise the error of an image that could not be read, if there is one."""
+    unread = [error for one in found.values() for error in one.unread.values()]
+    if unread:
+        more = f" ({len(unread):,} images cannot be read)" if len(unread) > 1 else ""
+        raise type(unread[0])(f"{unread[0]}{more}")
 
 
 Place = tuple[str, int]  # split and index

@@ -42,9 +42,10 @@ def report(dataset: Dataset, found: dict[str, Found]) -> dict[str, Any]:
                 "bytes": one.bytes,
                 "classes": counts(one.samples),
                 "broken": [{"image": one.samples.name(i), "reason": why} for i, why in one.broken.items()],
+                "not_read": [str(error) for error in one.unread.values()],
                 "odd": {kind: [one.samples.name(i) for i in indices] for kind, indices in sorted(one.odd.items())},
                 "fingerprint": one.samples.fingerprint,
-                "content": one.content,
+                "content": None if one.unread else one.content,
             }
             for name, one in found.items()
         },
@@ -60,6 +61,8 @@ def summary(dataset: Dataset, found: dict[str, Found]) -> Iterator[str]:
     yield f"  {size(sum(one.bytes for one in found.values()))} in total"
     broken = [f"{one.samples.name(i)}: {why}" for one in found.values() for i, why in one.broken.items()]
     yield from _listed("broken", broken)
+    unread = [str(error) for one in found.values() for error in one.unread.values()]
+    yield from _listed("not read, which says nothing about the images", unread)
     for kind in sorted({kind for one in found.values() for kind in one.odd}):
         yield from _listed(f"odd: {kind}", [one.samples.name(i) for one in found.values() for i in one.odd.get(kind, [])])
     groups = duplicates(found)
@@ -69,10 +72,11 @@ def summary(dataset: Dataset, found: dict[str, Found]) -> Iterator[str]:
     yield from _groups(found, "identical images with different labels", [g for g in groups if _disagree(found, g)])
     rest = [group for group in groups if not _leaks(group) and not _disagree(found, group)]
     yield from _groups(found, "duplicates", rest)
-    if not broken and not groups:
+    if not broken and not unread and not groups:
         yield "no broken images, no duplicates"
     for name, one in found.items():
-        yield f"{name:<5} content {one.content[:16]}, names and labels {one.samples.fingerprint[:16]}"
+        content = "unknown" if one.unread else one.content[:16]
+        yield f"{name:<5} content {content}, names and labels {one.samples.fingerprint[:16]}"
 
 
 def _listed(title: str, lines: list[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from worldsize.data import index, shards
 from worldsize.data.decode import BrokenImage, looks_like_image
+from worldsize.data.faults import Patience
 from worldsize.data.samples import EncodedSamples, FileSamples, Read, Stored
 from worldsize.errors import UserError
 
@@ -97,7 +98,7 @@ class Members(EncodedSamples):
     """The images in a tar file, such as a shard, read where they are."""
 
     def __init__(self, tar: Path) -> None:
-        self._tar = tar
+        self._tar, self._patience = tar, Patience()
         try:
             with tarfile.open(tar, "r:") as file:
                 found = [m for m in file if m.isfile() and index.has_image_extension(m.name)]
@@ -117,9 +118,13 @@ class Members(EncodedSamples):
 
     def encoded(self, index: int) -> bytes:
         _, offset, size = self._members[index]
-        try:
+
+        def read() -> bytes:
             with open(self._tar, "rb") as file:
                 return os.pread(file.fileno(), size, offset)
+
+        try:
+            return self._patience.read(self._tar, read)
         except OSError as error:
             raise BrokenImage(f"cannot be read: {error.strerror}") from error
 
