@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from worldsize import checkpoint, environment, parallel, resumable
 from worldsize.batch import BatchPlan
+from worldsize.data import sizes
 from worldsize.data.samples import Dataset
 from worldsize.errors import CheckpointError, UserError
 from worldsize.precision import Precision
@@ -32,10 +34,12 @@ def fixed_facts(
     identity = parallel.identity(recipe)
     if parallel.named(recipe.parallel).depends_on_world_size(recipe.parallel):
         identity["parallel"]["processes"] = world.size
+    looked_at = world.from_main(world.collectively(lambda: sizes.digest(dataset) if world.is_main else None))
     taught = {"teacher": checkpoint.network_digest(teacher)} if teacher is not None else {}
     return taught | {
         "identity": identity,
         "data": dataset.fingerprint,
+        "sizes": looked_at,
         "classes": list(dataset.classes),
         "precision": precision.name,
         "global_batch": plan.global_batch,
@@ -161,6 +165,8 @@ def _check_unchanged(request: TrainRequest, snapshot: checkpoint.Snapshot, facts
     changes += _changes({"precision in use": old["precision"]}, {"precision in use": facts["precision"]})
     if old["data"] != facts["data"]:
         changes.append(f"the dataset: was {_brief(old['data'])}, is {_brief(facts['data'])}")
+    elif other := same_names_other_sizes(old, facts):
+        changes.append(f"the dataset: the images of {' and '.join(other)} have the same names, but other sizes in bytes")
     # Checkpoints of older versions do not have the teacher's weights.
     if {"teacher"} <= old.keys() & facts.keys() and old["teacher"] != facts["teacher"]:
         changes.append(f"the weights of loss.teacher: were {old['teacher'][:8]}, are {facts['teacher'][:8]}")
@@ -172,6 +178,12 @@ def _check_unchanged(request: TrainRequest, snapshot: checkpoint.Snapshot, facts
         )
     for change in changes:
         log.warning("continuing although this changed: %s", change)
+
+
+def same_names_other_sizes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The splits whose files have other sizes. Checkpoints of older versions do not have the sizes."""
+    before, after = old.get("sizes") or {}, new.get("sizes") or {}
+    return [split for split in before if split in after and before[split] != after[split]]
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from worldsize.data import listings
 from worldsize.data.decode import looks_like_image
 from worldsize.data.samples import FileSamples
 from worldsize.errors import UserError, of_system, of_the_place
 
-log = logging.getLogger(__name__)
-
 _EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
-_VERSION = 1
 
 
 def class_folders(root: Path) -> list[str]:
@@ -44,25 +40,22 @@ def class_folders(root: Path) -> list[str]:
 def list_classes(root: Path, classes: Iterable[str], cache: Path) -> FileSamples:
     """List the images in ``root/CLASS/`` for each class, in one pass, sorted by name.
 
-    The listing is cached in ``cache`` and reused until the modification time of a class folder changes
-    (which happens when a file in it is added, removed or renamed).
+    The listing is cached in ``cache``, and reused as long as `listings` can trust it.
 
     Raises:
         UserError: a class folder is unreadable or has no image.
     """
     names = tuple(classes)
-    stamp = _stamp(root, names)
     store = cache / f"index-{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}.npz"
-    cached = _load(store, stamp)
-    if cached is not None:
-        files, ends, labels = cached
-    else:
-        per_class = [_images(root / name) for name in names]
-        files = b"".join(b"".join(p) for p in per_class)
-        ends = np.cumsum(np.fromiter((len(f) for p in per_class for f in p), np.int64))
-        labels = np.repeat(np.arange(len(names), dtype=np.int32), [len(p) for p in per_class])
-        _save(store, stamp, files, ends, labels)
+    files, ends, labels = listings.of_folders([root / name for name in names], store, lambda: _list(root, names))
     return FileSamples(root, names, files, ends, labels, names)
+
+
+def _list(root: Path, names: tuple[str, ...]) -> listings.Listing:
+    per_class = [_images(root / name) for name in names]
+    files = b"".join(b"".join(p) for p in per_class)
+    ends = np.cumsum(np.fromiter((len(f) for p in per_class for f in p), np.int64))
+    return files, ends, np.repeat(np.arange(len(names), dtype=np.int32), [len(p) for p in per_class])
 
 
 def list_flat(root: Path, labels_of: dict[str, int], classes: tuple[str, ...]) -> FileSamples:
@@ -152,40 +145,3 @@ def _sniff(entry: os.DirEntry[str]) -> bool:
         if of_the_place(error):  # or the listing would depend on it
             raise
         return False
-
-
-def _stamp(root: Path, names: tuple[str, ...]) -> str:
-    """A hash of the folders' modification times."""
-    digest = hashlib.sha256(f"{_VERSION}".encode())
-    for name in names:
-        try:
-            modified = os.stat(root / name).st_mtime_ns
-        except OSError as error:
-            raise of_system(f"cannot read {root / name}: {error.strerror}", error) from None
-        digest.update(os.fsencode(name) + b"\0%d\0" % modified)
-    return digest.hexdigest()
-
-
-def _load(store: Path, stamp: str) -> tuple[bytes, np.ndarray, np.ndarray] | None:
-    try:
-        with np.load(store, allow_pickle=False) as saved:
-            if str(saved["stamp"]) == stamp:
-                return saved["files"].tobytes(), saved["ends"], saved["labels"]
-    except FileNotFoundError:
-        pass
-    except Exception as error:  # a damaged cache only makes the start slower
-        log.warning("the cached index %s is damaged (%s); listing the folder again", store, error)
-    return None
-
-
-def _save(store: Path, stamp: str, files: bytes, ends: np.ndarray, labels: np.ndarray) -> None:
-    temporary = store.with_name(f"{store.name}.tmp-{os.getpid()}")
-    try:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
-            np.savez(file, stamp=stamp, files=np.frombuffer(files, np.uint8), ends=ends, labels=labels)
-        os.replace(temporary, store)
-    except OSError as error:
-        log.warning("cannot cache the index in %s: %s", store, error)
-        with suppress(OSError):
-            temporary.unlink()

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from worldsize import catalog, checkpoint, fingerprint, parallel
-from worldsize.data import open_dataset
+from worldsize.continuity import same_names_other_sizes
+from worldsize.data import open_dataset, sizes
 from worldsize.errors import CheckpointError
 from worldsize.recipe import Recipe
 from worldsize.reproduce import compare, scratch
@@ -75,7 +76,8 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
     records = scratch.steps_of(run)
     last = found[max(found)][1]
     recorded = sum(bool(record.get("chain")) for record in records)
-    data = open_dataset(recipe.data, run.path.parent / ".cache").fingerprint
+    dataset = open_dataset(recipe.data, run.path.parent / ".cache")
+    data, looked_at = dataset.fingerprint, sizes.digest(dataset)
     certificate = Certificate(
         run=str(run.path),
         steps=len(records),
@@ -89,7 +91,7 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
     for warning in scratch.warnings(run, recipe, procs):
         tell(f"the bits may differ: {warning}")
     try:
-        _verify_origin(recipe, data, last)
+        _verify_origin(recipe, data, looked_at, last)
         chains = verify_chain(records, last)
         for path in reversed(checkpoint.list_checkpoints(run.checkpoints)):
             certificate.checkpoints[path.name] = _verify_checkpoint(path, chains)
@@ -100,12 +102,12 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
     return certificate
 
 
-def _verify_origin(recipe: Recipe, data: dict[str, Any], state: dict[str, Any]) -> None:
+def _verify_origin(recipe: Recipe, data: dict[str, Any], looked_at: dict[str, str], state: dict[str, Any]) -> None:
     recorded = copy.deepcopy(state["identity"])
     recorded.get("parallel", {}).pop("processes", None)
     if parallel.identity(recipe) != recorded:
         raise Inconsistent("recipe.yaml is not the recipe that the checkpoints were trained with")
-    if data != state["data"]:
+    if data != state["data"] or same_names_other_sizes(state, {"sizes": looked_at}):
         raise Inconsistent("the dataset is not the one that the checkpoints were trained with")
 
 
