@@ -298,6 +298,8 @@ def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Su
     _note(trainer.world, folder.environment, facts.environment)
     try:
         trainer.trackers.begin(facts)
+        for note in dataset.notes if trainer.world.is_main else ():
+            log.warning("%s", note)
         with device_errors.explained(trainer.world.rank, lambda: memory.remedy(trainer.compute)):
             result = trainer.fit()
         if result is None:
@@ -347,6 +349,7 @@ def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
         total_steps=trainer.total_steps,
         first_step=trainer.progress.step,
         multilabel=dataset.multilabel,
+        validates_on=dataset.validates_on,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from worldsize import catalog, checkpoint, device_errors, memory, parallel, precision
 from worldsize.arguments import Evaluate
 from worldsize.batch import evaluation_batch
-from worldsize.data import open_dataset, test_sets
+from worldsize.data import open_validation, test_sets
 from worldsize.data.crops import five_crops
 from worldsize.data.samples import Samples
 from worldsize.errors import UserError
@@ -109,7 +109,7 @@ def _answers(found: Trained, samples: Samples, world: World, asked: Evaluate) ->
 def _samples(asked: Evaluate, classes: tuple[str, ...], path: Path, cache: Path) -> Samples:
     recipe = asked.settings
     if asked.images is None:
-        samples = open_dataset(recipe.data, cache).val
+        samples = open_validation(recipe.data, cache)
     elif recipe.data.multilabel:
         raise UserError("--images: images of a run with several labels per image need a table; pass --data.root")
     else:

@@ -38,7 +38,7 @@ class Init:
     """
 
     root: tyro.conf.Positional[Path]
-    """FOLDER/train/CLASS/IMAGE with FOLDER/val (or validation, or test) or without it, or FOLDER/CLASS/IMAGE."""
+    """FOLDER/train/CLASS/IMAGE with FOLDER/val (or valid, validation, test) or without it, or FOLDER/CLASS/IMAGE."""
     out: Path | None = None
     """The recipe (default: FOLDER.yaml in the current folder). The list of validation images is put next to it."""
     val_share: float = 0.1
@@ -167,6 +167,10 @@ def _report(survey: Survey, found: dict[str, Found]) -> None:
     print(f"training images per class: {numbers.min():,} to {numbers.max():,}; median shorter side {survey.side} pixels")
     if survey.chosen:
         print(f"no validation folder: {len(val):,} images were chosen by their content and are listed in {survey.val_list}")
+    if survey.dataset.validates_on:
+        print(f"validation images: {survey.dataset.validates_on}")
+    for note in survey.dataset.notes:
+        print(f"warning: {note}")
     if survey.broken:
         print(f"{len(survey.broken):,} broken images, which are not used:")
         for name, reason in list(survey.broken.items())[:_LISTED]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from worldsize.data import relabel, shards
+from worldsize.data import folder, relabel, shards
 from worldsize.data.index import is_folder
-from worldsize.data.samples import Dataset
+from worldsize.data.samples import Dataset, Samples
 from worldsize.errors import of_system
 from worldsize.recipe import Data, DatasetName
 
@@ -25,11 +27,34 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
         UserError: the dataset is missing or does not have the expected layout, or its corrected labels do not fit it.
         StoreUnreachable: the disk or the store does not answer.
     """
-    try:
+    with _explained(settings):
         dataset = _given(settings, cache)
-    except OSError as error:  # of a look at a path; the modules explain the usual ones
-        raise of_system(f"cannot read {error.filename or settings.root}: {error.strerror or error}", error) from error
     return dataset if settings.labels is None else relabel.apply(dataset, settings.labels)
+
+
+def open_validation(settings: Data, cache: Path) -> Samples:
+    """Open the validation split alone: where it is a folder of class folders, the training images need not be there.
+
+    Raises:
+        UserError, StoreUnreachable: see `open_dataset`.
+    """
+    root = settings.root
+    local = root is not None and shards.url_of(root) is None
+    if root is None or not local or settings.labels is not None or settings.name not in ("folder", "imagenet"):
+        return open_dataset(settings, cache).val
+    with _explained(settings):
+        flat = settings.name == "imagenet" and _is_flat(root.expanduser() / "val")
+        alone = None if flat else folder.open_validation(settings, cache)
+    return alone or open_dataset(settings, cache).val
+
+
+@contextmanager
+def _explained(settings: Data) -> Iterator[None]:
+    """Around looks at paths; the modules explain the usual errors."""
+    try:
+        yield
+    except OSError as error:
+        raise of_system(f"cannot read {error.filename or settings.root}: {error.strerror or error}", error) from error
 
 
 def _given(settings: Data, cache: Path) -> Dataset:
@@ -45,17 +70,12 @@ def open_layout(root: Path, name: DatasetName | None, cache: Path) -> Dataset:
     Raises:
         UserError: see `open_dataset`.
     """
-    return open_dataset(Data(name=name or _detect(root.expanduser()), root=root), cache)
+    with _explained(Data(root=root)):
+        name = name or _detect(root.expanduser())
+    return open_dataset(Data(name=name, root=root), cache)
 
 
 def _detect(root: Path) -> DatasetName:
-    try:
-        return _layout(root)
-    except OSError as error:
-        raise of_system(f"cannot read {error.filename or root}: {error.strerror or error}", error) from error
-
-
-def _layout(root: Path) -> DatasetName:
     if (root / "cifar-10-batches-py").is_dir():
         return "cifar10"
     if (root / "train.csv").is_file() and (root / "val.csv").is_file():
@@ -66,6 +86,7 @@ def _layout(root: Path) -> DatasetName:
 
 def _is_flat(val: Path) -> bool:
     try:
-        return not any(is_folder(entry) for entry in os.scandir(val))
+        with os.scandir(val) as entries:
+            return not any(is_folder(entry) for entry in entries if not entry.name.startswith("."))
     except OSError:  # opening the dataset reports a better error
         return False

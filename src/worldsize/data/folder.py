@@ -1,19 +1,22 @@
-"""A tree of images: ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE (or validation, or test).
+"""A tree of images: ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE (or valid, validation, or test).
 
 Also ROOT/CLASS/IMAGE with a list of the validation images, and shards.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from worldsize.data import index, shards
-from worldsize.data.samples import Dataset, FileSamples
+from worldsize.data.samples import Dataset, FileSamples, Samples
 from worldsize.data.split import by_list
 from worldsize.errors import UserError
 from worldsize.recipe import Data
 
-_VALIDATION = ("val", "validation", "test")
+_VALIDATION = ("val", "valid", "validation")
+_TEST = "test"
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
@@ -26,12 +29,13 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
     if shards.is_packed(root):
         return shards.open_dataset(root)
     if settings.val_list is not None:
-        return by_list(training_split(unsplit(root), cache), settings.val_list)
+        dataset = by_list(training_split(unsplit(root), cache), settings.val_list)
+        return replace(dataset, validates_on=f"those that {settings.val_list} names")
     validation = validation_folder(root)
     if not (root / "train").is_dir() or validation is None:
         raise UserError(
             f"{root} does not have the expected layout: {root}/train/CLASS/IMAGE and "
-            f"{root}/val/CLASS/IMAGE (val may also be named {' or '.join(_VALIDATION[1:])}); "
+            f"{root}/val/CLASS/IMAGE (val may also be named {', '.join(_VALIDATION[1:])} or {_TEST}); "
             f"missing: {'train' if not (root / 'train').is_dir() else 'val'}. "
             f"For {root}/CLASS/IMAGE, `worldsize init {root}` chooses validation images and writes a recipe"
         )
@@ -39,8 +43,19 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
 
 
 def validation_folder(root: Path) -> Path | None:
-    """The folder of validation images in ``root``, if there is one."""
-    return next((root / name for name in _VALIDATION if (root / name).is_dir()), None)
+    """The folder of validation images in ``root``, if there is one. ``test`` counts only if there is no other."""
+    return next((root / name for name in (*_VALIDATION, _TEST) if (root / name).is_dir()), None)
+
+
+def of_folder(validation: Path) -> dict[str, Any]:
+    """What to say about a dataset that validates on this folder: the fields of `Dataset`."""
+    if validation.name != _TEST:
+        return {"validates_on": str(validation)}
+    note = (
+        f"{validation} is used as validation images, because there is no {', '.join(_VALIDATION)}: results on it choose the "
+        "best checkpoint, so they are no test of it. Set aside other images as val"
+    )
+    return {"validates_on": str(validation), "notes": (note,)}
 
 
 def unsplit(root: Path) -> Path:
@@ -54,7 +69,23 @@ def two_splits(train: Path, val: Path, cache: Path) -> Dataset:
     classes = tuple(index.class_folders(val))
     if classes != training.classes:
         raise UserError(f"{train} and {val} have different classes: {_difference(training.classes, classes)}")
-    return Dataset(training, index.list_classes(val, classes, cache))
+    return Dataset(training, index.list_classes(val, classes, cache), **of_folder(val))
+
+
+def open_validation(settings: Data, cache: Path) -> Samples | None:
+    """The validation images alone, for which the training images need not be there.
+
+    Returns:
+        None if they cannot be opened alone: shards, images with a list of the validation images, or another layout.
+
+    Raises:
+        UserError: see `open_dataset`.
+    """
+    root = required_root(settings)
+    validation = validation_folder(root)
+    if shards.is_packed(root) or settings.val_list is not None or validation is None:
+        return None
+    return index.list_classes(validation, index.class_folders(validation), cache)
 
 
 def training_split(train: Path, cache: Path) -> FileSamples:

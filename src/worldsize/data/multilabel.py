@@ -70,7 +70,8 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
         named = ", ".join(unknown[:5]) + (" and more" if len(unknown) > 5 else "")
         raise UserError(f"{val.source} has labels that {train.source} does not have: {named}")
     classes = tuple(sorted(train.classes, key=os.fsencode))
-    return Dataset(_samples(train, classes), _samples(val, classes))
+    said = {} if val.source.suffix == ".csv" else folder.of_folder(val.source)
+    return Dataset(_samples(train, classes), _samples(val, classes), **said)
 
 
 def _samples(listing: Listing, classes: tuple[str, ...]) -> FileSamples:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,8 @@ def apply(dataset: Dataset, path: Path) -> Dataset:
         raise UserError(f"{path}: corrected labels are for one label per image; edit the dataset's own tables")
     corrections = list(read(path))
     splits = {"train": dataset.train, "val": dataset.val}
-    return Dataset(*(_corrected(splits[name], [c for c in corrections if c.split == name]) for name in SPLITS))
+    train, val = (_corrected(splits[name], [c for c in corrections if c.split == name]) for name in SPLITS)
+    return replace(dataset, train=train, val=val)
 
 
 def read(path: Path) -> Iterator[Correction]:

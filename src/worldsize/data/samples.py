@@ -183,10 +183,17 @@ def as_image(stored: Stored) -> Image.Image:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training split and a validation split over the same classes."""
+    """A training split and a validation split over the same classes.
+
+    Attributes:
+        validates_on: where the validation images are, for messages; "" if there is nothing to say.
+        notes: what the user should know about the files, such as those that are not used.
+    """
 
     train: Samples
     val: Samples
+    validates_on: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:

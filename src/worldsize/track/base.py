@@ -37,6 +37,7 @@ class Facts:
     total_steps: int
     first_step: int
     multilabel: bool = False
+    validates_on: str = ""
 
 
 @dataclass(frozen=True)

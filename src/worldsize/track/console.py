@@ -112,6 +112,7 @@ def _header_lines(facts: base.Facts) -> list[str]:
     return [
         f"{facts.name}: {facts.model}, {facts.parameters / 1e6:.1f} M parameters, {facts.classes} classes, "
         f"{facts.train_samples:,} training and {facts.val_samples:,} validation images",
+        *([f"validation images: {facts.validates_on}"] if facts.validates_on else []),
         f"{processes} on {e['device']}, {threads}, {strategy}, {e['precision']}",
         *([f"images decoded by {e['decoder']}"] if e["decoder"] else []),
         f"global batch {facts.global_batch} = {facts.sharing} x {facts.accumulation} x {facts.micro_batch} "

@@ -30,12 +30,17 @@ def overview(dataset: Dataset) -> Iterator[str]:
             smallest = sorted(numbers, key=lambda name: (numbers[name], name))[:_SMALLEST]
             line += f"; smallest: {', '.join(f'{_printable(label)} ({numbers[label]:,})' for label in smallest)}"
         yield line
+    if dataset.validates_on:
+        yield f"  validation images: {_printable(dataset.validates_on)}"
+    yield from (f"warning: {_printable(note)}" for note in dataset.notes)
 
 
 def report(dataset: Dataset, found: dict[str, Found]) -> dict[str, Any]:
     """All results, for a JSON file."""
     groups = duplicates(found)
     return {
+        "validates_on": dataset.validates_on,
+        "notes": list(dataset.notes),
         "splits": {
             name: {
                 "images": len(one.samples),

@@ -126,11 +126,11 @@ def _work(source: Source, asked: Predict, place: Place, stop: StopFlag) -> int:
 
 
 def _samples(source: Source, asked: Predict, classes: tuple[str, ...]) -> Samples:
-    from worldsize.data import open_dataset
+    from worldsize.data import open_validation
     from worldsize.use.predict import images
 
     if not asked.paths:
-        return open_dataset(asked.settings.data, source.cache).val
+        return open_validation(asked.settings.data, source.cache)
     return images.find(asked.paths, classes)
 
 
