@@ -32,12 +32,12 @@ def made(monkeypatch) -> list[int]:
     counted: list[int] = []
     real = listings.of_folders
 
-    def counting(folders, store, make):
+    def counting(root, names, store, make):
         def counted_make():
             counted.append(1)
             return make()
 
-        return real(folders, store, counted_make)
+        return real(root, names, store, counted_make)
 
     monkeypatch.setattr(listings, "of_folders", counting)
     return counted

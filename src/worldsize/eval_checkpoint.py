@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from worldsize import catalog, checkpoint, device_errors, memory, parallel, precision
@@ -9,7 +10,7 @@ from worldsize.arguments import Evaluate
 from worldsize.batch import evaluation_batch
 from worldsize.data import open_validation, test_sets
 from worldsize.data.crops import five_crops
-from worldsize.data.samples import Samples
+from worldsize.data.samples import FileSamples, Samples
 from worldsize.errors import UserError
 from worldsize.evaluate import Result, evaluate
 from worldsize.loaders import val_loader
@@ -19,6 +20,8 @@ from worldsize.use.details.collected import Answers, Collector
 from worldsize.use.details.command import check, write_all
 from worldsize.use.trained import Trained
 from worldsize.world import World, join
+
+log = logging.getLogger(__name__)
 
 
 def evaluate_checkpoint(path: Path, asked: Evaluate, place: Place) -> Result:
@@ -45,6 +48,8 @@ def _evaluated(path: Path, asked: Evaluate, place: Place) -> Result:
     snapshot = world.collectively(lambda: checkpoint.read(path))
     classes = tuple(snapshot.state["classes"])
     samples = world.collectively(lambda: _samples(asked, classes, path, cache), local_first=True)
+    if world.is_main and isinstance(samples, FileSamples) and samples.unused:
+        log.warning("%s", samples.unused.note(samples.root))
     number_format = precision.resolve(recipe, world.device)
     number_format.apply()
     found = world.collectively(lambda: trained.load(path, snapshot, recipe, number_format, asked.raw))

@@ -109,6 +109,8 @@ def pack(argv: list[str]) -> int:
         dataset = open_layout(options.root, options.data, Path(cache))
         if dataset.multilabel:
             raise UserError(f"--root {options.root}: shards have one label per image; train on these files as they are")
+        for note in dataset.notes:
+            print(f"warning: {note}")
         if options.relabel is not None:
             dataset = relabel.apply(dataset, options.relabel)
         pack.pack(dataset, out, how, int(options.shard_mb * 1e6), _workers(options.workers), options.max_broken)

@@ -35,7 +35,31 @@ def decode(data: bytes) -> Image.Image:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return to_rgb(image)
     except Exception as error:  # damaged files make decoders raise exceptions of many types
+        if kind := unsupported_format(data[:16]):
+            raise BrokenImage(f"{kind} is not supported: convert it to JPEG, PNG or WebP") from error
         raise BrokenImage(f"{type(error).__name__}: {_short(error)}") from error
+
+
+# How files of formats that are not decoded here begin.
+_MARKS = (
+    (b"\xff\x0a", "JXL"),
+    (b"\0\0\0\x0cJXL \r\n\x87\n", "JXL"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"8BPS", "PSD"),
+    (b"v/1\x01", "EXR"),
+    (b"DDS ", "DDS"),
+    (b"II\xbc", "JPEG XR"),
+)
+_AVIF = (b"avif", b"avis")
+_HEIF = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
+
+
+def unsupported_format(head: bytes) -> str | None:
+    """The format of an image that begins with these (at least 12) bytes, if it is one that is not decoded here."""
+    if head[4:8] == b"ftyp":
+        return "AVIF" if head[8:12] in _AVIF else "HEIC" if head[8:12] in _HEIF else None
+    return next((name for mark, name in _MARKS if head.startswith(mark)), None)
 
 
 def looks_like_image(head: bytes) -> bool:

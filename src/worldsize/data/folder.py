@@ -5,13 +5,13 @@ Also ROOT/CLASS/IMAGE with a list of the validation images, and shards.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from worldsize.data import index, shards
 from worldsize.data.samples import Dataset, FileSamples, Samples
 from worldsize.data.split import by_list
+from worldsize.data.unused import Unused
 from worldsize.errors import UserError
 from worldsize.recipe import Data
 
@@ -29,8 +29,7 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
     if shards.is_packed(root):
         return shards.open_dataset(root)
     if settings.val_list is not None:
-        dataset = by_list(training_split(unsplit(root), cache), settings.val_list)
-        return replace(dataset, validates_on=f"those that {settings.val_list} names")
+        return by_list(training_split(unsplit(root), cache), settings.val_list)
     validation = validation_folder(root)
     if not (root / "train").is_dir() or validation is None:
         raise UserError(
@@ -47,15 +46,16 @@ def validation_folder(root: Path) -> Path | None:
     return next((root / name for name in (*_VALIDATION, _TEST) if (root / name).is_dir()), None)
 
 
-def of_folder(validation: Path) -> dict[str, Any]:
-    """What to say about a dataset that validates on this folder: the fields of `Dataset`."""
-    if validation.name != _TEST:
-        return {"validates_on": str(validation)}
-    note = (
-        f"{validation} is used as validation images, because there is no {', '.join(_VALIDATION)}: results on it choose the "
-        "best checkpoint, so they are no test of it. Set aside other images as val"
-    )
-    return {"validates_on": str(validation), "notes": (note,)}
+def of_splits(train: FileSamples, val: FileSamples, validation: Path, unused: Sequence[tuple[Path, Unused]]) -> Dataset:
+    """A dataset that validates on the folder ``validation``; ``unused`` by the folder where the images are."""
+    notes = tuple(some.note(place) for place, some in unused if some)
+    if validation.name == _TEST:
+        warning = (
+            f"{validation} is used as validation images, because there is no {', '.join(_VALIDATION)}: results on it choose "
+            "the best checkpoint, so they are no test of it. Set aside other images as val"
+        )
+        notes = (warning, *notes)
+    return Dataset(train, val, str(validation), notes)
 
 
 def unsplit(root: Path) -> Path:
@@ -69,7 +69,8 @@ def two_splits(train: Path, val: Path, cache: Path) -> Dataset:
     classes = tuple(index.class_folders(val))
     if classes != training.classes:
         raise UserError(f"{train} and {val} have different classes: {_difference(training.classes, classes)}")
-    return Dataset(training, index.list_classes(val, classes, cache), **of_folder(val))
+    validation = index.list_classes(val, classes, cache)
+    return of_splits(training, validation, val, [(train, training.unused), (val, validation.unused)])
 
 
 def open_validation(settings: Data, cache: Path) -> Samples | None:

@@ -59,7 +59,8 @@ def _flat_val(train: Path, val: Path, solution: Path, cache: Path) -> Dataset:
         if wnid not in label:
             raise UserError(f"{solution}: image {image} has class {wnid}, which is not in {train}")
         labels[image] = label[wnid]
-    return Dataset(training, index.list_flat(val, labels, training.classes))
+    validation = index.list_flat(val, labels, training.classes)
+    return folder.of_splits(training, validation, val, [(train, training.unused), (val, validation.unused)])
 
 
 def _is_flat(val: Path) -> bool:

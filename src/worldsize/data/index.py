@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,9 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from worldsize.data import listings
-from worldsize.data.decode import looks_like_image
+from worldsize.data.decode import looks_like_image, unsupported_format
 from worldsize.data.samples import FileSamples
+from worldsize.data.unused import Unused, unsupported
 from worldsize.errors import UserError, of_system, of_the_place
+
+log = logging.getLogger(__name__)
 
 _EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"))
 
@@ -47,15 +51,25 @@ def list_classes(root: Path, classes: Iterable[str], cache: Path) -> FileSamples
     """
     names = tuple(classes)
     store = cache / f"index-{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]}.npz"
-    files, ends, labels = listings.of_folders([root / name for name in names], store, lambda: _list(root, names))
-    return FileSamples(root, names, files, ends, labels, names)
+    listing = listings.of_folders(root, names, store, lambda: _list(root, names))
+    samples = FileSamples(root, names, listing.files, listing.ends, listing.labels, names)
+    samples.unused = listing.unused
+    return samples
 
 
 def _list(root: Path, names: tuple[str, ...]) -> listings.Listing:
-    per_class = [_images(root / name) for name in names]
+    unused = Unused(beside_classes=_beside(root))
+    per_class = [_images(root / name, unused) for name in names]
     files = b"".join(b"".join(p) for p in per_class)
     ends = np.cumsum(np.fromiter((len(f) for p in per_class for f in p), np.int64))
-    return files, ends, np.repeat(np.arange(len(names), dtype=np.int32), [len(p) for p in per_class])
+    labels = np.repeat(np.arange(len(names), dtype=np.int32), [len(p) for p in per_class])
+    return listings.Listing(files, ends, labels, unused)
+
+
+def _beside(root: Path) -> int:
+    """The number of images directly in ``root``."""
+    with os.scandir(root) as entries:
+        return sum(_looks_like(e.name) and not e.name.startswith(".") and not is_folder(e) for e in entries)
 
 
 def list_flat(root: Path, labels_of: dict[str, int], classes: tuple[str, ...]) -> FileSamples:
@@ -64,34 +78,66 @@ def list_flat(root: Path, labels_of: dict[str, int], classes: tuple[str, ...]) -
     Raises:
         UserError: the folder has no images, or one of them has no label.
     """
-    files = _images(root)
+    unused = Unused()
+    files = _images(root, unused)
     stems = [os.fsdecode(f).rsplit(".", 1)[0] for f in files]
     unlabelled = [s for s in stems if s not in labels_of]
     if unlabelled:
         raise UserError(f"{len(unlabelled)} images in {root} have no label in the table; the first is {unlabelled[0]}")
     labels = np.array([labels_of[s] for s in stems], np.int32)
     ends = np.cumsum([len(f) for f in files], dtype=np.int64)
-    return FileSamples(root, ("",) * len(classes), b"".join(files), ends, labels, classes)
+    samples = FileSamples(root, ("",) * len(classes), b"".join(files), ends, labels, classes)
+    samples.unused = unused
+    return samples
 
 
-def _images(folder: Path) -> list[bytes]:
-    """File names of the images in one folder, sorted by bytes.
+def _images(folder: Path, unused: Unused) -> list[bytes]:
+    """File names of the images in one folder, sorted by bytes. Adds what is not used to ``unused``.
 
     A file with an image extension counts as an image without being read. Any other file counts if it begins like
     one, so an image without an extension is listed and a README is not.
     """
-    found = _listed(folder)
+    found, others = _listed(folder)
     if not found:
-        raise UserError(f"{folder} contains no images")
+        raise UserError(f"{folder} contains no images" + (f"; {others.note(folder)}" if others else ""))
+    unused.add(others)
     return sorted(found)
 
 
-def _listed(folder: Path) -> list[bytes]:
+def _listed(folder: Path, count_nested: bool = True) -> tuple[list[bytes], Unused]:
+    """The images in one folder, and those in it and (``count_nested``) in its folders that are not used."""
+    found: list[bytes] = []
+    unused = Unused()
     try:
         with os.scandir(folder) as entries:
-            return [os.fsencode(e.name) for e in entries if not e.name.startswith(".") and (_is_named_image(e) or _sniff(e))]
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if _is_named_image(entry):
+                    found.append(os.fsencode(entry.name))
+                elif is_folder(entry):
+                    unused.nested += 1
+                    unused.in_subfolders += _below(entry.path) if count_nested else 0
+                elif looks_like_image(head := _head(entry)):
+                    found.append(os.fsencode(entry.name))
+                elif kind := unsupported(entry.name) or unsupported_format(head):
+                    unused.formats[kind.lower()] += 1
     except OSError as error:
         raise of_system(f"cannot list {folder}: {error.strerror}", error) from None
+    return found, unused
+
+
+def _below(folder: str) -> int:
+    """The number of images in the folder and in its folders, by their names."""
+    count = 0
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        count += sum(_looks_like(name) and not name.startswith(".") for name in files)
+    return count
+
+
+def _looks_like(name: str) -> bool:
+    return has_image_extension(name) or unsupported(name) is not None
 
 
 def has_image_extension(name: str) -> bool:
@@ -102,10 +148,13 @@ def has_image_extension(name: str) -> bool:
 def below(root: Path) -> list[str]:
     """Paths of the images in ``root`` and in its folders, relative to it, sorted; hidden files and folders do not count.
 
+    Warns about images of formats that are not decoded.
+
     Raises:
         UserError: a folder cannot be listed.
     """
     found: list[bytes] = []
+    unused = Unused()
 
     def fail(error: OSError) -> None:
         raise of_system(f"cannot list {error.filename}: {error.strerror}", error)
@@ -113,7 +162,11 @@ def below(root: Path) -> list[str]:
     for folder, folders, _ in os.walk(root, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
         inside = os.fsencode(os.path.relpath(folder, root))
-        found += [name if inside == b"." else inside + b"/" + name for name in _listed(Path(folder))]
+        names, others = _listed(Path(folder), count_nested=False)
+        found += [name if inside == b"." else inside + b"/" + name for name in names]
+        unused.formats += others.formats
+    if unused:
+        log.warning("%s", unused.note(root))
     return [os.fsdecode(name) for name in sorted(found)]
 
 
@@ -135,13 +188,14 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _sniff(entry: os.DirEntry[str]) -> bool:
+def _head(entry: os.DirEntry[str]) -> bytes:
+    """The first bytes of a file; nothing if it is none or cannot be read."""
     try:
         if not entry.is_file():
-            return False
+            return b""
         with open(entry.path, "rb") as file:
-            return looks_like_image(file.read(16))
+            return file.read(16)
     except OSError as error:
         if of_the_place(error):  # or the listing would depend on it
             raise
-        return False
+        return b""

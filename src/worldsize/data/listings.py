@@ -16,39 +16,51 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from worldsize.data.unused import Unused
 from worldsize.errors import of_system
 
 log = logging.getLogger(__name__)
 
-Listing = tuple[bytes, NDArray[np.int64], NDArray[np.int32]]  # names without separators, their ends, labels
-
-_VERSION = 2
+_VERSION = 3
 # f_type of statfs: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, tmpfs.
 _LOCAL = frozenset((0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E, 0x01021994))
 # A change within the same tick of the kernel's clock as the one before it may leave the times as they are.
 _TICK_S = 0.05
 
 
-def of_folders(folders: Sequence[Path], store: Path, make: Callable[[], Listing]) -> Listing:
-    """The listing of these folders: the one in the file ``store`` if it can be trusted, otherwise what ``make`` returns.
+@dataclass(frozen=True)
+class Listing:
+    """``files`` has the names without separators, ``ends`` int64 (n,) their ends in it, ``labels`` is int32 (n,)."""
+
+    files: bytes
+    ends: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    unused: Unused
+
+
+def of_folders(root: Path, names: Sequence[str], store: Path, make: Callable[[], Listing]) -> Listing:
+    """The listing of these folders in ``root``: from the file ``store`` if it can be trusted, otherwise from ``make``.
 
     Raises:
         UserError: a folder is missing or unreadable.
         StoreUnreachable: its disk does not answer.
     """
-    stamp = _stamp(folders)
+    stamp = _stamp([root, *(root / name for name in names)])
     if stamp is None:
         return make()
+    stamp = hashlib.sha256(b"\0".join([stamp.encode(), *map(os.fsencode, names)])).hexdigest()
     cached = _load(store, stamp)
     if cached is not None:
         return cached
     listing = make()
-    _save(store, stamp, listing)
+    if not listing.unused.nested:  # the stamp does not cover folders in the folders
+        _save(store, stamp, listing)
     return listing
 
 
@@ -64,9 +76,9 @@ def _stamp(folders: Sequence[Path]) -> str | None:
         time.sleep(_TICK_S - age)
         found = _statuses(folders)
     digest = hashlib.sha256(f"{_VERSION}".encode())
-    for path, status in found:
+    for _, status in found:
         numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        digest.update(os.fsencode(path.name) + b"\0%d,%d,%d,%d,%d\0" % numbers)
+        digest.update(b"%d,%d,%d,%d,%d\0" % numbers)
     return digest.hexdigest()
 
 
@@ -99,7 +111,8 @@ def _load(store: Path, stamp: str) -> Listing | None:
     try:
         with np.load(store, allow_pickle=False) as saved:
             if str(saved["stamp"]) == stamp:
-                return saved["files"].tobytes(), saved["ends"], saved["labels"]
+                unused = Unused.from_json(str(saved["unused"]))
+                return Listing(saved["files"].tobytes(), saved["ends"], saved["labels"], unused)
     except FileNotFoundError:
         pass
     except Exception as error:  # a damaged cache only makes the start slower
@@ -108,12 +121,12 @@ def _load(store: Path, stamp: str) -> Listing | None:
 
 
 def _save(store: Path, stamp: str, listing: Listing) -> None:
-    files, ends, labels = listing
+    names, unused = np.frombuffer(listing.files, np.uint8), listing.unused.to_json()
     temporary = store.with_name(f"{store.name}.tmp-{os.getpid()}")
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
-            np.savez(file, stamp=stamp, files=np.frombuffer(files, np.uint8), ends=ends, labels=labels)
+            np.savez(file, stamp=stamp, files=names, ends=listing.ends, labels=listing.labels, unused=unused)
         os.replace(temporary, store)
     except OSError as error:
         log.warning("cannot cache the index in %s: %s", store, error)

@@ -17,13 +17,14 @@ import csv
 import os
 import posixpath
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from worldsize.data import folder, index, shards
 from worldsize.data.samples import Dataset, FileSamples
+from worldsize.data.unused import Unused
 from worldsize.errors import UserError, of_system
 from worldsize.recipe import Data
 
@@ -40,12 +41,16 @@ class Listing:
         root: what the paths of the images are relative to.
         labels: each image's labels, by its path; in the order of the samples.
         classes: the labels that images of the split may have.
+        unused: images in its folders that are not in it.
+        beside: names of the other files in the folders of its images, by folder, of a table.
     """
 
     source: Path
     root: Path
     labels: dict[str, frozenset[str]]
     classes: frozenset[str]
+    unused: Unused = field(default_factory=Unused)
+    beside: dict[str, set[str]] = field(default_factory=dict)
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
@@ -70,8 +75,12 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
         named = ", ".join(unknown[:5]) + (" and more" if len(unknown) > 5 else "")
         raise UserError(f"{val.source} has labels that {train.source} does not have: {named}")
     classes = tuple(sorted(train.classes, key=os.fsencode))
-    said = {} if val.source.suffix == ".csv" else folder.of_folder(val.source)
-    return Dataset(_samples(train, classes), _samples(val, classes), **said)
+    return folder.of_splits(
+        _samples(train, classes),
+        _samples(val, classes),
+        val.source,
+        [(split.source, split.unused) for split in (train, val)],
+    )
 
 
 def _samples(listing: Listing, classes: tuple[str, ...]) -> FileSamples:
@@ -90,7 +99,15 @@ def _paths(root: Path) -> tuple[Path, Path]:
 
 def _tables(root: Path) -> tuple[Listing, Listing]:
     train, val = (read_table(path, root) for path in _paths(root))
-    return train, val
+    return replace(train, unused=_unnamed(train, val)), val
+
+
+def _unnamed(train: Listing, val: Listing) -> Unused:
+    """Images in the folders of either table that neither names."""
+    folders = train.beside.keys() | val.beside.keys()
+    tables = [table.beside for table in (train, val)]
+    left = [set.intersection(*(beside[one] for beside in tables if one in beside)) for one in folders]
+    return Unused(unnamed=sum(index.has_image_extension(name) and name[0] != "." for names in left for name in names))
 
 
 def read_table(path: Path, root: Path) -> Listing:
@@ -114,8 +131,8 @@ def read_table(path: Path, root: Path) -> Listing:
         raise of_system(f"cannot read {path}: {error.strerror}", error) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a CSV file in UTF-8: {error}") from None
-    _require_files(labels, root, path)
-    return Listing(path, root, labels, frozenset(columns or frozenset[str]().union(*labels.values())))
+    beside = _require_files(labels, root, path)
+    return Listing(path, root, labels, frozenset(columns or frozenset[str]().union(*labels.values())), beside=beside)
 
 
 def _columns(header: list[str], path: Path) -> list[str] | None:
@@ -154,8 +171,13 @@ def _labels(cells: list[str], columns: list[str] | None, where: str) -> frozense
     return frozenset(name for name, cell in zip(columns, cells, strict=True) if _ONE_HOT[cell.strip()])
 
 
-def _require_files(images: Iterable[str], root: Path, source: Path) -> None:
-    """Lists each folder once, which on network storage takes less time than looking for each image."""
+def _require_files(images: Iterable[str], root: Path, source: Path) -> dict[str, set[str]]:
+    """Lists each folder once, which on network storage takes less time than looking for each image.
+
+    Returns:
+        The names of the other files in these folders, by folder.
+    """
+    images = list(images)
     present: dict[str, set[str]] = {}
     missing = []
     for image in images:
@@ -171,6 +193,10 @@ def _require_files(images: Iterable[str], root: Path, source: Path) -> None:
             missing.append(image)
     if missing:
         raise UserError(f"{source} names {len(missing):,} images that are not in {root}; the first is {missing[0]}")
+    for image in images:
+        parent, name = posixpath.split(image)
+        present[parent].discard(name)
+    return present
 
 
 def _folders(root: Path, cache: Path) -> tuple[Listing, Listing]:
@@ -193,7 +219,7 @@ def _folder(root: Path, cache: Path) -> Listing:
     for name, found in places.items():
         if len(found) > 1:
             _require_one_image(root, name, found)
-    return Listing(root, root, labels, frozenset(files.classes))
+    return Listing(root, root, labels, frozenset(files.classes), files.unused)
 
 
 def _require_one_image(root: Path, name: str, folders: list[str]) -> None:

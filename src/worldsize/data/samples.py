@@ -19,6 +19,7 @@ from PIL import Image
 
 from worldsize.data.decode import BrokenImage, decode
 from worldsize.data.faults import Patience
+from worldsize.data.unused import Unused
 
 T = TypeVar("T")
 
@@ -249,6 +250,9 @@ class FileSamples(EncodedSamples):
         ends: int64 (n,), the end of each name in ``files``.
         labels: int32 (n,), or uint8 (n, classes).
         classes: names in label order.
+
+    Attributes:
+        unused: images in these folders that are not among the samples.
     """
 
     def __init__(
@@ -265,6 +269,7 @@ class FileSamples(EncodedSamples):
         self.files = files
         self.ends = ends
         self.labels = labels
+        self.unused = Unused()
         self._patience = Patience()
         self._folder_of = labels  # stays when images get other labels
         self.classes = classes

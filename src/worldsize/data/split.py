@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,8 @@ def stratified(labels: NDArray[np.int32], digests: NDArray[np.uint8], share: flo
 
 def split(samples: FileSamples, validation: NDArray[np.bool_]) -> Dataset:
     """The dataset whose validation split are the images where ``validation``, bool (n,), is True."""
-    return Dataset(_subset(samples, ~validation), _subset(samples, validation))
+    notes = (samples.unused.note(samples.root),) if samples.unused else ()
+    return Dataset(_subset(samples, ~validation), _subset(samples, validation), notes=notes)
 
 
 def _subset(samples: FileSamples, keep: NDArray[np.bool_]) -> FileSamples:
@@ -69,4 +71,4 @@ def by_list(samples: FileSamples, listing: Path) -> Dataset:
     if not validation.any() or validation.all():
         which = "no image" if not validation.any() else "all images"
         raise UserError(f"--data.val-list {listing} names {which} of {samples.root}: it must name some of them")
-    return split(samples, validation)
+    return replace(split(samples, validation), validates_on=f"those that {listing} names")

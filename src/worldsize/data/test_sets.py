@@ -38,7 +38,9 @@ def open_folder(root: Path, classes: tuple[str, ...], cache: Path) -> FileSample
     for name in folders:
         of_class[places[name]] = name
     labels = np.array([places[name] for name in folders], np.int32)[listed.labels]
-    return FileSamples(root, tuple(of_class), listed.files, listed.ends, labels, classes)
+    samples = FileSamples(root, tuple(of_class), listed.files, listed.ends, labels, classes)
+    samples.unused = listed.unused
+    return samples
 
 
 def reassessed(samples: Samples, path: Path) -> Chosen:

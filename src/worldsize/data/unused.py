@@ -1,0 +1,75 @@
+"""Images that lie in a dataset's folders and are not used, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Formats of images that are not decoded here, by the extension that names them.
+_PHOTOS = ("avif", "avifs", "heic", "heics", "heif", "hif", "jxl", "jp2", "j2k", "jpf", "jpx", "jxr", "wdp")
+_GRAPHICS = ("tga", "psd", "exr", "hdr", "dds", "ico", "icns", "pcx", "sgi", "svg", "eps")
+_RAW = ("dng", "cr2", "cr3", "nef", "arw", "orf", "rw2", "raf")  # of cameras
+_UNSUPPORTED = frozenset((*_PHOTOS, *_GRAPHICS, *_RAW))
+
+
+@dataclass
+class Unused:
+    """Numbers of images by why they are not used.
+
+    Attributes:
+        in_subfolders: in a folder of a class folder.
+        beside_classes: directly in the folder of the classes.
+        unnamed: next to images that a table names, but in no table.
+        formats: of formats that cannot be read, by format.
+        nested: folders in class folders, with images or without.
+    """
+
+    in_subfolders: int = 0
+    beside_classes: int = 0
+    unnamed: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    nested: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.in_subfolders or self.beside_classes or self.unnamed or self.formats)
+
+    def __str__(self) -> str:
+        kinds = ", ".join(sorted(self.formats))
+        counted = (
+            (self.in_subfolders, "in subfolders"),
+            (self.beside_classes, "outside the class folders"),
+            (self.unnamed, "that no table names"),
+            (self.formats.total(), f"of unsupported formats ({kinds})"),
+        )
+        return "not used: " + ", ".join(f"{number:,} {why}" for number, why in counted if number)
+
+    def add(self, other: Unused) -> None:
+        self.in_subfolders += other.in_subfolders
+        self.beside_classes += other.beside_classes
+        self.unnamed += other.unnamed
+        self.formats += other.formats
+        self.nested += other.nested
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Unused:
+        values = json.loads(text)
+        return cls(**values | {"formats": Counter(values["formats"])})
+
+    def note(self, folder: Path) -> str:
+        """A sentence about the images in ``folder``, with the remedies."""
+        moves = self.in_subfolders or self.beside_classes
+        remedies = ["move them into FOLDER/CLASS"] * bool(moves) + ["convert them to JPEG, PNG or WebP"] * bool(self.formats)
+        remedies += ["add them to the tables"] * bool(self.unnamed)
+        return f"{folder}: {self}; to use them, {', or '.join(remedies)}"
+
+
+def unsupported(name: str) -> str | None:
+    """The format that the extension of a file's name means, if it is one of images that are not decoded here."""
+    extension = os.path.splitext(name)[1].lower().removeprefix(".")
+    return extension if extension in _UNSUPPORTED else None
