@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from waiting import all_end
-from worldsize import __version__, cli
+from worldsize import __version__, cli, entry
 from worldsize.hosts import preflight, probe
 from worldsize.hosts.spec import HostsSpec, agent, by_hand, problems, remote
 from worldsize.jobs.spec import Resources
@@ -75,7 +75,7 @@ def test_the_remote_command_survives_the_shell():
     folder, _, command = remote(spec, 1).partition(" && exec ")
     assert shlex.split(folder) == ["cd", "/home/me/my work"]
     words = shlex.split(command)
-    assert words[:4] == ["/venv/bin/python", "-m", "worldsize.launch.lifeline", "120"]
+    assert words[:4] == [*entry.command("/venv/bin/python", "worldsize.launch.lifeline"), "120"]
     assert words[4:] == agent(spec, 1) and "NOTE=it's $HOME" in words
     assert "PET_NODE_RANK=1" in words and "WORLDSIZE_PEERS=h1" in words
     assert "WORLDSIZE_PEERS=me@h2" in agent(spec, 0)
@@ -156,7 +156,7 @@ class Lifeline:
     def __init__(self, saving: float = 0.5, grace: float = 20) -> None:
         words = [sys.executable, "-c", CHILD.replace("SAVING", str(saving)), "{recipe}"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "worldsize.launch.lifeline", str(grace), *words],
+            [*entry.command(sys.executable, "worldsize.launch.lifeline"), str(grace), *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0,
         )  # fmt: skip
         self.send("recipe 6\nabc\nde")

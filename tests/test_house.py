@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "worldsize"
 
 # Layers from the bottom up: a module may import from its own line and the lines above it.
 LAYERS = [
-    ("errors", "signals", "tree", "fingerprint", "usage"),
+    ("errors", "signals", "tree", "fingerprint", "usage", "entry"),
     ("network_names",),
     ("recipe", "clock", "place", "device_errors", "blurpool", "drop_path", "finetuning", "graph", "optimizers"),
     ("networks",),
@@ -126,6 +126,7 @@ def test_manifests_are_pure():
             "cluster.manifests",
             "cluster.objects",
             "errors",
+            "entry",
             "data.fetching",
             "jobs.spec",
             "jobs.state",

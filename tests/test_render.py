@@ -10,6 +10,7 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 
 from specs import EVERYTHING, PLAIN, specs, targets
+from worldsize import entry
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.pod import to_yaml
@@ -87,10 +88,8 @@ def test_kinds_have_what_their_operators_require():
     (mpi,) = [m for m in rendered("mpijob") if m["kind"] == "MPIJob"]
     launcher, worker = (mpi["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
     command = launcher["template"]["spec"]["containers"][0]["command"]
-    assert (
-        command[:5] == ["python", "-m", "worldsize.launch.wait_for_hosts", "/etc/mpi/hostfile", "2222"]
-        and command[5] == "mpirun"
-    )
+    wait = entry.command("python", "worldsize.launch.wait_for_hosts")
+    assert command[:6] == [*wait, "/etc/mpi/hostfile", "2222", "mpirun"]
     assert command[command.index("-np") + 1] == "16" and mpi["spec"]["slotsPerWorker"] == 8
     assert launcher["restartPolicy"] == "Never" and "nvidia.com/gpu" not in str(launcher)
     assert worker["template"]["spec"]["containers"][0]["readinessProbe"]["tcpSocket"]["port"] == 2222

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from processes import free_port
+from worldsize import entry
 from worldsize.errors import Unmet, UserError
 from worldsize.launch import wait_for_hosts
 
@@ -29,7 +30,7 @@ def launcher(tmp_path):
 
     def launcher(port, *command):
         file = hostfile(tmp_path, "127.0.0.1", "localhost")
-        words = [sys.executable, "-m", "worldsize.launch.wait_for_hosts", str(file), str(port), *command]
+        words = [*entry.command(sys.executable, "worldsize.launch.wait_for_hosts"), str(file), str(port), *command]
         started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 

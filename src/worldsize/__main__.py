@@ -1,5 +1,12 @@
 """Entry point for ``python -m worldsize``, which torchrun, mpirun and srun start."""
 
+import os
+import sys
+
+# Python has put the working folder first on the path: what is there must not replace libraries. See `entry`.
+if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 - pathlib may be in that folder
+    del sys.path[0]
+
 from worldsize.cli import main
 
 if __name__ == "__main__":

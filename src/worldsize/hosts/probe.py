@@ -1,4 +1,4 @@
-"""``python -m worldsize.hosts.probe``: what a host is like, as one line of JSON. Reads a JSON object from stdin.
+"""What a host is like, as one line of JSON: started on the host before a job. Reads a JSON object from stdin.
 
 Keys of the input: ``out`` (folder of the runs), ``port`` (0: do not check), ``gpus`` (whether to count them), ``recipe``
 (YAML), ``peers`` (names of other hosts).
@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,5 +65,6 @@ def _fingerprint(recipe: str, out: Path) -> dict[str, Any]:
     return dict(open_dataset(catalog.validate(yaml.safe_load(recipe), "the recipe").data, out / ".cache").fingerprint)
 
 
-if __name__ == "__main__":
+def main(_: Sequence[str]) -> None:
+    """Answer on stdout."""
     print(json.dumps(describe(json.load(sys.stdin))))

@@ -1,4 +1,4 @@
-"""``python -m worldsize.launch.lifeline GRACE COMMAND ...``: runs a command on a host as long as its launcher lives.
+"""The program with the arguments GRACE COMMAND ...: runs a command on a host as long as its launcher lives.
 
 The launcher, on another machine, writes lines to this process's stdin:
 
@@ -129,7 +129,3 @@ def _children(pid: int) -> list[int]:
     with suppress(OSError):
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

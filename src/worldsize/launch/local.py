@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from worldsize import entry
 from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS
 from worldsize.place import LOCAL_LAUNCH
 from worldsize.signals import handled
@@ -33,7 +34,7 @@ class Outcome:
 
 
 def launch(argv: Sequence[str], processes: int) -> Outcome:
-    """Run ``python -m worldsize ARGV`` as ``processes`` processes that rendezvous on a free port of this machine.
+    """Run ``worldsize ARGV`` as ``processes`` processes that rendezvous on a free port of this machine.
 
     Signals are forwarded to the workers; a second signal ends the launcher and its workers immediately.
 
@@ -87,7 +88,8 @@ def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mappi
     supported = {k: v for k, v in (defaults | dict(settings)).items() if k in LaunchConfig.__dataclass_fields__}
     os.environ[LOCAL_LAUNCH] = str(processes)
     try:
-        elastic_launch(LaunchConfig(**supported), sys.executable)("-m", "worldsize", *argv)
+        program, *words = entry.command(sys.executable)
+        elastic_launch(LaunchConfig(**supported), program)(*words, *argv)
     finally:
         del os.environ[LOCAL_LAUNCH]
 

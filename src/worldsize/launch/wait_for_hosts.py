@@ -1,4 +1,4 @@
-"""``python -m worldsize.launch.wait_for_hosts HOSTFILE PORT COMMAND ...``: runs the command once every host is reachable.
+"""The program with the arguments HOSTFILE PORT COMMAND ...: runs the command once every host is reachable.
 
 mpirun fails immediately if a host name does not resolve yet. A lost worker may be replaced on a node that first has to pull
 the container image; without waiting, the job would use up its retries meanwhile. A worker that failed is not replaced, and
@@ -76,7 +76,3 @@ def main(argv: Sequence[str]) -> None:
         print(f"worldsize: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     os.execvp(command[0], command)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

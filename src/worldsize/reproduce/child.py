@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from worldsize import entry
 from worldsize.signals import handled_by
 
 _POLL_S = 0.2
@@ -33,7 +34,7 @@ def run(words: Sequence[str], metrics: Path, until: int) -> tuple[int, str]:
     with tempfile.TemporaryFile("w+") as log, _interruptible():
         # A session of its own: Ctrl-C reaches it through this process only.
         process = subprocess.Popen(
-            [sys.executable, "-m", "worldsize", *words], stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
+            [*entry.command(sys.executable), *words], stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
         )
         try:
             _follow(process, metrics, until)

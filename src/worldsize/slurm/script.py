@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from worldsize import entry
 from worldsize.errors import PERMANENT, Stopped
 from worldsize.slurm.spec import SlurmSpec
 
@@ -93,7 +94,7 @@ def _command(spec: SlurmSpec) -> str:
     words = ['train "$job/recipe.yaml" --out "$out" --name "$run" --autoresume --retries "$retries"']
     if spec.seeds:
         words.append('--seed "$SLURM_ARRAY_TASK_ID"')
-    return " ".join([shlex.quote(spec.python), "-m worldsize", *words])
+    return " ".join([shlex.join(entry.command(spec.python)), *words])
 
 
 def _start(spec: SlurmSpec) -> str:

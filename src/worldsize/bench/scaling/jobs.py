@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize import arguments, catalog, parallel
+from worldsize import arguments, catalog, entry, parallel
 from worldsize.bench.scaling.cases import Case
 from worldsize.errors import UserError, WorldsizeError
 from worldsize.jobs import targets
@@ -99,7 +99,7 @@ class Jobs:
         return arguments.value_of(flag, list(self.options))
 
     def _start(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "worldsize", *words], capture_output=True, text=True, check=False)
+        return subprocess.run([*entry.command(sys.executable), *words], capture_output=True, text=True, check=False)
 
 
 def _check(done: subprocess.CompletedProcess[str], command: str) -> None:

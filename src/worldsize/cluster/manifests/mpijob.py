@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from worldsize import entry
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.manifests.base import KUBEFLOW_CONDITIONS, from_conditions, too_long
 from worldsize.cluster.manifests.base import Target as Base
@@ -90,7 +91,7 @@ def _mpirun(spec: PodJobSpec) -> list[str]:
     timeout = ["--mca", "odls_base_sigkill_timeout", "15"]
     placement = ["-np", str(spec.world_size), "--bind-to", "none", "--map-by", "slot"]
     # The replacement of a lost worker may not be up yet.
-    wait = ["python", "-m", "worldsize.launch.wait_for_hosts", _HOSTFILE, str(_PORT)]
+    wait = [*entry.command("python", "worldsize.launch.wait_for_hosts"), _HOSTFILE, str(_PORT)]
     return [*wait, "mpirun", "--tag-output", *placement, *timeout, *exports, "worldsize", *spec.command]
 
 

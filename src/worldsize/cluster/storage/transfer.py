@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# The container runs this. It reads the source of this module from stdin; the argument is its length in bytes.
+# The container runs this. It reads the source of this module from stdin; the argument is its length in bytes. Files of
+# the working folder, which may be the volume, must not replace modules.
 LOADER = (
-    "import sys; text = sys.stdin.buffer.read(int(sys.argv[1])); "
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); text = sys.stdin.buffer.read(int(sys.argv[1])); "
     "exec(compile(text, 'transfer.py', 'exec'), {'__name__': '__main__'})"
 )
 
