@@ -13,6 +13,7 @@ LAYERS = [
     ("errors", "signals", "tree", "fingerprint", "usage", "entry"),
     ("network_names",),
     ("recipe", "clock", "place", "device_errors", "blurpool", "drop_path", "finetuning", "graph", "optimizers"),
+    ("state_dicts",),
     ("networks",),
     ("freezing",),
     ("ghost",),

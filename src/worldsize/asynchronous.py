@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worldsize import device_errors, memory
+from worldsize import device_errors, memory, networks
 from worldsize.batch import evaluation_batch
 from worldsize.checkpoint import Snapshot
 from worldsize.data.crops import five_crops
@@ -242,7 +242,7 @@ class AsyncTrainer(Loop):
         begin = time.monotonic()
         model = copy.deepcopy(self.state.model)
         snapshot.wait()
-        model.load_state_dict(snapshot.model)
+        networks.load_state(model, snapshot.model)
         batch = evaluation_batch(self.recipe, self.world.device.type)
         with device_errors.explained(self.world.rank, lambda: memory.of_evaluation(batch, self.recipe)):
             result = evaluate(

@@ -11,14 +11,17 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from worldsize import checkpoint, network_names, networks
+from worldsize import checkpoint, network_names, networks, state_dicts
 from worldsize.errors import UserError
 from worldsize.networks import from_timm
 from worldsize.recipe import Recipe
+from worldsize.state_dicts import State
 
 log = logging.getLogger(__name__)
 
-State = dict[str, torch.Tensor]
+# Mean and standard deviation of the images that torchvision's GoogLeNet and Inception v3 were trained with: its builders
+# convert images in ImageNet's normalization for them inside the network (transform_input).
+_OF_INCEPTION = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def downloads(weights: str) -> bool:
@@ -35,20 +38,34 @@ def load(network: nn.Module, recipe: Recipe) -> None:
     """
     weights = recipe.model.weights
     assert weights is not None
-    state = _state(weights, recipe)
-    own = network.state_dict()
+    given, own = _state(weights, recipe), network.state_dict()
+    state = state_dicts.adapted(given, own)
     head = networks.classifier(network)[0] + "."
-    different = [
-        key for key in own.keys() | state.keys() if key not in own or key not in state or own[key].shape != state[key].shape
-    ]
+    different = state_dicts.missing(state, own) | {
+        key for key, tensor in state.items() if key not in own or own[key].shape != tensor.shape
+    }
     if wrong := sorted(key for key in different if not key.startswith(head)):
-        raise UserError(
-            f"--model.weights {weights} belongs to another model: {len(wrong)} tensors differ, the first is {wrong[0]!r}"
-        )
+        raise UserError(f"--model.weights {weights} belongs to another model: {_difference(wrong, state, own)}")
+    if state_dicts.auxiliary(given, own) and ":" not in weights:
+        _compare_normalization(weights, *_OF_INCEPTION, recipe)
     fitting = {k: v for k, v in state.items() if k not in different}
     if recipe.model.zero_head:
         fitting = {k: v for k, v in fitting.items() if not k.startswith(head)}
-    network.load_state_dict(fitting, strict=False)
+    networks.load_state(network, fitting, strict=False)
+
+
+def _difference(wrong: list[str], state: State, own: State) -> str:
+    if prefix := state_dicts.prefix(state, own):
+        return f"the names of the network's tensors begin with {prefix!r}: save only those, without the prefix"
+    first = wrong[0]
+    if first not in own:
+        reason = f"{first!r}, which {len(own)} tensors of the network do not include"
+    elif first not in state:
+        reason = f"{first!r}, which the file lacks"
+    else:
+        shapes = (" x ".join(map(str, tensors[first].shape)) or "one number" for tensors in (state, own))
+        reason = "{!r}: {} in the file, {} in the network".format(first, *shapes)
+    return f"{len(wrong)} tensors differ, the first is {reason}"
 
 
 def _state(weights: str, recipe: Recipe) -> State:
@@ -74,7 +91,9 @@ def _from_torchvision(name: str, recipe: Recipe) -> State:
             f"torchvision has no weights {name!r}: they are called like torchvision:ResNet50_Weights.IMAGENET1K_V2"
         ) from None
     transforms = published.transforms()
-    _compare_normalization(f"torchvision:{name}", transforms.mean, transforms.std, recipe)
+    converted = name.startswith(("GoogLeNet", "Inception"))
+    mean, std = _OF_INCEPTION if converted else (transforms.mean, transforms.std)
+    _compare_normalization(f"torchvision:{name}", mean, std, recipe)
     try:
         return dict(published.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError) as error:
@@ -109,13 +128,13 @@ def _compare_normalization(weights: str, mean: Sequence[float], std: Sequence[fl
         )
 
 
-def _read_state(path: Path) -> dict[str, torch.Tensor]:
+def _read_state(path: Path) -> State:
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"--model.weights {path}: file not found") from None
     except pickle.UnpicklingError:
@@ -124,6 +143,9 @@ def _read_state(path: Path) -> dict[str, torch.Tensor]:
         ) from None
     except Exception as error:
         raise UserError(f"--model.weights {path} cannot be read: {error}") from None
-    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
+    state, place = state_dicts.found_in(content)
+    if state is None:
         raise UserError(f"--model.weights {path} is not a state dict: expected tensors by name")
+    if place and (others := sorted(str(name) for name in content if "ema" in str(name).lower())):
+        log.warning("--model.weights %s: its %r is used, and not %s", path, place, ", ".join(others))
     return state

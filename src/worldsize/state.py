@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from worldsize import checkpoint, optim
+from worldsize import checkpoint, networks, optim
 from worldsize.averaging import Averaging
 from worldsize.checkpoint import Snapshot, Tensors
 from worldsize.errors import CheckpointError
@@ -109,7 +109,7 @@ class TrainState:
 
     def _load(self, state: Tensors) -> None:
         try:
-            self.model.load_state_dict(state)
+            networks.load_state(self.model, state)
         except RuntimeError as error:
             reason = str(error).splitlines()[1:2] or [str(error)]
             raise CheckpointError(f"the checkpoint belongs to another model: {reason[0].strip()}") from None

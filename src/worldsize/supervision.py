@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from worldsize import catalog, checkpoint, model
+from worldsize import catalog, checkpoint, model, networks
 from worldsize.data import crops
 from worldsize.data.samples import Dataset
 from worldsize.errors import UserError
@@ -75,7 +75,7 @@ def _teacher(path: Path, recipe: Recipe, dataset: Dataset, device: torch.device,
     if (its.data.mean, its.data.std) != (recipe.data.mean, recipe.data.std):
         raise UserError(f"--loss.teacher {path} sees images with another normalization: use its data.mean and data.std")
     network = model.build(its, len(dataset.classes), device, dtype)
-    network.load_state_dict(snapshot.average or snapshot.model)
+    networks.load_state(network, snapshot.average or snapshot.model)
     for size in crops.crop_sizes(recipe.data, recipe.epochs):
         model.check_input(network, size, its.micro_batch, f"the teacher {its.model.name}")
     return network.eval().requires_grad_(False)

@@ -7,8 +7,10 @@ A source is one module of this package with a function ``build``, one line in `_
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import nn
 
 from worldsize import blurpool, network_names
@@ -47,6 +49,19 @@ def _fill_bias(network: nn.Module, value: float, name: str) -> None:
     if bias is None:
         raise UserError(f"--model.head-bias {value:g}: the classifier of {name} has no bias")
     nn.init.constant_(bias, value)
+
+
+def load_state(network: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+    """``network.load_state_dict`` for tensors without the versions of their modules: those of a file, in the network's form.
+
+    Some networks of torchvision (MNASNet) load nothing without a version.
+
+    Raises:
+        RuntimeError: other names or shapes.
+    """
+    versioned = OrderedDict(state)
+    versioned._metadata = network.state_dict()._metadata  # type: ignore[attr-defined]
+    network.load_state_dict(versioned, strict)
 
 
 def classifier(network: nn.Module) -> tuple[str, nn.Module]:

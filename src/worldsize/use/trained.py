@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from worldsize import checkpoint, model
+from worldsize import checkpoint, model, networks
 from worldsize.checkpoint import Snapshot
 from worldsize.data.crops import Crop, evaluation_crop, five_crops
 from worldsize.data.loader import Loader
@@ -74,7 +74,7 @@ def load(path: Path, snapshot: Snapshot, recipe: Recipe, precision: Precision, r
     classes = tuple(snapshot.state["classes"])
     network = model.build(recipe, len(classes), precision.device, precision.weights)
     try:
-        network.load_state_dict(snapshot.model if raw else snapshot.average or snapshot.model)
+        networks.load_state(network, snapshot.model if raw else snapshot.average or snapshot.model)
     except RuntimeError:
         raise CheckpointError(f"{path} does not fit {recipe.model.name}") from None
     normalise = Normalise(recipe.data, precision.device, precision.weights)

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from worldsize import model
+from worldsize import model, networks
 from worldsize.errors import CheckpointError
 from worldsize.recipe import Recipe
 from worldsize.use.export.base import Format, Options, Runner, Source
@@ -28,7 +28,11 @@ class Form(Format):
 
     def write(self, folder: Path, source: Source, options: Options) -> list[str]:
         save(folder / FILE, source.found.network)
-        return [*_build(source), f"network.load_state_dict(safetensors.torch.load_file({FILE!r}))"]
+        loaded = f"safetensors.torch.load_file({FILE!r})"
+        if source.recipe.model.name.startswith("mnasnet"):
+            lines = ["state = network.state_dict()  # with the version that a MNASNet requires", f"state.update({loaded})"]
+            return [*_build(source), *lines, "network.load_state_dict(state)"]
+        return [*_build(source), f"network.load_state_dict({loaded})"]
 
     def open(self, folder: Path, about: dict[str, Any], recipe: Recipe, classes: int) -> Runner:
         network = model.build(recipe, classes, torch.device("cpu"), torch.float32)
@@ -77,6 +81,6 @@ def load(network: nn.Module, path: Path) -> None:
         CheckpointError: they are those of another network.
     """
     try:
-        network.load_state_dict(load_file(path))
+        networks.load_state(network, load_file(path))
     except RuntimeError:
         raise CheckpointError(f"{path} does not fit the network of recipe.yaml next to it") from None
