@@ -1,6 +1,6 @@
 """A tree of images: ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE (or valid, validation, or test).
 
-Also ROOT/CLASS/IMAGE with a list of the validation images, and shards.
+Also ROOT/CLASS/IMAGE with a list of the validation images, any tree with a list of all images and their labels, and shards.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from worldsize.data import index, shards
+from worldsize.data import index, label_list, shards
 from worldsize.data.samples import Dataset, FileSamples, Samples
 from worldsize.data.split import by_list
 from worldsize.data.unused import Unused
@@ -26,6 +26,8 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
         UserError: no root, a split is missing, a class is empty, only one class, or the splits have different classes.
     """
     root = required_root(settings)
+    if settings.label_list is not None:
+        return label_list.open_dataset(root, settings.label_list, several=False)
     if shards.is_packed(root):
         return shards.open_dataset(root)
     if settings.val_list is not None:
@@ -77,14 +79,14 @@ def open_validation(settings: Data, cache: Path) -> Samples | None:
     """The validation images alone, for which the training images need not be there.
 
     Returns:
-        None if they cannot be opened alone: shards, images with a list of the validation images, or another layout.
+        None if they cannot be opened alone: shards, images with a list, or another layout.
 
     Raises:
         UserError: see `open_dataset`.
     """
     root = required_root(settings)
     validation = validation_folder(root)
-    if shards.is_packed(root) or settings.val_list is not None or validation is None:
+    if shards.is_packed(root) or settings.val_list is not None or settings.label_list is not None or validation is None:
         return None
     return index.list_classes(validation, index.class_folders(validation), cache)
 

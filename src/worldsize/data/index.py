@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import posixpath
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -168,6 +169,39 @@ def below(root: Path) -> list[str]:
     if unused:
         log.warning("%s", unused.note(root))
     return [os.fsdecode(name) for name in sorted(found)]
+
+
+def require_files(images: Iterable[str], root: Path, source: Path) -> dict[str, set[str]]:
+    """Check that ``images`` exist, by their paths in ``root``; ``source`` names them.
+
+    Lists each folder once, which on network storage takes less time than looking for each image.
+
+    Returns:
+        The names of the other files in these folders, by folder.
+
+    Raises:
+        UserError: an image is missing, or a folder cannot be listed.
+    """
+    images = list(images)
+    present: dict[str, set[str]] = {}
+    missing = []
+    for image in images:
+        parent, name = posixpath.split(image)
+        if parent not in present:
+            try:
+                present[parent] = set(os.listdir(root / parent))
+            except (FileNotFoundError, NotADirectoryError):
+                present[parent] = set()
+            except OSError as error:
+                raise of_system(f"cannot list {root / parent}: {error.strerror}", error) from None
+        if name not in present[parent]:
+            missing.append(image)
+    if missing:
+        raise UserError(f"{source} names {len(missing):,} images that are not in {root}; the first is {missing[0]}")
+    for image in images:
+        parent, name = posixpath.split(image)
+        present[parent].discard(name)
+    return present
 
 
 def _is_named_image(entry: os.DirEntry[str]) -> bool:

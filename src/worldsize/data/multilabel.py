@@ -9,20 +9,20 @@ ROOT. The labels are either in one column ``labels``, separated by semicolons, o
 
 Without tables, the layout is that of `worldsize.data.folder`, and files of a split with the same name, such as
 ``train/cat/1.jpg`` and ``train/dog/1.jpg``, are one image with both labels.
+
+``data.label_list`` names one table for both splits instead: `worldsize.data.label_list`.
 """
 
 from __future__ import annotations
 
 import csv
 import os
-import posixpath
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from worldsize.data import folder, index, shards
+from worldsize.data import folder, index, label_list, shards
 from worldsize.data.samples import Dataset, FileSamples
 from worldsize.data.unused import Unused
 from worldsize.errors import UserError, of_system
@@ -65,6 +65,8 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
     if settings.root is not None and (url := shards.url_of(settings.root)) is not None:
         raise UserError(f"--data.root {url}: data.name multilabel requires a folder, not a URL")
     root = folder.required_root(settings)
+    if settings.label_list is not None:
+        return label_list.open_dataset(root, settings.label_list, several=True)
     if shards.is_packed(root):
         raise UserError(f"{root} contains shards, which have one label per image: data.name multilabel requires files")
     train, val = _tables(root) if any(map(Path.is_file, _paths(root))) else _folders(root, cache)
@@ -131,7 +133,7 @@ def read_table(path: Path, root: Path) -> Listing:
         raise of_system(f"cannot read {path}: {error.strerror}", error) from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a CSV file in UTF-8: {error}") from None
-    beside = _require_files(labels, root, path)
+    beside = index.require_files(labels, root, path)
     return Listing(path, root, labels, frozenset(columns or frozenset[str]().union(*labels.values())), beside=beside)
 
 
@@ -169,34 +171,6 @@ def _labels(cells: list[str], columns: list[str] | None, where: str) -> frozense
         if cell.strip() not in _ONE_HOT:
             raise UserError(f"{where}: column {name!r} has {cell!r} instead of 0 or 1")
     return frozenset(name for name, cell in zip(columns, cells, strict=True) if _ONE_HOT[cell.strip()])
-
-
-def _require_files(images: Iterable[str], root: Path, source: Path) -> dict[str, set[str]]:
-    """Lists each folder once, which on network storage takes less time than looking for each image.
-
-    Returns:
-        The names of the other files in these folders, by folder.
-    """
-    images = list(images)
-    present: dict[str, set[str]] = {}
-    missing = []
-    for image in images:
-        parent, name = posixpath.split(image)
-        if parent not in present:
-            try:
-                present[parent] = set(os.listdir(root / parent))
-            except (FileNotFoundError, NotADirectoryError):
-                present[parent] = set()
-            except OSError as error:
-                raise of_system(f"cannot list {root / parent}: {error.strerror}", error) from None
-        if name not in present[parent]:
-            missing.append(image)
-    if missing:
-        raise UserError(f"{source} names {len(missing):,} images that are not in {root}; the first is {missing[0]}")
-    for image in images:
-        parent, name = posixpath.split(image)
-        present[parent].discard(name)
-    return present
 
 
 def _folders(root: Path, cache: Path) -> tuple[Listing, Listing]:

@@ -26,6 +26,11 @@ class Data(Settings):
     val_list: Path | None = operational(
         None, description="folder: a file that names the validation images, CLASS/IMAGE, instead of a val folder"
     )
+    label_list: Path | None = operational(
+        None,
+        description="folder and multilabel: a CSV file with each image's path, label and split (file,label,split) instead "
+        "of the folders' names; `worldsize init` writes it",
+    )
     labels: Path | None = operational(
         None, description="CSV file with corrected labels of some images, as `worldsize labels` writes it"
     )
@@ -87,6 +92,9 @@ class Data(Settings):
 
     @model_validator(mode="after")
     def _ranges(self) -> Data:
+        if self.label_list is not None and (self.val_list is not None or self.name not in ("folder", "multilabel")):
+            problem = "leave out val_list" if self.val_list is not None else "requires the name folder or multilabel"
+            raise ValueError(f"label_list {self.label_list}: {problem}")
         if not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
             raise ValueError(f"crop_area {self.crop_area} must be two increasing numbers between 0 and 1")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:

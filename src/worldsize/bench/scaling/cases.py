@@ -83,7 +83,7 @@ def recipe_of(case: Case, base: Recipe, smallest: int, steps: int, synthetic: bo
     plan = batch.plan(recipe, case.world_size)
     if synthetic:
         samples = plan.global_batch * (steps + 1)
-        no_files = {"root": None, "val_list": None, "labels": None}
+        no_files = {"root": None, "val_list": None, "label_list": None, "labels": None}
         data = recipe.data.model_copy(update={"name": "synthetic", "samples": samples, **no_files})
         recipe = recipe.model_copy(update={"data": data})
     return recipe

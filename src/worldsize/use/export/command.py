@@ -273,7 +273,7 @@ def _about(source: Source, state: dict[str, Any], asked: Export, options: Option
 
 def _portable(recipe: Recipe) -> Recipe:
     """The recipe without the paths of the dataset on this machine."""
-    data = recipe.data.model_copy(update={"root": None, "val_list": None, "labels": None})
+    data = recipe.data.model_copy(update={"root": None, "val_list": None, "label_list": None, "labels": None})
     return recipe.model_copy(update={"data": data})
 
 
