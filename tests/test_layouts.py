@@ -1,0 +1,525 @@
+"""Folders of images as people have them: each rule on a tiny folder, and the collection of layouts in shared/."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trees import image_bytes, put
+from worldsize.data import layouts
+from worldsize.data.layouts import Hints, Reading, Unclear
+
+COLLECTION = Path(__file__).parent.parent.parent / "shared" / "layouts"
+EXPECTED = json.loads((COLLECTION / "expected.json").read_text()) if COLLECTION.is_dir() else {}
+REFUSE = json.loads((COLLECTION / "refuse.json").read_text()) if COLLECTION.is_dir() else {}
+# Images inside other files: refused with the command that unpacks them.
+PACKED = {"hf_parquet", "wds_clip_benchmark"}
+needs_collection = pytest.mark.skipif(not COLLECTION.is_dir(), reason=f"{COLLECTION} is not there")
+
+
+def labels(reading: Reading) -> dict[str, str]:
+    return {row.file: "+".join(sorted(row.labels)) for row in reading.rows}
+
+
+def splits(reading: Reading) -> dict[str, str | None]:
+    return {row.file: row.split for row in reading.rows}
+
+
+def numbered(*folders: str, count: int = 3) -> list[str]:
+    """Paths of images, with another name in each folder."""
+    return [f"{folder}/{100 * i + n}.png" for i, folder in enumerate(folders) for n in range(count)]
+
+
+def unequal(root: Path, *paths: str) -> Path:
+    """Images that all have different bytes."""
+    for i, path in enumerate(paths):
+        put(root / path, image_bytes(f"#{i * 7919 % 2**24:06x}"))
+    return root
+
+
+def written(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        stem, _, extension = name.rpartition("_")
+        (root / f"{stem}.{extension}").write_text(text, "utf-8")
+    return root
+
+
+def refusal(root: Path, **hints) -> str:
+    with pytest.raises(Unclear) as caught:
+        layouts.read(root, Hints(**hints))
+    return str(caught.value)
+
+
+# Folders ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrapper", ["", "download/", "a/b c/images/"])
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [("train", "val"), ("Training", "Test"), ("seg_train/seg_train", "seg_test/seg_test"), ("Final_Train/Images", "valid")],
+)
+def test_class_folders_at_any_depth(tmp_path, wrapper, train, val):
+    paths = [
+        f"{wrapper}{split}/{name}/{split[:2]}{i}.png" for split in (train, val) for name in ("cat", "dog") for i in (1, 2)
+    ]
+    found = layouts.read(unequal(tmp_path, *paths))
+    assert labels(found) == {path: path.split("/")[-2] for path in paths}
+    assert splits(found) == {path: "train" if path.startswith(wrapper + train) else "val" for path in paths}
+
+
+def test_a_level_below_the_classes_is_no_class(tmp_path):
+    paths = ["train/n1/images/1.png", "train/n2/images/2.png", "train/n2/images/3.png", "test/images/4.png"]
+    found = layouts.read(unequal(tmp_path, *paths))
+    assert labels(found) == dict(zip(paths, ["n1", "n2", "n2"], strict=False))
+    assert found.unlabelled == ["test/images/4.png"] and not found.split
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    assert layouts.read(unequal(tmp_path, *numbered("bus", "car", "train"))).classes == ["bus", "car", "train"]
+
+
+def test_class_first_then_split(tmp_path):
+    paths = numbered("cat/train", "cat/val", "dog/train", "dog/val")
+    found = layouts.read(unequal(tmp_path, *paths))
+    assert (labels(found), splits(found)) == ({p: p.split("/")[0] for p in paths}, {p: p.split("/")[1] for p in paths})
+
+
+def test_dates_in_a_class_are_no_classes(tmp_path):
+    paths = numbered("cats/2024-01", "cats/2024-02", "dogs")
+    assert labels(layouts.read(unequal(tmp_path, *paths))) == {path: path.split("/")[0] for path in paths}
+
+
+def test_folds_of_a_class_tree_are_no_classes(tmp_path):
+    paths = numbered("fold1/cat", "fold1/dog", "fold2/cat", "fold2/dog")
+    assert layouts.read(unequal(tmp_path, *paths)).classes == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("outer", ["pets", "art"])
+def test_two_levels_of_names_are_unclear(tmp_path, outer):
+    paths = numbered(
+        f"{outer}/cat", f"{outer}/dog", *(("wild/fox", "wild/elk") if outer == "pets" else ("photo/cat", "photo/dog"))
+    )
+    root = unequal(tmp_path, *paths)
+    assert "pass --class-level 1 for the outer ones or --class-level 2" in refusal(root)
+    assert layouts.read(root, Hints(level=1)).classes == sorted({path.split("/")[0] for path in paths})
+    assert layouts.read(root, Hints(level=2)).classes == sorted({path.split("/")[1] for path in paths})
+
+
+@pytest.mark.parametrize(
+    "names", [("part_1", "part_2"), ("100APPLE", "101APPLE"), ("2023", "2024-05"), ("images", "photos")]
+)
+def test_parts_are_no_classes(tmp_path, names):
+    root = unequal(tmp_path, *numbered(*names))
+    assert "look like parts, not classes" in refusal(root)
+    assert layouts.read(root, Hints(labels="folders")).classes == sorted(names)
+
+
+def test_splits_with_other_classes_are_refused(tmp_path):
+    root = unequal(tmp_path / "a", *numbered("train/cat", "train/dog", "val/cat", "val/Dog"))
+    assert "train and val have different classes: only in train: dog; only in val: Dog" in refusal(root)
+    root = unequal(tmp_path / "b", *numbered("train/cat", "train/dog", "test/dog"))
+    assert "train and test have different classes: only in train: cat" in refusal(root)
+
+
+def test_a_second_copy_does_not_count(tmp_path):
+    paths = numbered("pets/cat", "pets/dog")
+    for folder in ("", "pets/", "again/"):
+        unequal(tmp_path, *(f"{folder}{path}" for path in paths))
+    found = layouts.read(tmp_path)
+    assert len(found.rows) == 6 and found.classes == ["cat", "dog"]
+    assert set(found.ignored.values()) == {f"second copy of {path}" for path in labels(found)}
+
+
+def test_another_version_inside_is_not_a_class(tmp_path):
+    paths = numbered("cat", "dog")
+    unequal(tmp_path, *paths)
+    unequal(tmp_path / "all", *paths[::-1])
+    assert "all contains folders with names of its neighbors (cat, dog)" in refusal(tmp_path)
+    assert layouts.read(tmp_path, Hints(ignore=("all",))).classes == ["cat", "dog"]
+
+
+def test_equal_training_and_validation_trees_are_no_copies(tmp_path):
+    for split in ("train", "val"):
+        unequal(tmp_path / split, *numbered("cat", "dog"))
+    assert len(layouts.read(tmp_path).rows) == 12
+
+
+@pytest.mark.parametrize(
+    "junk",
+    ["__MACOSX/cat/._1.png", ".ipynb_checkpoints/1.png", "cat/@eaDir/1.png/T.jpg", "cat/.thumbnails/1.png", "cat/._0.png"],
+)
+def test_what_programs_leave_behind_does_not_count(tmp_path, junk):
+    root = unequal(tmp_path, *numbered("cat", "dog"), junk)
+    (root / "to sort").mkdir()
+    found = layouts.read(root)
+    assert (found.classes, list(found.ignored)) == (["cat", "dog"], [junk])
+    assert "folders without images are no classes: to sort" in found.notes
+
+
+@pytest.mark.parametrize("mask", ["masks/{}", "{}_mask", "annotations/trimaps/{}"])
+def test_masks_are_no_images(tmp_path, mask):
+    names = [f"{kind}_{i}" for kind in ("pug", "boxer") for i in range(3)]
+    root = unequal(tmp_path, *(f"images/{n}.png" for n in names))
+    place = "{}.png" if "/" in mask else "images/{}.png"
+    unequal(root, *(place.format(mask.format(n)) for n in names))
+    found = layouts.read(root)
+    assert len(found.rows) == len(found.ignored) == 6 and found.classes == ["boxer", "pug"]
+
+
+def test_classes_about_masks_are_classes(tmp_path):
+    for name in ("mask", "bare"):
+        unequal(tmp_path / name, "1.png", "2.png")
+    assert layouts.read(tmp_path).classes == ["bare", "mask"]
+
+
+# Tables -------------------------------------------------------------------------------------------------------------------
+
+IDS = ["0a1", "7", "0012", "x-y"]
+
+
+def four(root: Path) -> Path:
+    return unequal(root, *(f"train_images/{name}.jpg" for name in IDS), "test_images/99.jpg")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "id_code,diagnosis\n0a1,0\n7,1\n0012,0\nx-y,1\n",
+        "\ufeffDatei;Klasse;\r\nC:\\Fotos\\0a1.jpg;0 ;\r\nC:\\Fotos\\7.jpg;1;\r\n0012.jpg;0;\r\nx-y.JPG;1;\r\n;;\r\n",
+        "label\timage\n0\t./train_images/0a1.jpg\n1\t/data/train_images/7.jpg\n0\thttps://x.y/a/0012.jpg?s=1\n1\tx-y\n",
+        "0a1 0\n7 1\n0012 0\nx-y 1\n",
+        "0 0 0a1.jpg\n1 1 7.jpg\n2 0 0012.jpg\n3 1 x-y.jpg\n",
+        "# a comment\n0a1.jpg,0\n7.jpg,1\n0012.jpg,0\nx-y.jpg,1",
+    ],
+)
+def test_a_table_of_labels(tmp_path, rows):
+    root = written(four(tmp_path), train_csv="" if rows[0] == "#" else rows, list_txt="" if rows[0] != "#" else rows)
+    (root / "sample_submission.csv").write_text("id_code,diagnosis\n99,0\n")
+    found = layouts.read(root)
+    assert labels(found) == dict(zip((f"train_images/{name}.jpg" for name in IDS), "0101", strict=True))
+    assert (found.several, found.unlabelled, found.split) == (False, ["test_images/99.jpg"], False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps([{"file_name": f"{n}.jpg", "label": kind} for n, kind in zip(IDS, "abab", strict=True)]),
+        "\n".join(
+            json.dumps({"image": f"train_images/{n}.jpg", "label": kind}) for n, kind in zip(IDS, "abab", strict=True)
+        ),
+        json.dumps({f"{n}.jpg": kind for n, kind in zip(IDS, "abab", strict=True)}),
+        json.dumps({"a": ["0a1.jpg", "0012.jpg"], "b": ["7.jpg", "x-y.jpg"]}),
+        json.dumps(
+            {
+                "images": [{"id": i, "file_name": f"{n}.jpg"} for i, n in enumerate(IDS)],
+                "annotations": [{"image_id": i, "category_id": i % 2} for i in range(4)],
+                "categories": [{"id": 0, "name": "a"}, {"id": 1, "name": "b"}],
+            }
+        ),
+        json.dumps(
+            [
+                {
+                    "data": {"image": f"/data/upload/1/{i:08x}-{n}.jpg"},
+                    "annotations": [{"result": [{"value": {"choices": [kind]}}]}],
+                }
+                for i, (n, kind) in enumerate(zip(IDS, "abab", strict=True))
+            ]
+        ),
+    ],
+)
+def test_json(tmp_path, text):
+    found = layouts.read(written(four(tmp_path), labels_json=text))
+    assert labels(found) == dict(zip((f"train_images/{name}.jpg" for name in IDS), "abab", strict=True))
+    assert not found.several
+
+
+def test_cvat_tags(tmp_path):
+    rows = "".join(
+        f'<image id="1" name="{n}.jpg"><tag label="{kind}"/></image>' for n, kind in zip(IDS[:3], "aba", strict=True)
+    )
+    root = written(
+        four(tmp_path), annotations_xml=f'<?xml version="1.0" encoding="utf-8"?><a>{rows}<image name="x-y.jpg"/></a>'
+    )
+    found = layouts.read(root)
+    assert list(labels(found).values()) == ["b" if "/7." in file else "a" for file in labels(found)]
+    assert "train_images/x-y.jpg" in found.unlabelled
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["rust", "scab", "scab rust", "rust scab"], ["rust", "scab", "rust+scab", "rust+scab"]),
+        (["a|b", "b", "No Finding", "a|c"], ["a+b", "b", "", "a+c"]),
+        (["a;b", "b", "a", "b;a"], ["a+b", "b", "a", "a+b"]),
+        (["Größe S", "Größe M", "défaut", "Größe S"], None),
+        (["traffic light", "car", "car", "traffic light"], None),
+        (["a b", "a c", "d b", "d c"], None),
+    ],
+)
+def test_several_labels_in_a_cell(tmp_path, cells, expected):
+    rows = "".join(f"{name},{cell}\n" for name, cell in zip(IDS, cells, strict=True))
+    found = layouts.read(written(four(tmp_path), labels_csv="image,labels\n" + rows))
+    assert found.several == (expected is not None)
+    assert labels(found) == dict(zip((f"train_images/{name}.jpg" for name in IDS), expected or cells, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("table", "several", "expected"),
+    [
+        ("id,cat,dog\n0a1,1,0\n7,0,1\n0012,1,0\nx-y,1,0\n", False, ["cat", "dog", "cat", "cat"]),
+        ("id,age,cat,dog\n0a1,9,1.0,1.0\n7,9,0.0,1.0\n0012,8,0.0,0.0\nx-y,7,1.0,0.0\n", True, ["cat+dog", "dog", "", "cat"]),
+        ("id,LabelName,Confidence\n0a1,a,1\n0a1,b,1\n7,b,1\n7,a,0\n0012,a,0\nx-y,a,1\n", True, ["a+b", "b", "", "a"]),
+        ("id,label\n0a1,a\n0a1,b\n7,b\n0012,a\nx-y,a\n", True, ["a+b", "b", "a", "a"]),
+        (
+            "id,PredictionString\n0a1,n1 1 2 3 4 n1 5 6 7 8\n7,n2 1 2 3 4\n0012,n1 1 1 1 1\nx-y,n2 1 2 3 4 \n",
+            False,
+            "n1 n2 n1 n2",
+        ),
+    ],
+)
+def test_forms_of_label_columns(tmp_path, table, several, expected):
+    found = layouts.read(written(four(tmp_path), labels_csv=table))
+    assert found.several == several
+    wanted = expected.split() if isinstance(expected, str) else expected
+    assert labels(found) == dict(zip((f"train_images/{name}.jpg" for name in IDS), wanted, strict=True))
+
+
+def test_an_image_with_two_labels_among_many_is_unclear(tmp_path):
+    root = unequal(tmp_path, *(f"{i}.jpg" for i in range(40)))
+    written(root, labels_csv="id,label\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(40)) + "3,a\n")
+    assert "gives 1 images two labels, the first is 3.jpg" in refusal(root)
+    assert layouts.read(root, Hints(kind="multi")).several
+
+
+def test_labels_among_other_columns(tmp_path):
+    table = "lesion_id,image_id,dx,dx_type,sex\nL1,0a1,nv,histo,m\nL1,7,nv,seen,m\nL2,0012,mel,histo,f\nL3,x-y,mel,seen,f\n"
+    found = layouts.read(written(four(tmp_path), metadata_csv=table))
+    assert (found.classes, found.group_by) == (["mel", "nv"], "lesion_id")
+    assert [row.group for row in found.rows if row.labels == ("nv",)] == ["L1", "L1"]
+    assert layouts.read(tmp_path, Hints(column="sex", labels="metadata.csv")).classes == ["f", "m"]
+
+
+def test_equally_good_columns_are_unclear(tmp_path):
+    root = written(four(tmp_path), data_csv="id,genre,emotion\n0a1,a,x\n7,a,y\n0012,b,y\nx-y,b,x\n")
+    assert "2 columns that may have the labels (genre, emotion)" in refusal(root)
+    assert layouts.read(root, Hints(column="emotion")).classes == ["x", "y"]
+    assert "no table that names images has this column" in refusal(root, column="gone")
+    assert "--labels gone.csv: no such table" in refusal(root, labels="gone.csv")
+
+
+def test_tables_that_contradict_each_other_are_unclear(tmp_path):
+    rows = "0a1,{}\n7,b\n0012,a\nx-y,b\n"
+    root = written(four(tmp_path), first_csv="id,label\n" + rows.format("a"), second_csv="image,class\n" + rows.format("b"))
+    assert "first.csv and second.csv contradict each other: train_images/0a1.jpg is 'a' in one and 'b' in" in refusal(root)
+    assert labels(layouts.read(root, Hints(labels="second.csv")))["train_images/0a1.jpg"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("map.json", '{"0": "ant", "1": "bee"}'),
+        ("classes.txt", "ant\nbee\n"),
+        ("names.csv", "0,ant\n1,bee\n"),
+        ("map.json", '{"ant": 0, "bee": 1}'),
+    ],
+)
+def test_numbers_get_the_names_of_a_file(tmp_path, name, text):
+    root = written(four(tmp_path), train_csv="id,label\n0a1,0\n7,1\n0012,0\nx-y,1\n")
+    (root / name).write_text(text)
+    assert layouts.read(root).classes == ["ant", "bee"]
+
+
+def test_equal_names_are_found_next_to_the_table(tmp_path):
+    for split, kinds in (("train", "aabb"), ("test", "bbaa")):
+        unequal(tmp_path / split, *(f"{i}.png" for i in range(4)))
+        written(tmp_path / split, metadata_csv="file_name,label\n" + "".join(f"{i}.png,{k}\n" for i, k in enumerate(kinds)))
+    found = layouts.read(tmp_path)
+    assert [label for _, label in sorted(labels(found).items())] == [*"bbaa", *"aabb"]
+    assert set(splits(found).values()) == {"train", "val"}
+
+
+def test_rows_without_images_and_images_without_rows(tmp_path):
+    root = written(four(tmp_path), train_csv="id,label\n0a1,a\n7,b\ngone,b\n0012,\n")
+    found = layouts.read(root)
+    assert (found.missing, len(found.rows)) == (["gone"], 2)
+    assert found.unlabelled == ["test_images/99.jpg", "train_images/0012.jpg", "train_images/x-y.jpg"]
+
+
+# Tables and folders -------------------------------------------------------------------------------------------------------
+
+
+def test_folders_for_training_and_a_table_for_validation(tmp_path):
+    root = unequal(tmp_path, *numbered("train/n01", "train/n02"), "val/images/a.png", "val/images/b.png")
+    written(root, val_txt="a.png\tn02\t0\t1\t30\t31\nb.png\tn01\t0\t1\t30\t31\n")
+    found = layouts.read(root)
+    assert (labels(found)["val/images/a.png"], splits(found)["val/images/a.png"]) == ("n02", "val")
+    assert len(found.rows) == 8
+
+
+def test_a_table_that_agrees_with_the_folders_under_other_names(tmp_path):
+    paths = numbered("00000", "00014")
+    unequal(tmp_path, *paths)
+    written(tmp_path, all_csv="Filename;ClassId\n" + "".join(f"{p};{int(p.split('/')[0])}\n" for p in paths))
+    assert layouts.read(tmp_path).classes == ["00000", "00014"]
+
+
+def test_noisy_columns_do_not_outweigh_the_folders(tmp_path):
+    paths = numbered("ant", "bee")
+    unequal(tmp_path, *paths)
+    rows = "".join(f"{p},{p.split('/')[0]},{'bee' if p == paths[0] else 'ant'}\n" for p in paths)
+    written(tmp_path, noisy_csv="path,noisy_labels_0,noisy_labels_50\n" + rows)
+    assert labels(layouts.read(tmp_path)) == {path: path.split("/")[0] for path in paths}
+
+
+def test_a_table_that_contradicts_the_folders_is_unclear(tmp_path):
+    paths = numbered("ant", "bee")
+    unequal(tmp_path, *paths)
+    written(tmp_path, t_csv="file,label\n" + "".join(f"{p},{'xy'[i % 2]}\n" for i, p in enumerate(paths)))
+    assert "Pass --labels folders, or --labels FILE" in refusal(tmp_path)
+    assert layouts.read(tmp_path, Hints(labels="folders")).classes == ["ant", "bee"]
+    assert layouts.read(tmp_path, Hints(labels="t.csv")).classes == ["x", "y"]
+
+
+@pytest.mark.parametrize("folders", [("0", "1"), ("part0", "part1"), ("images_001/images", "images_002/images")])
+def test_shards_do_not_outweigh_a_table(tmp_path, folders):
+    paths = numbered(*folders, count=4)
+    unequal(tmp_path, *paths)
+    written(tmp_path, t_csv="file,label\n" + "".join(f"{Path(p).name},{'xy'[i % 2]}\n" for i, p in enumerate(paths)))
+    assert layouts.read(tmp_path).classes == ["x", "y"]
+
+
+# Splits, groups and names -------------------------------------------------------------------------------------------------
+
+
+def test_lists_give_the_split(tmp_path):
+    paths = numbered("images/ant", "images/bee")
+    unequal(tmp_path, *paths)
+    (tmp_path / "meta").mkdir()
+    entries = [f"{path.split('/')[1]}/{Path(path).stem}\n" for path in paths]
+    (tmp_path / "meta" / "trainval.txt").write_text("".join(entries[i] for i in (0, 1, 3, 4)))
+    (tmp_path / "meta" / "test.txt").write_text("".join(entries[i] for i in (2, 5)).rstrip())
+    found = layouts.read(tmp_path)
+    assert [splits(found)[path] for path in paths] == ["train", "train", "val"] * 2
+    (tmp_path / "meta" / "val.txt").write_text(entries[0])
+    assert f"{paths[0]} is in meta/trainval.txt and in meta/val.txt" in refusal(tmp_path)
+    assert layouts.read(tmp_path, Hints(ignore=("meta/val.txt",))).rows == found.rows
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("is_valid", "False False False True"), ("split", "train Training train valid"), ("is_train", "1 1 1 0")],
+)
+def test_a_column_gives_the_split(tmp_path, name, values):
+    rows = "".join(f"{n},{k},{v}\n" for n, k, v in zip(IDS, "abab", values.split(), strict=True))
+    found = layouts.read(written(four(tmp_path), t_csv=f"fname,labels,{name}\n{rows}"))
+    assert [splits(found)[f"train_images/{n}.jpg"] for n in IDS] == ["train", "train", "train", "val"]
+
+
+def test_names_of_files(tmp_path):
+    paths = [f"train/{kind}.{i}.jpg" for kind in ("cat", "big_dog") for i in range(3)]
+    found = layouts.read(unequal(tmp_path, *paths, "test1/1.jpg", "test1/2.jpg"))
+    assert labels(found) == {path: Path(path).name.split(".")[0] for path in paths}
+    assert len(found.unlabelled) == 2
+
+
+@pytest.mark.parametrize("names", [("IMG_{}", "DSC_{}"), ("photo{}", "photo{}"), ("{}", "{}"), ("a{}", "b")])
+def test_names_of_cameras_are_no_classes(tmp_path, names):
+    root = unequal(tmp_path, *(f"x/{name.format(10 * k + i)}.jpg" for k, name in enumerate(names) for i in range(3)))
+    assert "nothing has their labels" in refusal(root)
+
+
+@pytest.mark.parametrize(
+    ("names", "group"),
+    [
+        (["a_jpg.rf.0f1", "a_jpg.rf.aa2", "b_jpg.rf.991"], "a_jpg"),
+        (["00000_00000", "00000_00001", "00001_00000"], None),
+        (["walk frame 1", "walk frame 2", "run_frame_1"], "walk"),
+    ],
+)
+def test_names_give_groups(tmp_path, names, group):
+    found = layouts.read(
+        unequal(tmp_path, *(f"{kind}/{kind if group else ''}{n}.png" for kind in ("x", "y") for n in names))
+    )
+    groups = [row.group for row in found.rows if row.labels == ("x",)]
+    assert len(groups) == 3 and len(set(groups)) == 2 and None not in groups
+    assert layouts.read(tmp_path, Hints(group_by="none")).group_by is None
+
+
+# Refusals -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "contains no images"),
+        ({"a.txt": "x"}, "contains no images"),
+        ({"a.tar": "x"}, "only archives such as a.tar: unpack them first (tar -xf a.tar)"),
+        ({"a.parquet": "x"}, "a.parquet may contain images"),
+        ({".a.png": None}, ".a.png is left out (hidden)"),
+        ({"cats/1.png": None, "cats/2.png": None}, "all 2 images of"),
+        ({"a/1.png": None, "a/2.png": None, "b/c/3.png": None, "images/4.png": None, "4.txt": "0 .5 .5 .1 .1"}, ""),
+        (
+            {"images/train/1.png": None, "images/val/2.png": None, "labels/1.txt": "0 0.5 0.5 .1 .1\n1 .1 1 1 1\n"},
+            "has boxes or",
+        ),
+        (
+            {"images/1.png": None, "labels/1.xml": "<annotation><object><name>cat</name></object></annotation>"},
+            "has boxes or",
+        ),
+        ({"train/1.png": None, "train_masks/1_mask.gif": None}, "has images and masks, but no labels"),
+        ({"train/cat/1.png": None, "test/2.png": None}, "nothing in"),
+    ],
+)
+def test_what_has_no_labels_is_refused(tmp_path, files, message):
+    for i, (name, text) in enumerate(files.items()):
+        put(tmp_path / name, image_bytes(f"#0000{i:02x}") if text is None else text.encode())
+    if message:
+        assert message in refusal(tmp_path)
+    else:
+        assert layouts.read(tmp_path).classes == ["a", "b", "images"]
+
+
+def test_a_link_to_a_folder_above_ends(tmp_path):
+    root = unequal(tmp_path, *numbered("cat", "dog"))
+    (root / "cat" / "again").symlink_to(root)
+    assert layouts.read(root).classes == ["cat", "dog"]
+
+
+# The collection -----------------------------------------------------------------------------------------------------------
+
+
+@needs_collection
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_collection_is_read_rightly(name):
+    expected = EXPECTED[name]
+    if name in PACKED:
+        assert "no image files" in refusal(COLLECTION / name)
+        return
+    found = layouts.read(COLLECTION / name)
+    truth = {one["file"]: one for one in map(json.loads, (COLLECTION / "truth" / f"{name}.jsonl").read_text().splitlines())}
+    right = {file: one for file, one in truth.items() if one["use"] == "labelled"}
+    clutter = {file for file, one in truth.items() if one.get("why") == "clutter folder"}
+    rows = {row.file: row for row in found.rows if row.file not in clutter}
+    assert found.several == (expected["kind"] == "multi")
+    also = [set(classes) for classes in expected.get("also_ok", {}).get("classes", [])]
+    assert set(found.classes) in [set(expected["classes"]), *also]
+    assert rows.keys() == right.keys()
+    assert {file: row.split for file, row in rows.items()} == {file: one["split"] for file, one in right.items()}
+    pairs = {(tuple(sorted(one["labels"])), tuple(sorted(rows[file].labels))) for file, one in right.items()}
+    if set(found.classes) >= set(expected["classes"]):
+        assert all(one == other for one, other in pairs)
+    else:  # other names for the same classes
+        assert len({one for one, _ in pairs}) == len(pairs) == len({other for _, other in pairs})
+    assert set(found.unlabelled) == {file for file, one in truth.items() if one["use"] == "unlabelled"}
+    assert {file for file, one in truth.items() if one["use"] == "ignored"} - clutter <= found.ignored.keys()
+    assert len(found.missing) == expected["missing"]
+    assert (found.group_by is None) == ("group_by" not in expected)
+
+
+@needs_collection
+@pytest.mark.parametrize("name", REFUSE)
+def test_the_collection_is_refused_where_any_reading_is_wrong(name):
+    message = refusal(COLLECTION / name)
+    assert "\n" not in message and str(COLLECTION / name) in message
