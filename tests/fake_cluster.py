@@ -158,6 +158,7 @@ class KeepingCluster(FakeCluster):
         self.logs = {}  # by pod: lines with timestamps
         self.logs_before = {}  # by pod: the same for the container's previous run
         self.breaks = []  # for successive responses: after how many lines the connection is lost
+        self.ends = []  # the same: after how many lines the response ends, as a proxy ends it
 
     def add(self, kind, name=None, /, **body):
         super().add(kind, name, **body)
@@ -197,6 +198,8 @@ class KeepingCluster(FakeCluster):
         since = query.get("sinceTime", [""])[0]
         lines = (self.logs_before if "previous" in query else self.logs).get(pod, [])
         left = [line for line in lines if not since or moment(line.partition(" ")[0]) >= moment(since)]
+        if self.ends:
+            left = left[: self.ends.pop(0)]
         broken = bool(self.breaks) and "previous" not in query
         sent = left[: self.breaks.pop(0)] if broken else left
         text = "".join((line if "timestamps" in query else line.partition(" ")[2]) + "\n" for line in sent)

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specs import TORCH
+from worldsize.cluster.api import logs
+from worldsize.cluster.api.errors import ClusterError, Unreachable
 from worldsize.cluster.api.log_cursor import LogCursor
+from worldsize.cluster.api.logs import Run
 from worldsize.cluster.jobs import diagnose
 from worldsize.cluster.jobs.follow import Line, _line
 from worldsize.cluster.manifests import load_target
@@ -70,6 +73,35 @@ A, B, CUT = b"2026-01-01T00:00:01Z a\n", b"2026-01-01T00:00:02Z b\n", b"2026-01-
 FULL = b"failed to create fsnotify watcher: too many open files"
 
 
+RUN = Run("u", 0)
+
+
+def reported(state="running", restarts=0, uid="u", phase="Running"):
+    """What the API server reports about the pod whose container c is in this state."""
+    container = {"name": "c", "restartCount": restarts, "state": {state: {}}}
+    return {"metadata": {"uid": uid}, "status": {"phase": phase, "containerStatuses": [container]}}
+
+
+def followed(monkeypatch, answers, pods, run=RUN):
+    """The lines of a log whose requests get these answers, and the queries; after each, the pod's next status."""
+    monkeypatch.setattr(logs, "_SETTLING_S", 0.0)
+    answers, pods, queries = iter(answers), iter(pods), []
+
+    def request(query):
+        queries.append(query)
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return iter(answer)
+
+    lines = list(logs.follow(request, lambda: next(pods), "c", run, bool))
+    assert list(answers) == [] and list(pods) == []
+    return lines, queries
+
+
+ENDED = reported("terminated", phase="Succeeded")
+
+
 @pytest.mark.parametrize(
     ("answers", "lines"),
     [
@@ -82,14 +114,36 @@ FULL = b"failed to create fsnotify watcher: too many open files"
         ([[A, FULL], [A, FULL]], ["a", FULL.decode()]),
     ],
 )
-def test_a_log_ends_when_its_server_has_nothing_new(use, monkeypatch, answers, lines):
+def test_a_log_ends_when_its_server_has_nothing_new(monkeypatch, answers, lines):
     """Responses recorded from kubelets: a log that ends is requested again, and by then its container may be gone."""
-    cluster = use({"server": "http://127.0.0.1:9"})
-    left = iter(answers)
-    monkeypatch.setattr(cluster, "stream", lambda *_: iter(next(left)))
-    monkeypatch.setattr("worldsize.cluster.api.client._SETTLING_S", 0.0)
-    assert list(cluster.logs("p", "c")) == lines
-    assert list(left) == []
+    assert followed(monkeypatch, answers, [ENDED])[0] == lines
+
+
+def test_a_stream_that_ends_while_the_container_runs_is_requested_again(monkeypatch):
+    """As often as proxies with an idle timeout end it, with and without new lines in between."""
+    answers = [[A], [], [], [A], [A, B], [B], [B]]
+    assert followed(monkeypatch, answers, [*[reported()] * 5, ENDED])[0] == ["a", "b"]
+
+
+@pytest.mark.parametrize("after", [None, reported(uid="its replacement")])
+def test_a_log_ends_with_its_pod_and_not_with_the_pod_that_replaces_it(monkeypatch, after):
+    assert followed(monkeypatch, [[A], [A, CUT]], [reported(), after])[0] == ["a", "c"]
+
+
+def test_the_rest_of_a_log_whose_container_was_restarted_is_read_and_nothing_of_the_next_run(monkeypatch):
+    lost = Unreachable("lost")
+    monkeypatch.setattr(logs, "wait_for_server", lambda *_: 0.0)
+    lines, queries = followed(monkeypatch, [[A], lost, lost, [A, B], [B]], [reported(), reported(restarts=1)])
+    assert lines == ["a", "b"]
+    assert ["previous" in query for query in queries] == [False, False, True, True, True]
+    refused = ClusterError("previous terminated container not found", 400)
+    assert followed(monkeypatch, [[A], refused], [reported(restarts=1)])[0] == ["a"]
+
+
+@pytest.mark.parametrize("status", [reported(phase="Failed"), reported("waiting")])
+def test_a_container_that_a_lost_node_still_reports_as_running_has_ended(monkeypatch, status):
+    assert followed(monkeypatch, [[A], [A]], [status])[0] == ["a"]
+    assert followed(monkeypatch, [[A], [A]], [status], run=None)[0] == ["a"]
 
 
 def test_lines_know_their_rank():

@@ -15,6 +15,7 @@ from fake_cluster import KeepingCluster, is_in
 from processes import worldsize
 from specs import TORCH
 from worldsize import cli
+from worldsize.cluster.api import logs
 from worldsize.cluster.api.errors import ClusterError
 from worldsize.cluster.jobs import follow
 from worldsize.cluster.jobs.follow import Follower, Line, Note
@@ -78,6 +79,21 @@ def test_a_log_whose_connections_break_comes_once_and_in_order(fake_cluster):
     follower = Follower(fake_cluster.cluster, TORCH, "r50")
     assert [event.text for event in follower.events() if isinstance(event, Line)] == [f"line {i}" for i in range(20)]
     assert follower.state.phase == "Succeeded"
+
+
+def test_a_log_that_a_proxy_ends_again_and_again_is_read_to_the_end_of_its_container(fake_cluster, monkeypatch):
+    monkeypatch.setattr(logs, "_LONGEST_PAUSE_S", 0.05)
+    is_in(fake_cluster, "PyTorchJob", "Running")
+    pod(fake_cluster, 0, logs=[f"[0] line {i}" for i in range(4)])
+    fake_cluster.ends = [1, 0, 0, 0, 0, 3, 0, 0, 0]
+    lines, started = [], time.monotonic()
+    for event in Follower(fake_cluster.cluster, TORCH, "r50").events():
+        lines += [event.text] if isinstance(event, Line) else []
+        assert time.monotonic() - started < 120  # it would follow forever
+        if len(lines) == 4:
+            pod(fake_cluster, 0, exit_code=0, logs=[f"[0] line {i}" for i in range(5)])
+            is_in(fake_cluster, "PyTorchJob", "Succeeded")
+    assert lines == [f"line {i}" for i in range(5)]
 
 
 def test_a_server_that_is_gone_is_noticed_by_connections_on_which_nothing_comes(fake_cluster):
@@ -303,7 +319,7 @@ def test_a_job_that_comes_to_nothing_after_a_setback_has_failed_in_the_end(fake_
 def test_a_job_that_is_given_up_is_not_waited_for(fake_cluster, clock, monkeypatch):
     """Its pods may keep running, and their logs may not end."""
 
-    def endless(self, pod, container, stop):
+    def endless(self, pod, container, run, stop):
         while not stop():
             time.sleep(0.05)
         yield from ()

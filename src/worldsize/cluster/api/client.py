@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shlex
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
@@ -18,9 +17,9 @@ from urllib.parse import urlencode
 
 import yaml
 
-from worldsize.cluster.api.errors import ClusterError, Unreachable, connection_errors, refusal
+from worldsize.cluster.api import logs
+from worldsize.cluster.api.errors import ClusterError, connection_errors, refusal, wait_for_server
 from worldsize.cluster.api.kinds import KINDS, Kind
-from worldsize.cluster.api.log_cursor import LogCursor
 from worldsize.cluster.objects import Object
 from worldsize.errors import UserError, first_line
 
@@ -33,9 +32,7 @@ Lines = list[str]
 FIELD_MANAGER = "worldsize"
 _CONNECT_S, _READ_S = 10.0, 30.0
 _WATCH_S = 290  # the server ends the watch, and we list again
-_SETTLING_S = 0.5
 _IDLE_S, _PROBE_S, _PROBES = 60, 15, 6  # TCP keepalive
-_MAX_OUTAGE_S = 300.0  # of the server, during a watch or while following a log
 
 
 class Cluster:
@@ -255,47 +252,24 @@ class Cluster:
                         return
             except ClusterError as error:
                 if error.status != 410:
-                    lost_since = _wait_for_server(error, lost_since)
+                    lost_since = wait_for_server(error, lost_since)
 
-    def logs(self, pod: str, container: str, stop: Callable[[], bool] = bool) -> Iterator[str]:
-        """Yield every line of the container's log, once and in order, until the container has ended or ``stop()``.
-
-        After a lost connection, reading resumes after the last line seen.
-        """
+    def logs(self, pod: str, container: str, run: logs.Run | None = None, stop: Callable[[], bool] = bool) -> Iterator[str]:
+        """Yield every line of the log of one ``run`` of the container, see `logs.follow`."""
         path = f"{KINDS['Pod'].path(self.namespace, pod)}/log"
-        cursor = LogCursor()
-        lost_since: float | None = None
-        ended, rest = False, b""
-        while not stop():
-            query = {"container": container, "follow": "true", "timestamps": "true"} | cursor.since
-            fresh, before, rest = False, rest, b""
-            try:
-                for line in self.stream(path, query, (_CONNECT_S, None)):
-                    lost_since = None
-                    if not line.endswith(b"\n"):
-                        rest = line
-                    elif (text := cursor.new(_decoded(line))) is not None:
-                        fresh = True
-                        yield text
-            except ClusterError as error:
-                if error.status == 404:
-                    return
-                lost_since = _wait_for_server(error, lost_since)
-                continue
-            if ended and not fresh:
-                if (text := cursor.last(_decoded(rest), _decoded(before))) is not None:
-                    yield text
-                return
-            # A server that shuts down ends the stream just like a container that has ended, so request the log again.
-            ended = True
-            time.sleep(_SETTLING_S)
+
+        def look() -> Object | None:
+            # Following requires the permission to list pods, not to get them.
+            return next(iter(self.list("Pod", fields=f"metadata.name={pod}")), None)
+
+        return logs.follow(lambda query: self.stream(path, query, (_CONNECT_S, None)), look, container, run, stop)
 
     def previous_log(self, pod: str, container: str, tail: int) -> Lines:
         """The last lines of the container's previous run; empty if there was none."""
         path = f"{KINDS['Pod'].path(self.namespace, pod)}/log"
         query = {"container": container, "previous": "true", "tailLines": tail}
         try:
-            return [_decoded(line) for line in self.stream(path, query, (_CONNECT_S, _READ_S))]
+            return [logs.decoded(line) for line in self.stream(path, query, (_CONNECT_S, _READ_S))]
         except ClusterError:
             return []
 
@@ -322,10 +296,6 @@ def _keepalive() -> list[tuple[int, int, int]]:
     return [*HTTPConnection.default_socket_options, (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *tcp]
 
 
-def _decoded(line: bytes) -> str:
-    return line.decode("utf-8", "replace").removesuffix("\n")
-
-
 def _apply(known: dict[str, Object], event: Object) -> bool:
     """Apply a watch event to the ``known`` objects, by UID. Returns whether anything changed."""
     kind, item = event["type"], event["object"]
@@ -339,17 +309,6 @@ def _apply(known: dict[str, Object], event: Object) -> bool:
     else:
         known[uid] = item
     return True
-
-
-def _wait_for_server(error: ClusterError, lost_since: float | None) -> float:
-    """Wait a second for a server that is down or overloaded; raise other errors. Returns the start of the outage."""
-    now = time.monotonic()
-    if not isinstance(error, Unreachable) and error.status not in (429, 500, 502, 503, 504):
-        raise error
-    if lost_since is not None and now - lost_since > _MAX_OUTAGE_S:
-        raise error
-    time.sleep(1.0)
-    return now if lost_since is None else lost_since
 
 
 def _load(config: Any, settings: Any, context: str | None) -> str:

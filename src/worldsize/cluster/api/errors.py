@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 from contextlib import suppress
 from typing import Any
 
 from worldsize.errors import FAILED, UserError, WorldsizeError, first_line
+
+_MAX_OUTAGE_S = 300.0  # of the server, during a watch or while following a log
 
 
 class ClusterError(WorldsizeError):
@@ -59,3 +62,14 @@ def refusal(method: str, path: str, status: int, body: bytes) -> ClusterError:
     if status == 401:
         message = f"the API server rejected your credentials; log in again ({message})"
     return ClusterError(message or f"{method} {path}: HTTP {status}", status, reason)
+
+
+def wait_for_server(error: ClusterError, lost_since: float | None) -> float:
+    """Wait a second for a server that is down or overloaded; raise other errors. Returns the start of the outage."""
+    now = time.monotonic()
+    if not isinstance(error, Unreachable) and error.status not in (429, 500, 502, 503, 504):
+        raise error
+    if lost_since is not None and now - lost_since > _MAX_OUTAGE_S:
+        raise error
+    time.sleep(1.0)
+    return now if lost_since is None else lost_since

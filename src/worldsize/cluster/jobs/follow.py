@@ -13,6 +13,7 @@ from typing import Any
 
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
+from worldsize.cluster.api.logs import Run
 from worldsize.cluster.jobs import diagnose
 from worldsize.cluster.manifests.base import Target
 from worldsize.cluster.manifests.pod import queue_of
@@ -60,7 +61,7 @@ class Follower:
         self._logs = logs
         self._queue: queue.Queue[tuple[str, Any]] = queue.Queue(_BUFFERED)
         self._seen = _Observed()
-        self._reading: dict[tuple[str, int], threading.Thread] = {}
+        self._reading: dict[Run, threading.Thread] = {}
         self._stopped = threading.Event()
         self.state = JobState("Created")
 
@@ -240,17 +241,17 @@ class Follower:
         for status in pod["status"].get("containerStatuses", []):
             state = status.get("state", {})
             started = "running" in state or "terminated" in state
-            key = (uid, status.get("restartCount", 0))
+            key = Run(uid, status.get("restartCount", 0))
             if status["name"] != self._target.container or not started or key in self._reading:
                 continue
             missed = key[1] > 0 and (uid, key[1] - 1) not in self._reading
-            self._reading[key] = self._feed("line", lambda missed=missed: self._lines(name, place, missed))  # type: ignore[misc]
+            self._reading[key] = self._feed("line", lambda missed=missed, key=key: self._lines(name, place, key, missed))  # type: ignore[misc]
 
-    def _lines(self, pod: str, place: str, missed: bool) -> Iterator[Line]:
+    def _lines(self, pod: str, place: str, run: Run, missed: bool) -> Iterator[Line]:
         if missed:
             for text in self._cluster.previous_log(pod, self._target.container, tail=20):
                 yield _line(place, text)
-        for text in self._cluster.logs(pod, self._target.container, stop=self._stopped.is_set):
+        for text in self._cluster.logs(pod, self._target.container, run, self._stopped.is_set):
             yield _line(place, text)
 
     def _drained(self) -> bool:
