@@ -210,3 +210,44 @@ def test_jobs_and_status_show_what_the_cluster_has(fake_cluster, capsys):
     assert "worker-0  Running  0         n1" in capsys.readouterr().out
     assert cli.main(["status", "r51", "--namespace", "team"]) == 64
     assert "no job 'r51' in namespace team; existing jobs: r50" in capsys.readouterr().err
+
+
+def test_a_refused_list_is_not_an_empty_one(fake_cluster, capsys):
+    is_in(fake_cluster, "PyTorchJob", "Running")
+    fake_cluster.denied = {("list", "pytorchjobs")}
+    fake_cluster.served["kubeflow.org/v2beta1"] = []
+    for command in (["jobs"], ["status", "r50"], ["delete", "--all"], ["delete", "r50"]):
+        assert cli.main([*command, "--namespace", "team"]) in (0, 64)
+        assert (
+            'PyTorchJobs are not listed, because you have no permission: pytorchjobs is forbidden: User "me" cannot list'
+            in (capsys.readouterr().err)
+        )
+    fake_cluster.denied |= {("list", kind) for kind in ("mpijobs", "trainjobs", "jobs")}
+    for command in (["jobs"], ["status", "r50"], ["delete", "--all"], ["delete", "r50"]):
+        assert cli.main([*command, "--namespace", "team"]) == 1
+        err = capsys.readouterr().err
+        assert "you have no permission to list pytorchjobs, mpijobs, trainjobs, jobs in namespace team" in err
+
+
+def test_an_anonymous_user_gets_one_error(fake_cluster, capsys):
+    answer = fake_cluster.answer
+
+    def anonymous(method, path, query, body):
+        if path == "/version":
+            return answer(method, path, query, body)
+        return 403, {"message": f'User "system:anonymous" cannot {method} {path}', "reason": "Forbidden"}
+
+    fake_cluster.answer = anonymous
+    assert cli.main(["jobs", "--namespace", "team"]) == 1
+    assert "the API server received no credentials of yours" in capsys.readouterr().err
+    assert cli.main(["cluster", "check", "--namespace", "team"]) == 2
+    out = capsys.readouterr().out
+    assert out.count("received no credentials of yours") == 1 and ", 1 error, " in out
+
+
+def test_a_check_that_could_not_check_anything_does_not_pass(fake_cluster, capsys):
+    answer = fake_cluster.answer
+    forbidden = (403, {"message": 'User "me" cannot create resource "everything"', "reason": "Forbidden"})
+    fake_cluster.answer = lambda method, path, *more: answer(method, path, *more) if path == "/version" else forbidden
+    assert cli.main(["cluster", "check", "--namespace", "team"]) == 2
+    assert "nothing could be checked in namespace team" in capsys.readouterr().out

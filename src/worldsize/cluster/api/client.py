@@ -10,18 +10,16 @@ import json
 import shlex
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-import yaml
-
-from worldsize.cluster.api import logs
+from worldsize.cluster.api import kubeconfig, logs
 from worldsize.cluster.api.errors import ClusterError, connection_errors, refusal, wait_for_server
 from worldsize.cluster.api.kinds import KINDS, Kind
 from worldsize.cluster.objects import Object
-from worldsize.errors import UserError, first_line
+from worldsize.errors import UserError
 
 if TYPE_CHECKING:
     from worldsize.cluster.api.exec import Session
@@ -53,7 +51,7 @@ class Cluster:
         except ImportError:
             raise UserError("cluster commands require the Kubernetes client: pip install 'worldsize[k8s]'") from None
         self._settings = kubernetes.client.Configuration()
-        own_namespace = _load(kubernetes.config, self._settings, context)
+        own_namespace = kubeconfig.load(kubernetes.config, self._settings, context)
         self.namespace = namespace or own_namespace
         self._given = (("--namespace", namespace), ("--context", context))
         # Each followed pod keeps a connection open.
@@ -309,24 +307,3 @@ def _apply(known: dict[str, Object], event: Object) -> bool:
     else:
         known[uid] = item
     return True
-
-
-def _load(config: Any, settings: Any, context: str | None) -> str:
-    """Read the kubeconfig into ``settings``. Returns the namespace of the context."""
-    try:
-        entries, active = config.list_kube_config_contexts()
-        contexts = {entry["name"]: entry for entry in entries}
-        chosen = contexts.get(context) if context else active
-        if chosen is None:
-            raise UserError(f"the kubeconfig has no context {context!r}; available: {', '.join(sorted(contexts))}")
-        config.load_kube_config(context=context, client_configuration=settings)
-        return str(chosen["context"].get("namespace", "default"))
-    except (config.ConfigException, OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        if context is None:
-            with suppress(config.ConfigException, OSError):
-                config.load_incluster_config(client_configuration=settings)
-                with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
-                    return file.read().strip()
-        raise UserError(
-            f"no usable kubeconfig ({first_line(error)}): set KUBECONFIG to its path, or ask your cluster administrator"
-        ) from None

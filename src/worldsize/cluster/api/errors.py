@@ -28,6 +28,10 @@ class Unreachable(ClusterError):
     """No response from the API server."""
 
 
+class Unauthenticated(ClusterError):
+    """The API server does not know who the user is, so it refuses everything."""
+
+
 class Answered(Exception):
     """The command of an exec session sent output or ended before it had received all input."""
 
@@ -61,6 +65,13 @@ def refusal(method: str, path: str, status: int, body: bytes) -> ClusterError:
         message, reason = answer.get("message") or message, answer.get("reason") or ""
     if status == 401:
         message = f"the API server rejected your credentials; log in again ({message})"
+        return Unauthenticated(message, status, reason)
+    if status == 403 and "system:anonymous" in message:
+        message = (
+            "the API server received no credentials of yours (it sees the user system:anonymous); log in again, or check "
+            f"the user in your kubeconfig ({message})"
+        )
+        return Unauthenticated(message, status, reason)
     return ClusterError(message or f"{method} {path}: HTTP {status}", status, reason)
 
 

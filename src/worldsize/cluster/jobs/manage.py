@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from worldsize.cluster.api.client import Cluster
-from worldsize.cluster.api.errors import ClusterError
+from worldsize.cluster.api.errors import ClusterError, Unauthenticated
+from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target, pod
 from worldsize.cluster.manifests.base import Target
 from worldsize.cluster.manifests.spec import PodJobSpec
@@ -72,20 +73,43 @@ def find(cluster: Cluster, name: str) -> ClusterJob:
 
 
 def list_jobs(cluster: Cluster) -> list[ClusterJob]:
-    """All worldsize jobs in the namespace, newest first."""
+    """All worldsize jobs in the namespace, newest first. Names kinds of jobs that the user may not list on stderr.
+
+    Raises:
+        ClusterError: the user may list no kind of training job that the cluster has.
+    """
     jobs: list[ClusterJob] = []
+    refused: dict[str, ClusterError] = {}
+    listed: set[str] = set()
     for kind in _KINDS:
         target = load_target(kind)
         try:
             found = cluster.list(target.kind, OURS)
         except ClusterError as error:
-            if error.status in (403, 404):  # no permission, or the operator is not installed
-                continue
-            raise
+            if error.status == 403 and not isinstance(error, Unauthenticated):
+                refused[kind] = error
+            elif error.status != 404:  # the operator is not installed
+                raise
+            continue
+        listed.add(kind)
         for item in found:
             pods = cluster.list("Pod", target.selector(item["metadata"]["name"]))
             jobs.append(ClusterJob(target, item, target.state(item, pods), pods))
+    if refused and not jobs and not listed & set(TARGETS):
+        raise _not_listed(cluster, refused)
+    for kind, refusal in refused.items():
+        note(f"{load_target(kind).kind}s are not listed, because you have no permission: {refusal}")
     return sorted(jobs, key=lambda job: job.age_s)
+
+
+def _not_listed(cluster: Cluster, refused: dict[str, ClusterError]) -> ClusterError:
+    plurals = ", ".join(KINDS[load_target(kind).kind].plural for kind in refused)
+    first = next(iter(refused.values()))
+    return ClusterError(
+        f"you have no permission to list {plurals} in namespace {cluster.namespace}; `worldsize cluster check` prints the "
+        f"role to ask your cluster administrator for ({first})",
+        first.status,
+    )
 
 
 def submit(cluster: Cluster, spec: PodJobSpec, manifests: list[Object]) -> None:

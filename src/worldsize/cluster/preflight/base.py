@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal, TypeVar
 
 from worldsize.cluster.api.client import Cluster
-from worldsize.cluster.api.errors import ClusterError, Unreachable
+from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests.pod import template
 from worldsize.cluster.manifests.spec import PodJobSpec
@@ -30,6 +30,7 @@ class Finding:
     level: Literal["ok", "warning", "error"]
     what: str
     remedy: str = ""
+    unchecked: bool = False  # because of a missing permission or a server error
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,14 @@ def findings_of(check: Check, context: Context) -> list[Finding]:
     """Run the check. Missing permissions and server errors become a warning.
 
     Raises:
-        Unreachable: the server does not respond, so no check can continue.
+        Unreachable, Unauthenticated: the server does not respond, or rejects the user, so no check can continue.
     """
     found: list[Finding] = []
     try:
         # One by one, to keep the findings before an error.
         for finding in check(context):
             found.append(finding)
-    except Unreachable:
+    except (Unreachable, Unauthenticated):
         raise
     except ClusterError as error:
         found.append(_not_checked(check, error))
@@ -94,8 +95,8 @@ def findings_of(check: Check, context: Context) -> list[Finding]:
 def _not_checked(check: Check, error: ClusterError) -> Finding:
     name = check.__name__.replace("_", " ")
     if (permission := denied(error)) is not None:
-        return Finding("warning", f"cannot check {name}: no permission to {permission}")
-    return Finding("warning", f"cannot check {name}: {error}")
+        return Finding("warning", f"cannot check {name}: no permission to {permission}", unchecked=True)
+    return Finding("warning", f"cannot check {name}: {error}", unchecked=True)
 
 
 def denied(error: ClusterError) -> str | None:

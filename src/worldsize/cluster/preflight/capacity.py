@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from worldsize.cluster.api.errors import ClusterError, Unreachable
+from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
 from worldsize.cluster.objects import Object
 from worldsize.cluster.preflight import scheduling
 from worldsize.cluster.preflight.base import Context, Finding, denied, get_optional
@@ -116,17 +116,18 @@ def _try(context: Context, template: Object) -> tuple[Object, str | None]:
     pod["metadata"] = template["metadata"] | {"name": f"{context.spec.name}-preflight"}
     try:
         return context.cluster.create(pod, dry_run=True)["spec"], None
-    except Unreachable:
+    except (Unreachable, Unauthenticated):
         raise
     except ClusterError as error:
         return template["spec"], str(error)
 
 
 def _rejected(why: str) -> Finding:
+    unchecked = "cannot check whether the namespace admits the pods: "
     if "cannot create resource" in why:
-        return Finding("warning", "cannot check whether the namespace admits the pods: no permission to create pods")
+        return Finding("warning", f"{unchecked}no permission to create pods", unchecked=True)
     if "does not support dry run" in why:
-        return Finding("warning", f"cannot check whether the namespace admits the pods: {why}")
+        return Finding("warning", f"{unchecked}{why}", unchecked=True)
     remedy = next((remedy for text, remedy in _REMEDIES if text in why), "")
     return Finding("error", f"the cluster would reject the job's pods: {why}", remedy)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import yaml
 
-from worldsize.cluster.api.errors import ClusterError, Unreachable
+from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.preflight.base import Context, Finding, concurrently, get_optional, names
 
@@ -51,6 +51,8 @@ def server(context: Context) -> Iterable[Finding]:
         remedy = "check that the cluster is running and reachable from this machine: kubectl cluster-info"
         yield Finding("error", str(error), remedy)
         return
+    except Unauthenticated:
+        raise
     except ClusterError as error:
         yield Finding("error", f"{cluster.server}: {error}")
         return

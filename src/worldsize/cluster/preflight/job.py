@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from worldsize.cluster.api.client import Cluster
-from worldsize.cluster.api.errors import ClusterError, Unreachable
+from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, base, load_target, pod
 from worldsize.cluster.objects import Object, is_ours
@@ -221,7 +221,7 @@ def _try(context: Context, manifest: Object) -> Finding | None:
         context.cluster.create(manifest, dry_run=True)
     except ClusterError as error:
         unknown = error.status == 404 and "/" in manifest["apiVersion"] and not context.serves(kind)
-        if isinstance(error, Unreachable):
+        if isinstance(error, (Unreachable, Unauthenticated)):
             raise
         if denied(error) or unknown:
             return None

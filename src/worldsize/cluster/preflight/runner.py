@@ -13,7 +13,7 @@ from rich.text import Text
 
 from worldsize.arguments import Flat
 from worldsize.cluster.api.client import Cluster
-from worldsize.cluster.api.errors import Unreachable
+from worldsize.cluster.api.errors import Unauthenticated, Unreachable
 from worldsize.cluster.manifests import TARGETS, load_target, pod
 from worldsize.cluster.manifests.spec import PodJobSpec, amount_problems
 from worldsize.cluster.objects import Object
@@ -85,18 +85,28 @@ def run(cluster: Cluster, on: str, spec: PodJobSpec, manifests: Sequence[Object]
 
 
 def examine(context: Context, checks: Sequence[Check] = CHECKS) -> Iterator[Finding]:
-    """Run the checks concurrently; yield their findings in the order of the checks."""
-    for gate in GATES:
-        found = findings_of(gate, context)
-        yield from found
-        if any(finding.level == "error" for finding in found):
-            return
-    with ThreadPoolExecutor(len(checks)) as pool:
-        try:
+    """Run the checks concurrently; yield their findings in the order of the checks.
+
+    A cluster about which nothing could be found out is an error, too.
+    """
+    try:
+        for gate in GATES:
+            found = findings_of(gate, context)
+            yield from found
+            if any(finding.level == "error" for finding in found):
+                return
+        unchecked, known = 0, 0
+        with ThreadPoolExecutor(len(checks)) as pool:
             for found in pool.map(lambda check: findings_of(check, context), checks):
+                unchecked += sum(finding.unchecked for finding in found)
+                known += sum(not finding.unchecked for finding in found)
                 yield from found
-        except Unreachable as error:
-            yield Finding("error", str(error))
+    except (Unreachable, Unauthenticated) as error:
+        yield Finding("error", str(error))
+        return
+    if unchecked and not known:
+        remedy = "ask your cluster administrator for access to the namespace, or check the user in your kubeconfig"
+        yield Finding("error", f"nothing could be checked in namespace {context.cluster.namespace}", remedy)
 
 
 def _general_context(options: ClusterCheck, cluster: Cluster) -> Context:
