@@ -265,9 +265,53 @@ def test_failures_come_in_the_order_in_which_they_happened():
     ]
 
 
+JOB = {"metadata": {"name": "j", "uid": "u", "creationTimestamp": "2026-01-01T00:00:03Z"}}
+
+
+@pytest.mark.parametrize(
+    ("on", "own", "others"),
+    [
+        (
+            "pytorchjob",
+            ["Pod j-worker-1", "Service j-worker-10"],
+            ["Pod j-2-worker-1", "Pod j-worker-worker-0", "PyTorchJob j-2"],
+        ),
+        (
+            "mpijob",
+            ["Pod j-worker-1", "Pod j-launcher-x7k2p", "Job j-launcher", "Service j", "Secret j-ssh"],
+            ["Pod j-2-worker-1", "Pod j-launcher-worker-0", "Job j-2-launcher", "Secret j-2-ssh", "TrainJob j", "JobSet j"],
+        ),
+        (
+            "trainjob",
+            ["JobSet j", "Job j-node-0", "Pod j-node-0-1-x7k2p"],
+            [
+                "JobSet j-2",
+                "Job j-2-node-0",
+                "Pod j-2-node-0-1-x7k2p",
+                "Pod j-node-0-node-0-1-x7k2p",
+                "PersistentVolumeClaim j",
+            ],
+        ),
+        ("fetchjob", ["Pod j-x7k2p"], ["Pod j-2-x7k2p", "Job j-2"]),
+    ],
+)
+def test_warnings_are_of_this_job_and_of_what_its_operator_creates(on, own, others):
+    events = [
+        {
+            "metadata": {"creationTimestamp": "2026-01-01T00:00:05Z"},
+            "involvedObject": dict(zip(("kind", "name"), one.split(), strict=True)),
+            "type": "Warning",
+            "reason": "Reason",
+            "message": one,
+        }
+        for one in [*own, *others]
+    ]
+    assert [message for _, message, _ in diagnose.warnings(load_target(on), events, JOB)] == own
+
+
 def test_warnings_are_of_this_job_and_of_this_time():
-    def event(name: str, at: str, message: str, **more) -> dict:
-        about = {"kind": "MPIJob", "name": name}
+    def event(name: str, at: str, message: str, kind="MPIJob", uid="u", **more) -> dict:
+        about = {"kind": kind, "name": name, "uid": uid}
         return (
             {"metadata": {}, "involvedObject": about, "type": "Warning", "reason": "ValidationError", "message": message}
             | {"lastTimestamp": at}
@@ -278,7 +322,10 @@ def test_warnings_are_of_this_job_and_of_this_time():
         event("j", "2026-01-01T00:00:05Z", "second"),
         event("j", "2026-01-01T00:00:01Z", "of the job before"),
         event("jj", "2026-01-01T00:00:05Z", "of another job"),
-        event("j-launcher", "2026-01-01T00:00:04Z", "first"),
+        event("j", "2026-01-01T00:00:05Z", "of a deleted job of this name", uid="before"),
+        event("j", "2026-01-01T00:00:05Z", "of a job of this name of another kind", kind="TrainJob"),
+        event("j-launcher", "2026-01-01T00:00:05Z", "of a job whose name starts equally"),
+        event("j-launcher", "2026-01-01T00:00:04Z", "first", kind="Job"),
         event("j", "2026-01-01T00:00:05Z", "normal", type="Normal"),
         # The scheduler's events have neither first nor last timestamp.
         event("j", "", "scheduler", eventTime="2026-01-01T00:00:06.000000Z"),
@@ -288,5 +335,5 @@ def test_warnings_are_of_this_job_and_of_this_time():
         # In the same second as the job's creation, with microseconds as in the newer events API.
         event("j", "", "at once", eventTime="2026-01-01T00:00:03.123456Z"),
     ]
-    messages = [message for _, message, _ in diagnose.warnings(events, "j", "2026-01-01T00:00:03Z")]
+    messages = [message for _, message, _ in diagnose.warnings(load_target("mpijob"), events, JOB)]
     assert messages == ["at once", "first", "second", "scheduler", "again"]

@@ -114,7 +114,19 @@ def test_no_modules_import_each_other():
 
 
 # What `cluster.manifests` may import: nothing that reads a file, a clock, the environment or a network.
-PURE = ("__future__", "abc", "collections", "dataclasses", "fractions", "importlib", "pathlib", "re", "typing", "yaml")
+PURE = (
+    "__future__",
+    "abc",
+    "collections",
+    "dataclasses",
+    "fractions",
+    "importlib",
+    "pathlib",
+    "re",
+    "types",
+    "typing",
+    "yaml",
+)
 
 
 def test_manifests_are_pure():

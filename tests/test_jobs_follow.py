@@ -291,6 +291,19 @@ def test_a_job_that_its_operator_gave_up_has_failed_and_one_that_has_started_has
     assert follower.state.phase == "Running"
 
 
+def test_an_event_about_a_job_whose_name_starts_equally_is_not_about_this_one(fake_cluster):
+    about = {"kind": "MPIJob", "name": "r50-2"}
+    event = {"type": "Warning", "reason": "ValidationError", "message": "no workers"}
+    fake_cluster.add("Event", "e", involvedObject=about, lastTimestamp="2026-01-01T00:00:01Z", **event)
+    is_in(fake_cluster, "MPIJob")
+    follower, seen = Follower(fake_cluster.cluster, load_target("mpijob"), "r50"), []
+    for event in follower.events():
+        seen += [event.text] if isinstance(event, Note) else []
+        if follower._seen.events and follower._seen.job:
+            is_in(fake_cluster, "MPIJob", "Succeeded")
+    assert follower.state.phase == "Succeeded" and not any("ValidationError" in text for text in seen)
+
+
 SETBACKS = [("trainjob", "TrainJobResourcesCreationFailed"), ("pytorchjob", "FailedCreateService")]
 
 

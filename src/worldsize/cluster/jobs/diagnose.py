@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from worldsize.cluster.manifests.base import Target
 from worldsize.cluster.objects import Object, event_time
 
@@ -46,21 +48,32 @@ def failures(target: Target, pods: list[Object]) -> list[str]:
     return [text for _, text in sorted(ended)]
 
 
-def warnings(events: list[Object], name: str, since: str) -> list[tuple[str, str, str]]:
+def warnings(target: Target, events: list[Object], job: Object) -> list[tuple[str, str, str]]:
     """(reason, message, key) of warnings about the job or its objects, earliest first; times are compared in seconds.
 
-    Args:
-        since: RFC 3339 time; older warnings belong to an earlier job of the same name.
+    Older events belong to an earlier job of the same name.
     """
-    found = []
+    since, found = job["metadata"]["creationTimestamp"], []
     for event in sorted(events, key=_second):
         about = event["involvedObject"]
-        ours = about.get("name") == name or str(about.get("name", "")).startswith(f"{name}-")
         recent = _second(event) >= since[:19]
-        if ours and recent and event.get("type") == "Warning" and event.get("reason") not in _IN_POD_STATUS:
+        if not recent or not _concerns(target, about, job["metadata"]):
+            continue
+        if event.get("type") == "Warning" and event.get("reason") not in _IN_POD_STATUS:
             message = str(event.get("message", "")).strip()
             found.append((str(event.get("reason", "")), message, f"{event.get('reason')} {about.get('kind')} {message}"))
     return found
+
+
+def _concerns(target: Target, about: Object, job: Object) -> bool:
+    """Whether an event ``about`` this object is about the ``job`` (its metadata) or an object that its operator created.
+
+    The names of two jobs may start equally, and jobs of two kinds may have the same name.
+    """
+    name, suffix = str(about.get("name", "")), target.parts.get(str(about.get("kind")))
+    if about.get("kind") == target.kind:
+        return name == job["name"] and about.get("uid") in (None, "", job["uid"])
+    return suffix is not None and re.fullmatch(re.escape(job["name"]) + suffix, name) is not None
 
 
 def _second(event: Object) -> str:

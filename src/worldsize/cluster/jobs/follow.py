@@ -163,7 +163,7 @@ class Follower:
             return
         self.state = target.state(seen.job, seen.pods)
         seen.left_created |= self.state.phase not in ("Created", "Suspended")
-        for reason, message, key in diagnose.warnings(seen.events, self._name, seen.job["metadata"]["creationTimestamp"]):
+        for reason, message, key in diagnose.warnings(target, seen.events, seen.job):
             if self._is_final(reason):
                 seen.abandoned = True  # by us: its pods may keep running
                 self.state = JobState("Failed", f"{reason}: {message}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 from worldsize.cluster.manifests import pod
@@ -32,6 +33,9 @@ class Target(ABC):
     dead_ends: ClassVar[frozenset[str]] = frozenset()
     # Reasons of events for retries, possibly endless, that the operator never reports as a condition.
     setbacks: ClassVar[frozenset[str]] = frozenset()
+
+    # Objects that the operator creates for a job: by kind, a regular expression of what follows the job's name.
+    parts: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @abstractmethod
     def problems(self, spec: PodJobSpec) -> Iterable[str]:

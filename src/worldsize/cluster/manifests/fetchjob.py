@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.manifests.base import Target as Base
@@ -24,6 +25,7 @@ class Target(Base):
 
     kind = "Job"
     container = "fetch"
+    parts = MappingProxyType({"Pod": "-[a-z0-9]{5}"})
 
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
         return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from worldsize import entry
 from worldsize.cluster.manifests import pod
@@ -25,6 +26,16 @@ class Target(Base):
     container = "worldsize"
     # For an invalid MPIJob the operator only emits this event.
     dead_ends = frozenset({"ValidationError"})
+    parts = MappingProxyType(
+        {
+            "ConfigMap": "-config",
+            "Job": "-launcher",
+            "Pod": r"-(worker-\d+|launcher-[a-z0-9]{5})",
+            "PodGroup": "",
+            "Secret": "-ssh",
+            "Service": "",
+        }
+    )
 
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
         yield from too_long(spec.name, 63 - len(f"-worker-{spec.nodes - 1}"), self.kind)

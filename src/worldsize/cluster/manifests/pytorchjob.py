@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.manifests.base import KUBEFLOW_CONDITIONS, agent_command, from_conditions, too_long
@@ -26,6 +27,7 @@ class Target(Base):
     container = "pytorch"
     # A job whose name is too long gets pods but never a condition.
     setbacks = frozenset({"FailedCreateService"})
+    parts = MappingProxyType({"Pod": r"-(worker|master)-\d+", "Service": r"-(worker|master)-\d+", "PodGroup": ""})
 
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
         yield from too_long(spec.name, 63 - len(f"-worker-{spec.bounds[1] - 1}"), self.kind)

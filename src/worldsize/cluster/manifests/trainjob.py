@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from worldsize import errors
 from worldsize.cluster.manifests import pod
@@ -35,6 +36,16 @@ class Target(Base):
     kind = "TrainJob"
     container = "node"
     setbacks = frozenset({"TrainJobResourcesCreationFailed"})
+    # A runtime of the cluster may also have initializers.
+    parts = MappingProxyType(
+        {
+            "Job": r"-(node|launcher|(dataset|model)-initializer)-\d+",
+            "JobSet": "",
+            "Pod": r"-(node|launcher|(dataset|model)-initializer)-\d+-\d+-[a-z0-9]{5}",
+            "PodGroup": "",
+            "Service": "",
+        }
+    )
 
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
         yield from too_long(spec.name, 63 - len(f"-node-0-{spec.nodes - 1}-abcde"), self.kind)

@@ -185,7 +185,7 @@ def _wait_until_running(cluster: Cluster, settings: FilePod, name: str, wait_s: 
             raise ClusterError(f"pod {name}, which accesses volume {settings.volume}, was deleted by someone else")
         if found["status"].get("phase") == "Running":
             return
-        events = sorted(cluster.list("Event", fields=f"involvedObject.name={name}"), key=event_time)
+        events = sorted(cluster.list("Event", fields=f"involvedObject.kind=Pod,involvedObject.name={name}"), key=event_time)
         reason, permanent = why_not_running(found, events)
         if permanent or time.monotonic() > deadline:
             details = _all_reasons(cluster, settings, reason)
