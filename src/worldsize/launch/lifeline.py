@@ -100,7 +100,8 @@ def _watch(process: subprocess.Popen[bytes], source: _Input, signals: list[int],
         if stopped_at is None and ("stop" in lines or signals or source.ended or silent):
             stopped_at = time.monotonic()
             if source.ended or silent:
-                _say("the launcher is gone; saving and stopping")
+                why = "is gone" if source.ended else f"was silent for {SILENCE_S:g} s"
+                _say(f"the launcher {why}; saving and stopping")
             process.terminate()
         if stopped_at is not None and time.monotonic() - stopped_at > grace:
             _say(f"not ended {grace:.0f} s after it was asked to stop; killed")
