@@ -18,7 +18,7 @@ LAYERS = [
     ("freezing",),
     ("ghost",),
     ("catalog", "batch", "schedule", "world", "run", "history"),
-    ("resumable",),
+    ("resumable", "runlock"),
     ("arguments", "data"),
     ("importing",),
     ("launch",),

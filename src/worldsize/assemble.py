@@ -43,7 +43,7 @@ from worldsize.attribution import verdict
 from worldsize.averaging import Averaging
 from worldsize.batch import BatchPlan
 from worldsize.compute import Compute
-from worldsize.continuity import autoresumed, check_ranks, fixed_facts, has_ended, snapshot_to_resume
+from worldsize.continuity import autoresumed, check_ranks, fixed_facts, has_ended, locked, snapshot_to_resume
 from worldsize.data import crops, open_dataset
 from worldsize.data.loader import blank_labels
 from worldsize.data.pixels import Normalise
@@ -62,6 +62,7 @@ from worldsize.progress import Progress
 from worldsize.recipe import Recipe
 from worldsize.request import TrainRequest, preflight
 from worldsize.run import RunFolder
+from worldsize.runlock import RunLock
 from worldsize.saver import Saver
 from worldsize.signals import StopFlag
 from worldsize.state import TrainState
@@ -92,18 +93,18 @@ def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None
     Returns:
         The result; None if the resumed run had already ended, and on a worker of an asynchronous run.
     """
-    with device_errors.explained(place.rank, lambda: memory.BEFORE_TRAINING):
-        return _train(request, place, stop)
-
-
-def _train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None:
     begun = time.monotonic()
     preflight(request, place)
     settings = request.recipe.parallel
-    _set_determinism(request.recipe.deterministic or parallel.named(settings).same_bits)
-    world = join(place, request.recipe, parallel.threads(settings), parallel.named(settings).asynchronous)
-    setting = _setting(autoresumed(request, world), world)
-    request = setting.request
+    with device_errors.explained(place.rank, lambda: memory.BEFORE_TRAINING), RunLock() as lock:
+        _set_determinism(request.recipe.deterministic or parallel.named(settings).same_bits)
+        world = join(place, request.recipe, parallel.threads(settings), parallel.named(settings).asynchronous)
+        return _train(locked(autoresumed(request, world), world, lock), world, lock, stop, begun)
+
+
+def _train(request: TrainRequest, world: World, lock: RunLock, stop: StopFlag, begun: float) -> Summary | None:
+    settings = request.recipe.parallel
+    setting = _setting(request, world)
     facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world, setting.teacher)
     check_ranks(world, facts, parallel.named(settings).same_bits)
     snapshot = snapshot_to_resume(request, facts, world)
@@ -116,7 +117,7 @@ def _train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | Non
     setting = replace(setting, plan=world.collectively(lambda: _forward_plan(setting, network)))
     aims = world.collectively(lambda: _aims(setting))
     stop.arm()
-    folder = _folder(request, world)
+    folder = _folder(request, world, lock)
     with world.collectively(lambda: run.RunLog(folder, world.rank)):
         if request.autoresume:
             step = snapshot.state["step"] if snapshot is not None else 0
@@ -200,7 +201,7 @@ def _aims(setting: Setting) -> Supervision:
     return supervision.build(setting.request.recipe, setting.dataset, setting.teacher, device, dtype)
 
 
-def _folder(request: TrainRequest, world: World) -> RunFolder:
+def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
     """The run folder, created or opened by rank 0; on all ranks."""
 
     def prepare() -> Path:
@@ -209,7 +210,9 @@ def _folder(request: TrainRequest, world: World) -> RunFolder:
             return request.resume.path
         if not world.is_main:
             return request.out
-        return run.create(request.out, request.name, request.stem).path
+        created = run.create(request.out, request.name, request.stem)
+        lock.acquire(created.lock)
+        return created.path
 
     folder = RunFolder(world.from_main(world.collectively(prepare)))
 

@@ -18,6 +18,7 @@ from worldsize.precision import Precision
 from worldsize.recipe import Recipe
 from worldsize.request import TrainRequest
 from worldsize.run import RunFolder
+from worldsize.runlock import RunLock
 from worldsize.world import World
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,19 @@ def autoresumed(request: TrainRequest, world: World) -> TrainRequest:
         return request
     world.collectively(lambda: resumable.check_started(folder) if world.is_main else None)
     return replace(request, resume=folder)
+
+
+def locked(request: TrainRequest, world: World, lock: RunLock) -> TrainRequest:
+    """The request, after rank 0 has locked the run that it resumes.
+
+    Raises:
+        UserError: another process trains it.
+        RunInUse: the same, with ``--autoresume``.
+    """
+    folder = request.resume
+    if folder is not None:
+        world.collectively(lambda: lock.acquire(folder.lock, request.autoresume) if world.is_main else None)
+    return request
 
 
 def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: World) -> checkpoint.Snapshot | None:

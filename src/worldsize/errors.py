@@ -10,7 +10,8 @@ code   meaning
 65     data error: more broken images than the recipe allows
 66     checkpoint error: no intact checkpoint or export (any more), or it belongs to another run
        or network
-69     a process did not connect or was lost, or a disk or store does not answer (retry)
+69     a process did not connect or was lost, a disk or store does not answer, or another
+       process still trains the run of ``--autoresume`` (retry)
 70     internal error in worldsize or in a library (the traceback is in the log)
 71     no progress: restarted again and again without a new checkpoint (``--autoresume``)
 74     the last state could not be saved (disk full); older checkpoints are intact
@@ -95,6 +96,12 @@ class NcclFailed(Unmet):
     """NCCL reported an error on this rank."""
 
     of_one_rank = True
+
+
+class RunInUse(WorldsizeError):
+    """Another process trains the run that a scheduler starts again; it may end soon."""
+
+    exit_code = 69
 
 
 class StoreUnreachable(WorldsizeError):

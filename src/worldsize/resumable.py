@@ -84,7 +84,7 @@ def _checkpoints(folder: RunFolder) -> bool:
 def _foreign(path: Path) -> list[str]:
     """What no run writes before its first record, sorted. Hidden files belong to file systems."""
     names = (entry.name for entry in path.iterdir()) if path.is_dir() else ()
-    return sorted(name for name in names if not name.startswith((".", "recipe.yaml", "log.", "checkpoints")))
+    return sorted(name for name in names if not name.startswith((".", "recipe.yaml", "log.", "lock", "checkpoints")))
 
 
 def _saved(folder: RunFolder) -> int | None:

@@ -37,6 +37,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.result = path / "result.json"
         self.starts = path / "starts.json"
+        self.lock = path / "lock"
 
     @property
     def name(self) -> str:
