@@ -44,7 +44,7 @@ class Train:
     resume: Path | None = None
     """Resume this run at the exact step where it stopped, also with another --procs."""
     allow_changes: bool = False
-    """With --resume: continue although the recipe or the data changed."""
+    """With --resume: continue although the recipe or the data changed, but never on other classes."""
     autoresume: bool = False
     """Resume OUT/NAME if it exists; for schedulers that restart jobs. Requires --name."""
     retries: int = 3

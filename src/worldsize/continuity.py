@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from worldsize import checkpoint, environment, parallel, resumable
 from worldsize.batch import BatchPlan
@@ -22,6 +23,8 @@ from worldsize.runlock import RunLock
 from worldsize.world import World
 
 log = logging.getLogger(__name__)
+
+_MOST_NAMES = 5
 
 
 def fixed_facts(
@@ -110,7 +113,8 @@ def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: Worl
 
     Raises:
         CheckpointError: no intact checkpoint is left.
-        UserError: the recipe, the data or the precision changed, or the run has passed ``stop_after``.
+        UserError: the recipe, the data or the precision changed, which ``allow_changes`` permits except for the classes; or
+            the run has passed ``stop_after``.
     """
     if request.resume is None:
         return None
@@ -124,7 +128,8 @@ def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: Worl
     if request.stop_after is not None and snapshot.step >= request.stop_after:
         raise UserError(f"{request.folder} has already done {snapshot.step:,} steps: pass a later --stop-after")
     _check_unchanged(request, snapshot, facts)
-    return snapshot
+    # What was noted about the samples is noted by their numbers, which mean other images in other data.
+    return snapshot if snapshot.state["data"] == facts["data"] else replace(snapshot, samples={})
 
 
 def _newest(folder: Path, owner: int, world: World) -> checkpoint.Snapshot | None:
@@ -181,6 +186,12 @@ def _check_unchanged(request: TrainRequest, snapshot: checkpoint.Snapshot, facts
         changes.append(f"the dataset: was {_brief(old['data'])}, is {_brief(facts['data'])}")
     elif other := same_names_other_sizes(old, facts):
         changes.append(f"the dataset: the images of {' and '.join(other)} have the same names, but other sizes in bytes")
+    if (classes := _class_changes(old.get("classes", facts["classes"]), facts["classes"])) is not None:
+        raise UserError(
+            f"this run cannot resume, because the classes of the dataset changed: {classes}. Its network numbers its "
+            "answers in the old order, so --allow-changes does not apply. Undo the change, or start a new run with "
+            "--model.weights CHECKPOINT/model.safetensors" + "".join(f"\nAlso changed: {change}" for change in changes)
+        )
     # Checkpoints of older versions do not have the teacher's weights.
     if {"teacher"} <= old.keys() & facts.keys() and old["teacher"] != facts["teacher"]:
         changes.append(f"the weights of loss.teacher: were {old['teacher'][:8]}, are {facts['teacher'][:8]}")
@@ -209,6 +220,26 @@ def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list
         elif before != after:
             found.append(f"{prefix}{key}: was {before}, is {after}")
     return found
+
+
+def _class_changes(old: list[str], new: list[str]) -> str | None:
+    """What differs between the classes, and the first label that means another class; None if nothing does."""
+    if old == new:
+        return None
+    gone, added = sorted(set(old) - set(new)), sorted(set(new) - set(old))
+    # Names that look alike, for example in another Unicode form, are shown by their code points.
+    alike = {normalize("NFC", name).strip() for name in gone} & {normalize("NFC", name).strip() for name in added}
+    shown = ascii if alike else repr
+    parts = [f"{what}: {_listed(names, shown)}" for what, names in (("gone", gone), ("new", added)) if names]
+    label = next((i for i, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
+    if label is not None:
+        parts.append(f"label {label} was {shown(old[label])}, is {shown(new[label])}")
+    return "; ".join(parts if gone or added else ["their order", *parts])
+
+
+def _listed(names: list[str], shown: Callable[[str], str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(map(shown, names[:_MOST_NAMES])) + more
 
 
 def _completed(old: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
