@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 # The common formats only: fewer decoders are a smaller attack surface for malicious files.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -22,18 +22,21 @@ class BrokenImage(Exception):
 def decode(data: bytes) -> Image.Image:
     """Decode an image to RGB with 8 bits per channel. Of an animation, decode the first frame.
 
-    Grayscale, palette, CMYK, 16-bit and transparent images are converted; transparency is dropped, as in torchvision.
+    Grayscale, palette, CMYK, 16-bit and transparent images are converted (see `to_rgb`); transparency is dropped, as in
+    torchvision.
     EXIF is ignored, including the orientation (except in TIFFs, which Pillow itself rotates). Pillow's size limit against
     decompression bombs stays on: an image of more than 179 megapixels is broken.
 
     Raises:
-        BrokenImage: not an image, truncated, damaged, or too large.
+        BrokenImage: not an image, truncated, damaged, too large, or of numbers without a known range.
     """
     if not data:
         raise BrokenImage("empty file")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return to_rgb(image)
+    except BrokenImage:
+        raise
     except Exception as error:  # damaged files make decoders raise exceptions of many types
         if kind := unsupported_format(data[:16]):
             raise BrokenImage(f"{kind} is not supported: convert it to JPEG, PNG or WebP") from error
@@ -73,12 +76,50 @@ def looks_like_image(head: bytes) -> bool:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The image as RGB with 8 bits per channel; grayscale, palette, CMYK, 16-bit and transparent images are converted."""
+    """The image as RGB with 8 bits per channel; grayscale, palette, CMYK and transparent images are converted.
+
+    Unsigned integers of 12 or 16 bits are scaled from their full range, 0 to 4095 or 65535. Numbers of other types have no
+    range that would be known without looking at all images: scaling them by a guess would clip some to black or white.
+
+    Raises:
+        BrokenImage: the pixels are signed, floating-point, or have more than 16 bits.
+    """
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-        image = image.convert("I").point(lambda v: v / 257).convert("L")  # 0..65535 to 0..255
+    _require_range(image)
+    if image.mode.startswith("I"):
+        image = _from_16_bits(image)
     return image.convert("RGB")
+
+
+# Of TIFF.
+_BITS, _COLOR, _SAMPLE_FORMAT = 258, 262, 339
+_WHITE_IS_ZERO = 0
+_KINDS = {2: "signed integers", 3: "floating-point numbers"}
+
+
+def _tag(image: Image.Image, number: int) -> int:
+    """A tag of a TIFF, of its first channel; -1 if there is none."""
+    value = getattr(image, "tag_v2", {}).get(number, -1)
+    return int(value[0] if isinstance(value, tuple) else value)
+
+
+def _require_range(image: Image.Image) -> None:
+    kind = _KINDS.get(_tag(image, _SAMPLE_FORMAT))
+    if image.mode == "F":
+        kind = kind or "floating-point numbers"
+    elif image.mode == "I" and image.format not in ("PNG", "PPM"):  # those have 16 bits
+        kind = kind or "32-bit integers"
+    if kind is not None:
+        raise BrokenImage(f"its pixels are {kind}, whose range is unknown: convert it to unsigned integers of 8 or 16 bits")
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    """Grayscale with 8 bits, of one with 12 or 16."""
+    most = 4095 if _tag(image, _BITS) == 12 else 65535
+    scaled = image.convert("I").point(lambda v: v / (most / 255)).convert("L")
+    # Pillow itself inverts 8 bits only.
+    return ImageOps.invert(scaled) if _tag(image, _COLOR) == _WHITE_IS_ZERO else scaled
 
 
 def _short(error: Exception) -> str:

@@ -181,7 +181,10 @@ def _stored(image: Any) -> Read:
         except OSError as error:
             raise DataError(f"{os.fspath(image)}: {error.strerror}") from None
     if isinstance(image, Image.Image):
-        return np.asarray(to_rgb(image))
+        try:
+            return np.asarray(to_rgb(image))
+        except BrokenImage as error:
+            return error
     if isinstance(image, bytes):
         return image
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
