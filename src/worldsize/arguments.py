@@ -277,8 +277,11 @@ class BenchLoader:
     """Where the folder is created."""
 
 
-def parse(kind: type[T], argv: list[str], default: T | None, title: str) -> T:
+def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorded: Recipe | None = None) -> T:
     """The command line as a ``kind``; without a ``default``, its fields' own defaults apply.
+
+    Args:
+        recorded: the recipe of an existing run, whose values are not checked again.
 
     Raises:
         UserError: invalid settings, or settings that contradict each other.
@@ -288,7 +291,7 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str) -> T:
     printed = io.StringIO()
     try:
         with redirect_stderr(printed):
-            return tyro.cli(kind, prog=f"worldsize {title}", args=argv, default=values)
+            parsed = tyro.cli(kind, prog=f"worldsize {title}", args=argv, default=values)
     except ValidationError as error:
         raise UserError(f"invalid settings:\n{explain(error)}") from None
     except SystemExit as stop:
@@ -297,6 +300,16 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str) -> T:
             raise UserError(f"invalid settings:\n{explain(invalid)}") from None
         sys.stderr.write(printed.getvalue())
         raise SystemExit(UserError.exit_code if stop.code else 0) from None
+    _check_scale(getattr(parsed, "settings", None), recorded)
+    return parsed
+
+
+def _check_scale(recipe: object, recorded: Recipe | None) -> None:
+    """Refuse values of ``data.mean`` and ``data.std`` on the scale 0 to 255, but for those of an existing run."""
+    if not isinstance(recipe, Recipe) or (problem := recipe.data.scale_problem()) is None:
+        return
+    if recorded is None or (recorded.data.mean, recorded.data.std) != (recipe.data.mean, recipe.data.std):
+        raise UserError(problem)
 
 
 def _validation_error(error: BaseException | None) -> ValidationError | None:

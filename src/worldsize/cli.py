@@ -203,7 +203,7 @@ def _eval(argv: list[str]) -> int:
         arguments.parse(arguments.Evaluate, argv, arguments.Evaluate(Recipe()), title)
     path = checkpoint.find(Path(argv[0]))
     recipe = catalog.load(str(path / "recipe.yaml"))
-    parsed = arguments.parse(arguments.Evaluate, argv[1:], arguments.Evaluate(recipe), title)
+    parsed = arguments.parse(arguments.Evaluate, argv[1:], arguments.Evaluate(recipe), title, recorded=recipe)
     place = discover()
 
     def work(_: StopFlag) -> int:

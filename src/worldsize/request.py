@@ -63,7 +63,8 @@ def from_arguments(argv: list[str]) -> TrainRequest:
     origin = str(folder.recipe) if folder is not None else source
     base = catalog.load(origin) if origin is not None else Recipe()
     rest = argv[1:] if source else argv
-    parsed = arguments.parse(arguments.Train, rest, arguments.Train(base), f"train {source or 'RECIPE'}")
+    recorded = base if folder is not None or _autoresumes(argv) else None
+    parsed = arguments.parse(arguments.Train, rest, arguments.Train(base), f"train {source or 'RECIPE'}", recorded)
     if folder is not None and (parsed.name is not None or arguments.value_of("--out", argv) is not None):
         raise UserError(f"--resume continues in {folder.path}: leave out --name and --out")
     return TrainRequest(
@@ -79,6 +80,12 @@ def from_arguments(argv: list[str]) -> TrainRequest:
         stop_after=parsed.stop_after,
         command=shlex.join(["worldsize", "train", *argv]),
     )
+
+
+def _autoresumes(argv: list[str]) -> bool:
+    """Whether the command line continues an existing run by its name."""
+    name, out = arguments.value_of("--name", argv), arguments.value_of("--out", argv) or str(arguments.Train.out)
+    return "--autoresume" in argv and name is not None and RunFolder(Path(out) / name).recipe.is_file()
 
 
 def preflight(request: TrainRequest, place: Place) -> None:

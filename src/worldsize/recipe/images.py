@@ -90,6 +90,22 @@ class Data(Settings):
         """Whether an image can have several labels, or none."""
         return self.name == "multilabel"
 
+    def scale_problem(self) -> str | None:
+        """What is wrong if mean or std are on the scale of pixels, 0 to 255; None if they are on that of recipes, 0 to 1.
+
+        Not a validator: recipes of older runs may have such values, and their networks are used with them.
+        """
+        wrong = [name for name in ("mean", "std") if max(map(abs, getattr(self, name))) > 1]
+        if not wrong:
+            return None
+        scaled = {name: [value / 255 if name in wrong and abs(value) > 1 else value for value in getattr(self, name)]
+                  for name in ("mean", "std")}  # fmt: skip
+        if "mean" in wrong and set(self.std) == {1.0}:  # no division, also from 0 to 255
+            scaled["std"] = [1 / 255] * 3
+        flags = " ".join(f"--data.{name} {' '.join(f'{value:g}' for value in values)}" for name, values in scaled.items())
+        given = " and ".join(f"data.{name} {' '.join(f'{value:g}' for value in getattr(self, name))}" for name in wrong)
+        return f"{given}: these values are for pixels from 0 to 255, but pixels here are from 0 to 1: divide by 255: {flags}"
+
     @model_validator(mode="after")
     def _ranges(self) -> Data:
         if self.label_list is not None and (self.val_list is not None or self.name not in ("folder", "multilabel")):
