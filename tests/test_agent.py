@@ -178,7 +178,21 @@ def test_places_are_read_as_torchrun_reads_them(monkeypatch):
     with pytest.raises(UserError, match="PET_NPROC_PER_NODE is not set"):
         agent.discover("j", {"PET_NNODES": "1", "PET_RDZV_ENDPOINT": "a:1"})
     with pytest.raises(UserError, match="torchrun cannot read them"):
-        agent.discover("j", fixed | {"PET_NPROC_PER_NODE": "auto"})
+        agent.discover("j", fixed | {"PET_NPROC_PER_NODE": "many"})
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(0, {"auto": 3, "cpu": 3}), (2, {"auto": 2, "gpu": 2, "cpu": 3})])
+def test_the_agent_understands_torchruns_words_for_the_number_of_processes(monkeypatch, gpus, words):
+    """Kubeflow's operators set them, auto by default."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr(agent, "cores", lambda: 3)
+    place = {"PET_NNODES": "1", "PET_RDZV_ENDPOINT": "a:1"}
+    found = {word: agent.discover("j", place | {"PET_NPROC_PER_NODE": word}).procs for word in words}
+    assert found == words
+    if not gpus:
+        with pytest.raises(UserError, match="PET_NPROC_PER_NODE is gpu, but torch finds no GPU"):
+            agent.discover("j", place | {"PET_NPROC_PER_NODE": "gpu"})
 
 
 # The non-retryable codes are those of the table in `worldsize.errors`, on which users' scripts rely.

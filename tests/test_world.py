@@ -57,6 +57,59 @@ def test_open_mpi_on_several_machines_requires_the_address():
     assert discover(two_machines | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}).master == ("head", 1234)
 
 
+# As mpiexec of MPICH 5.0 and Intel MPI 2021.18 set them.
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "9"}
+OTHER_MPIS = {
+    "MPICH": MPICH | {"MASTER_PORT": "29400"},
+    "Intel MPI": MPICH | {"I_MPI_HYDRA_UUID": "164c0000-ae02-f315-1261-06005e44e447"},
+    "MVAPICH": MPICH
+    | {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2", "MASTER_PORT": "29400"}
+    | {"MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2"},
+    "PALS": {"PALS_RANKID": "1", "PALS_LOCAL_RANKID": "1", "PALS_APID": "f00d", "PMI_RANK": "1", "PMI_SIZE": "2"}
+    | {"PMI_LOCAL_SIZE": "2"},
+}
+
+
+@pytest.mark.parametrize("launcher", OTHER_MPIS)
+def test_other_mpis(launcher):
+    # Their daemons may have been started by srun, whose variables the processes inherit.
+    place = discover(SLURM | OTHER_MPIS[launcher])
+    assert (place.launcher, place.rank, place.size, place.local_rank, place.local_size) == (launcher, 1, 2, 1, 2)
+    assert place.master is not None and place.master[0] == "127.0.0.1"
+    if launcher == "Intel MPI":
+        assert discover(OTHER_MPIS[launcher] | {"I_MPI_HYDRA_UUID": "another"}).master != place.master
+
+
+def test_other_mpis_ask_for_what_they_do_not_say():
+    with pytest.raises(UserError, match="mpirun -genv MASTER_PORT PORT"):
+        discover(MPICH)
+    with pytest.raises(UserError, match="mpirun -genv MASTER_ADDR HOST"):
+        discover(MPICH | {"PMI_SIZE": "4"})
+    one = {"PMI_RANK": "0", "PMI_SIZE": "1"}
+    assert discover(one | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}) == Place("MPICH", 0, 1, 0, 1, None)
+    assert discover(one) == discover({}) == discover({"PMIX_RANK": "0"})
+
+
+@pytest.mark.parametrize(
+    "env", [{"PMI_RANK": "0", "PMI_SIZE": "2"}, {"PMIX_RANK": "1"}, {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}]
+)
+def test_unknown_launchers_of_several_processes_are_refused(env):
+    with pytest.raises(UserError, match=r"this process is one of several.*use torchrun, srun, or mpirun of"):
+        discover(env)
+
+
+def test_srun_with_pmi2_is_slurm():
+    assert discover(SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8"}).launcher == "Slurm"
+
+
+def test_a_pod_without_local_variables_has_one_process():
+    """As Kubeflow's operators set them; each pod has one GPU, with number 0."""
+    env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    assert discover(env) == Place("torchrun", 3, 4, 0, 1, ("a", 1))
+    with pytest.raises(UserError, match="the launcher did not set LOCAL_RANK"):
+        discover(env | {"LOCAL_WORLD_SIZE": "2"})
+
+
 def test_horovodrun():
     job = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
     place = discover(job | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "41282"})
@@ -237,6 +290,13 @@ def test_mpirun_itself(tmp_path):
         pytest.skip("needs mpirun (Debian: openmpi-bin)")
     mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", sys.executable]
     trains_two_steps_together(mpirun, tmp_path)
+
+
+def test_mpiexec_of_mpich_itself(tmp_path):
+    if shutil.which("mpiexec.hydra") is None or shutil.which("mpichversion") is None:
+        pytest.skip("needs MPICH (pip install mpich)")
+    mpiexec = ["mpiexec.hydra", "-genv", "MASTER_PORT", str(free_port()), "-n", "2", sys.executable]
+    trains_two_steps_together(mpiexec, tmp_path)
 
 
 def test_evaluation_counts_every_sample_once_at_any_world_size(ranks):

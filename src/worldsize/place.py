@@ -1,4 +1,4 @@
-"""Rank and world size from the launcher's environment (torchrun, horovodrun, Open MPI, Slurm), without importing torch."""
+"""Rank and world size from the launcher's environment (torchrun, horovodrun, MPI, Slurm), without importing torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,55 @@ from worldsize.errors import UserError
 
 # Set in the processes that `worldsize --procs N` starts.
 LOCAL_LAUNCH = "WORLDSIZE_LOCAL_LAUNCH"
+
+
+@dataclass(frozen=True)
+class _Mpi:
+    """An MPI launcher: the first of each kind of variable that is set counts."""
+
+    name: str
+    rank: str
+    size: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]
+    job: tuple[str, ...] = ()  # equal for all processes of a job, and only for them
+
+
+# In this order: MVAPICH and PALS set PMI_* too. Open MPI is not here, see `_open_mpi`.
+_MPI = (
+    *(
+        _Mpi("MVAPICH", f"{world}_RANK", (f"{world}_SIZE",), (f"{world}_LOCAL_RANK",), (f"{world}_LOCAL_SIZE",))
+        for world in ("MV2_COMM_WORLD", "MVP_COMM_WORLD")  # before version 3, and since
+    ),
+    _Mpi(
+        "PALS",
+        "PALS_RANKID",
+        ("PMI_SIZE",),
+        ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        ("PALS_APID",),
+    ),
+    _Mpi(
+        "MPICH",
+        "PMI_RANK",
+        ("PMI_SIZE",),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        ("I_MPI_HYDRA_UUID",),
+    ),
+)
+# Variables that name a local rank, or the size of a world of several processes, for processes that cannot read their place.
+LOCAL_RANKS = (
+    *("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    *(name for mpi in _MPI for name in mpi.local_rank),
+    "SLURM_LOCALID",
+)
+LAUNCHED = (
+    "HOROVOD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    *dict.fromkeys(name for mpi in _MPI for name in mpi.size),
+    "SLURM_STEP_ID",
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +82,7 @@ class Place:
 def discover(env: Mapping[str, str] = os.environ) -> Place:
     """This process's place, from the environment variables that its launcher set.
 
-    Checks the variables of torchrun, then horovodrun, then Open MPI (4 and 5), then a Slurm job step.
+    Checks the variables of torchrun, then horovodrun, then Open MPI (4 and 5), then other MPIs, then a Slurm job step.
 
     Raises:
         UserError: the variables contradict each other or are incomplete.
@@ -44,9 +93,12 @@ def discover(env: Mapping[str, str] = os.environ) -> Place:
         place = _horovodrun(env)
     elif "OMPI_COMM_WORLD_SIZE" in env:
         place = _open_mpi(env)
+    elif (mpi := _mpi_of(env)) is not None:
+        place = _other_mpi(mpi, env)
     elif "SLURM_STEP_ID" in env and "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
         place = _slurm(env)
     else:
+        _refuse_unknown(env)
         place = Place("none", 0, 1, 0, 1)
     return _check_expected(place, env)
 
@@ -70,13 +122,14 @@ def here(processes: int) -> Place:
 
 def _torchrun(env: Mapping[str, str]) -> Place:
     size = _number(env, "WORLD_SIZE")
-    local_size = _number(env, "LOCAL_WORLD_SIZE", size)
     rank = _number(env, "RANK")
+    # Kubeflow's operators set neither of the local variables in pods with one process.
+    local_size = _number(env, "LOCAL_WORLD_SIZE", size if "LOCAL_RANK" in env else 1)
     place = Place(
         "worldsize --procs" if LOCAL_LAUNCH in env else "torchrun",
         rank,
         size,
-        _number(env, "LOCAL_RANK", rank % local_size),
+        _number(env, "LOCAL_RANK", 0 if local_size == 1 else None),
         local_size,
         _master(env, None, None) if size > 1 else None,
     )
@@ -116,6 +169,37 @@ def _open_mpi(env: Mapping[str, str]) -> Place:
     return _validated(place)
 
 
+def _mpi_of(env: Mapping[str, str]) -> _Mpi | None:
+    """The MPI launcher that set a local rank. In a Slurm allocation, its processes also have the variables of a job step,
+    but that step only started the launcher's own daemons."""
+    return next((mpi for mpi in _MPI if mpi.rank in env and any(name in env for name in mpi.local_rank)), None)
+
+
+def _other_mpi(mpi: _Mpi, env: Mapping[str, str]) -> Place:
+    def first(names: tuple[str, ...]) -> int:
+        return _number(env, next((name for name in names if name in env), names[0]))
+
+    size = first(mpi.size)
+    local_size = first(mpi.local_size)
+    name = "Intel MPI" if "I_MPI_HYDRA_UUID" in env else mpi.name
+    job = next((env[variable] for variable in mpi.job if variable in env), None)
+    master = _master(env, "127.0.0.1" if local_size == size else None, job) if size > 1 else None
+    return _validated(Place(name, _number(env, mpi.rank), size, first(mpi.local_rank), local_size, master))
+
+
+def _refuse_unknown(env: Mapping[str, str]) -> None:
+    """Refuse a launcher of several processes that worldsize does not know: each would train on its own."""
+    sizes = ("PMI_SIZE", *(mpi.size[0] for mpi in _MPI), "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE", "ALPS_APP_SIZE")
+    ranks = ("PMI_RANK", *(mpi.rank for mpi in _MPI), "PMIX_RANK", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK", "ALPS_APP_PE")
+    several = [name for name in sizes if env.get(name, "1") != "1"] + [name for name in ranks if env.get(name, "0") != "0"]
+    if several:
+        raise UserError(
+            f"{several[0]}={env[several[0]]}: this process is one of several, but its launcher did not set its local rank; "
+            "use torchrun, srun, or mpirun of Open MPI, MPICH, Intel MPI or MVAPICH, or set RANK, WORLD_SIZE, LOCAL_RANK, "
+            "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        )
+
+
 def _slurm(env: Mapping[str, str]) -> Place:
     size = _number(env, "SLURM_STEP_NUM_TASKS")
     nodes = _number(env, "SLURM_STEP_NUM_NODES", 1)
@@ -145,13 +229,16 @@ def _master(env: Mapping[str, str], address: str | None, job: str | None) -> tup
     address = env.get("MASTER_ADDR") or address
     if address is None:
         raise UserError(
-            "this process is one of several, but rank 0's address is unknown: "
-            "set MASTER_ADDR to rank 0's host (mpirun -x MASTER_ADDR=HOST) and MASTER_PORT to a free port there"
+            "this process is one of several, but rank 0's address is unknown: set MASTER_ADDR to rank 0's host "
+            "(mpirun -x MASTER_ADDR=HOST; MPICH, Intel MPI: mpirun -genv MASTER_ADDR HOST) and MASTER_PORT to a free port "
+            "there"
         )
     if "MASTER_PORT" in env:
         return address, _number(env, "MASTER_PORT")
     if job is None:
-        raise UserError("MASTER_PORT is not set: set it to a free port on rank 0's host")
+        raise UserError(
+            "MASTER_PORT is not set: set it to a free port on rank 0's host (MPICH: mpirun -genv MASTER_PORT PORT)"
+        )
     return address, 20000 + zlib.crc32(job.encode()) % 12000
 
 

@@ -214,7 +214,7 @@ def _device(place: Place, choice: str) -> torch.device:
         return torch.device("cpu")
     if count == 0:
         raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu, or see `worldsize env`")
-    if count == 1 and place.launcher in ("Slurm", "Open MPI"):
+    if count == 1 and place.launcher not in ("none", "torchrun", "worldsize --procs", "horovodrun"):
         # These launchers can expose a single GPU to each process (srun --gpus-per-task=1).
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)

@@ -21,7 +21,7 @@ from typing import Any
 from worldsize.errors import PERMANENT, SIGNAL_BASE, SUCCESS, Stopped, Unmet, UserError, first_line
 from worldsize.launch import nodes, route
 from worldsize.launch.local import Outcome, cause, reports, run_elastic
-from worldsize.place import LOCAL_LAUNCH
+from worldsize.place import LOCAL_LAUNCH, cores
 
 AGENT = "WORLDSIZE_AGENT"
 # Job controllers retry exit codes of 128 and above, and give up on lower ones.
@@ -67,7 +67,7 @@ def discover(run_id: str, env: MutableMapping[str, str] = os.environ, procs: int
         return Node(
             run_id,
             (int(minimum), int(maximum or minimum)),
-            int(env["PET_NPROC_PER_NODE"]),
+            _procs(env["PET_NPROC_PER_NODE"]),
             host,
             int(port),
             int(rank) == 0 if rank is not None else here == host.split(".")[0],
@@ -80,6 +80,18 @@ def discover(run_id: str, env: MutableMapping[str, str] = os.environ, procs: int
         ) from None
     except ValueError as error:
         raise UserError(f"invalid PET_* variables: torchrun cannot read them: {error}") from None
+
+
+def _procs(text: str) -> int:
+    """Processes per node; operators also set torchrun's words, by default "auto": one per GPU, without GPUs one per core."""
+    if text not in ("auto", "gpu", "cpu"):
+        return int(text)
+    import torch
+
+    gpus = torch.cuda.device_count() if text != "cpu" and torch.cuda.is_available() else 0
+    if text == "gpu" and gpus == 0:
+        raise UserError("PET_NPROC_PER_NODE is gpu, but torch finds no GPU in this pod or on this machine")
+    return gpus or cores()
 
 
 def run(argv: Sequence[str], node: Node) -> Outcome:

@@ -8,16 +8,13 @@ import sys
 from worldsize.errors import INTERNAL_ERROR
 from worldsize.launch.agent import retried, worker_exit_code
 from worldsize.launch.local import report
-from worldsize.place import LOCAL_LAUNCH
-
-_LOCAL_RANKS = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-_LAUNCHED = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_ID")
+from worldsize.place import LAUNCHED, LOCAL_LAUNCH, LOCAL_RANKS
 
 
 def fail(message: str, code: int) -> int:
     """Report a failure that all ranks agree on; one rank per machine prints it. Returns the exit code."""
     report(message, code)
-    local_rank = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0")
+    local_rank = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
     if message and local_rank == "0" and _prints(code):
         print(f"worldsize: {message}", file=sys.stderr)
     return worker_exit_code(code)
@@ -28,7 +25,7 @@ def fail_alone(message: str, code: int) -> int:
     report(message, code)
     if _prints(code):
         print(f"worldsize: {message}", file=sys.stderr)
-    if os.environ.get("WORLD_SIZE", "1") != "1" or any(name in os.environ for name in _LAUNCHED):
+    if os.environ.get("WORLD_SIZE", "1") != "1" or any(name in os.environ for name in LAUNCHED):
         # A regular exit would wait for the other ranks, which wait for this one.
         sys.stdout.flush()
         sys.stderr.flush()
