@@ -61,6 +61,8 @@ _placement = st.builds(
     spread=st.none() | st.sampled_from(["host", "zone"]),
     queue=st.none() | _label,
 )
+_variable = st.from_regex(r"[A-NQ-V][A-Z_]{0,8}", fullmatch=True)
+_value = st.text("AB =$()'\"", max_size=8) | st.sampled_from(["$(HOME)", "$$", "$$(A)", "a$"])
 specs = st.builds(
     PodJobSpec,
     name=st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True),
@@ -72,9 +74,7 @@ specs = st.builds(
     procs=st.integers(1, 8),
     resources=_resources,
     volumes=st.lists(_label, min_size=1, max_size=3, unique=True).map(tuple),
-    env=st.lists(
-        st.tuples(st.from_regex(r"[A-NQ-V][A-Z_]{0,8}", fullmatch=True), st.text("ab =$()'\"", max_size=8)), max_size=3
-    ).map(lambda pairs: tuple(dict(pairs).items())),
+    env=st.lists(st.tuples(_variable, _value), max_size=3).map(lambda pairs: tuple(dict(pairs).items())),
     secrets=st.lists(st.builds(SecretKey, _label, _label, st.sampled_from(["TOKEN", "NCCL_DEBUG"])), max_size=1).map(tuple),
     pull_secrets=st.lists(_label, max_size=1).map(tuple),
     placement=_placement,

@@ -140,6 +140,14 @@ def a_pod(phase: str, created: str = "2026-01-01T00:00:00Z") -> dict:
     return {"metadata": {"creationTimestamp": created}, "status": {"phase": phase}}
 
 
+def test_a_url_and_an_environment_variable_reach_the_pod_as_they_were_given():
+    """Kubernetes makes $ of $$, and expands $(NAME)."""
+    spec = fetch.to_spec(asked(*IMAGENET, "--from", "https://x/$(HOME)/a?b=$$c", "--env", "A=$(HOME)"), "ml")
+    [container] = fetch.render(spec)[0]["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-1] == "https://x/$$(HOME)/a?b=$$$$c"
+    assert {"name": "A", "value": "$$(HOME)"} in container["env"]
+
+
 @pytest.mark.parametrize(
     ("conditions", "pods", "phase"),
     [

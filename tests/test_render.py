@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,29 @@ def test_required_fields_of_every_job(spec, target):
             for secret in spec.secrets:
                 (variable,) = [v for v in container["env"] if v["name"] == secret.variable]
                 assert variable["valueFrom"] == {"secretKeyRef": {"key": secret.key, "name": secret.secret}}
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """What Kubernetes makes of an environment variable's value or a word of a command."""
+
+    def reference(match):
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", reference, text)
+
+
+@given(specs, targets)
+def test_values_arrive_as_they_were_given(spec, target):
+    """Although Kubernetes expands $(NAME) and $$ in them."""
+    assume(not [*target.problems(spec)])
+    spec = replace(spec, command=(*spec.command, "https://x/?a=$(USER)&b=$$"))
+    for template in pod_templates(target.render(spec)):
+        (container,) = template["spec"]["containers"]
+        values = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+        arrived = {name: expanded(value, values) for name, value in values.items()}
+        assert {name: arrived[name] for name, _ in spec.env} == dict(spec.env)
+        command = [expanded(word, arrived) for word in container["command"]]
+        assert command[-1] == spec.command[-1] or command == ["worldsize-sshd"]
 
 
 def test_kinds_have_what_their_operators_require():

@@ -106,10 +106,15 @@ def environment(spec: PodJobSpec) -> list[Object]:
         fixed |= {"WORLDSIZE_NODES": str(spec.nodes), "WORLDSIZE_PROCS": str(spec.procs)}
     from_secrets = {secret.variable for secret in spec.secrets}
     values = {name: value for name, value in (fixed | dict(spec.env)).items() if name not in from_secrets}
-    plain = [{"name": name, "value": value} for name, value in values.items()]
+    plain = [{"name": name, "value": literal(value)} for name, value in values.items()]
     secret = [{"name": s.variable, "valueFrom": {"secretKeyRef": {"key": s.key, "name": s.secret}}} for s in spec.secrets]
     address = {"name": "WORLDSIZE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return sorted([*plain, *secret, address], key=lambda variable: str(variable["name"]))
+
+
+def literal(text: str) -> str:
+    """The text for an environment variable or a word of a command: Kubernetes expands ``$(NAME)``, and ``$$`` to ``$``."""
+    return text.replace("$", "$$")
 
 
 def network_policy(spec: PodJobSpec) -> Object:
@@ -175,6 +180,8 @@ def _container(spec: PodJobSpec, container: Object, resources: bool) -> Object:
     amounts = _amounts(spec) if resources else {"cpu": "200m", "memory": "512Mi"}
     if amounts:
         common["resources"] = {"limits": amounts, "requests": amounts}
+    if "command" in container:
+        container = container | {"command": [literal(word) for word in container["command"]]}
     return common | container
 
 
