@@ -30,7 +30,7 @@ global_batch: 24
 micro_batch: 6
 precision: fp64
 data: {flip: true, max_broken: 0}
-model: {name: resnet18}
+model: {name: mobilenet_v3_small}
 optimizer: {lr: 0.0005, lr_reference_batch: 24}
 schedule: {warmup_epochs: 0.5}
 """
