@@ -118,6 +118,10 @@ def test_a_run_that_was_killed_while_it_started_can_start(trained, tmp_path):
     assert opened(tmp_path).path == tmp_path
 
 
+def test_two_runs_are_not_one(run, fails):
+    assert "--resume is given as" in refused(fails, run, "--resume", run, f"--resume={run.parent}")
+
+
 def test_a_resumed_run_has_its_name_and_its_place(run, fails):
     for more in (("--name", "b"), ("--out", "elsewhere")):
         assert f"continues in {run}" in refused(fails, run, "--resume", run, *more)

@@ -326,15 +326,22 @@ def check_price(per_hour: float | None) -> None:
 
 
 def value_of(flag: str, argv: list[str]) -> str | None:
-    """The value of ``flag``, for flags that decide how the rest is parsed."""
+    """The value of ``flag``, for flags that decide how the rest is parsed; None without.
+
+    Raises:
+        UserError: it has no value, or several that differ.
+    """
+    values = []
     for i, argument in enumerate(argv):
         if argument.startswith(flag + "="):
-            return argument.split("=", 1)[1]
-        if argument == flag:
+            values.append(argument.split("=", 1)[1])
+        elif argument == flag:
             if i + 1 == len(argv):
                 raise UserError(f"{flag} needs a value")
-            return argv[i + 1]
-    return None
+            values.append(argv[i + 1])
+    if len({*values}) > 1:
+        raise UserError(f"{flag} is given as {' and as '.join(values)}: keep one of them")
+    return values[0] if values else None
 
 
 def without(flag: str, argv: list[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,42 @@ def to_yaml(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
 
 
+def parse(text: str, where: str) -> Any:
+    """The value of a YAML document; ``where`` names its origin in errors.
+
+    Raises:
+        UserError: it is not YAML, or a key stands twice, of which YAML would use the last in silence. Names all lines.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if repeated := list(_repeated(node, "", set())):
+            raise UserError(f"{where}:\n" + "\n".join(repeated))
+        return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"{where} is not valid YAML: {error}") from None
+
+
+def _repeated(node: yaml.Node | None, prefix: str, seen: set[int]) -> Iterator[str]:
+    """One line for each key that stands more than once in a mapping, at any depth."""
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:  # an alias leads to the same node
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _repeated(item, prefix, seen)
+        return
+    lines: dict[str, list[int]] = {}
+    for key, value in node.value:
+        name = f"{prefix}{key.value}" if isinstance(key, yaml.ScalarNode) else f"{prefix}?"
+        if isinstance(key, yaml.ScalarNode):
+            lines.setdefault(name, []).append(key.start_mark.line + 1)
+        yield from _repeated(value, f"{name}.", seen)
+    for name, where in lines.items():
+        if len(where) > 1:
+            yield f"  {name} stands in lines {', '.join(map(str, where[:-1]))} and {where[-1]}: keep one of them"
+
+
 def explain(error: ValidationError) -> str:
     """A validation error of a recipe or one of its sections: one line per fault, each with its dotted name."""
     return "\n".join(_fault((*_section(error.title), *e["loc"]), e) for e in error.errors())
@@ -93,10 +129,7 @@ def _values(name_or_path: str, seen: tuple[str, ...] = ()) -> tuple[dict[str, An
         where = f"recipe {name_or_path}"
     else:
         text, where = _read_file(name_or_path), name_or_path
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{where} is not valid YAML: {error}") from None
+    values = parse(text, where)
     if not isinstance(values, dict):
         what = "nothing" if values is None else type(values).__name__
         raise UserError(f"{where} contains {what}, not settings: write `key: value` lines")

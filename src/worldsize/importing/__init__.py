@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from worldsize import catalog
 from worldsize.errors import UserError
 from worldsize.importing import ffcv, timm
 from worldsize.importing.base import Conversion, Convert
@@ -33,9 +32,10 @@ def convert(path: Path, world_size: int | None) -> Conversion:
         UserError: it cannot be read, or is of neither trainer.
     """
     try:
-        given = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
+    given = catalog.parse(text, str(path))
     for mark, table, fixed in _FORMATS:
         if isinstance(given, dict) and mark in given:
             flat = _flat(given)
