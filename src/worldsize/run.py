@@ -2,6 +2,7 @@
 
 ``runs/NAME/`` contains ``recipe.yaml`` (resolved, a valid input), ``environment.json``, ``metrics.jsonl`` and
 ``timing.jsonl`` (one object per line), ``history.jsonl``, ``log.txt``, ``checkpoints/`` and, at the end, ``result.json``.
+``lock`` names the process that trains the run; see `worldsize.runlock`.
 """
 
 from __future__ import annotations
