@@ -60,6 +60,15 @@ def start(*arguments: str | Path, cwd: Path, **env: str) -> subprocess.Popen[str
     )
 
 
+def start_sabotaged(rule: str, *arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    """The same; each of its processes first calls the function ``rule`` of sabotage.py."""
+    (cwd / "sitecustomize.py").write_text(
+        f"import sys\nsys.path.append({str(HERE)!r})\nimport sabotage\nsabotage.{rule}()\n"
+    )
+    path = os.pathsep.join([str(cwd), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return start(*arguments, cwd=cwd, PYTHONPATH=path)
+
+
 def workers(launcher: int) -> list[int]:
     """The process ids that a launcher has started."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()

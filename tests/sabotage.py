@@ -6,6 +6,7 @@ add delays, or remove a limit.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from worldsize import asynchronous, cli, model, state, step, tree, worker, writer
+from worldsize import asynchronous, cli, model, signals, state, step, tree, worker, writer
 from worldsize.data import loader
 from worldsize.parallel import base, bitwise, ddp, hooks
 
@@ -147,13 +148,16 @@ def recording_steps() -> None:
 
 
 def one_slow_worker() -> None:
-    """Delay each step by 80 ms (on rank 2 by 600 ms from update 40) and evaluations by 300 ms; also `recording_steps`."""
+    """From update 40 on, a step of rank 2 takes as long as 12 updates of the others; also `recording_steps`."""
     work, evaluate = worker.Worker.work, asynchronous.AsyncTrainer._evaluate
 
     def slowly(self, grant):
         begin = time.perf_counter()
         report = work(self, grant)
-        time.sleep(0.6 if os.environ["RANK"] == "2" and grant.version >= 40 else 0.08)
+        if os.environ["RANK"] == "2" and grant.version >= 40:
+            _wait_for_updates(12)
+        else:
+            time.sleep(0.03)  # whoever computes alone must not do all the work
         self._submitted_at = time.perf_counter()
         return replace(report, seconds=self._submitted_at - begin)
 
@@ -163,6 +167,16 @@ def one_slow_worker() -> None:
 
     worker.Worker.work, asynchronous.AsyncTrainer._evaluate = slowly, slowly_evaluate
     recording_steps()
+
+
+def _wait_for_updates(more: int) -> None:
+    """Wait until the server has applied this many more of its 130 updates, or 120 in all: some are this rank's own."""
+    log = Path("applied.txt")
+    target = min(len(log.read_text().split()) + more, 120)
+    deadline = time.monotonic() + 120
+    while len(log.read_text().split()) < target:
+        assert time.monotonic() < deadline, "the others wait for this rank"
+        time.sleep(0.01)
 
 
 def stopping() -> None:
@@ -211,6 +225,22 @@ def long_last_update() -> None:
 
     asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._housekeeping = slowly, waiting
     worker.Worker.work = late
+
+
+def endless_step() -> None:
+    """A step is one call into C that never returns, as a long backward pass; the file in-step says that it has begun."""
+
+    def run(*_, **__):
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)  # they would end the call; other threads get them
+        Path("in-step").touch()
+        ctypes.CDLL(None).sleep(3600)
+
+    step.StepRunner.run = run
+
+
+def long_echo() -> None:
+    """However slow the machine is, a signal from the launcher is the echo of one that the process has got already."""
+    signals._ECHO_S = 3600.0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import reference
-from processes import HERE, distance, identical, losses, momentum, newest, records, start, weights, worldsize
+from processes import distance, identical, losses, momentum, newest, records, start_sabotaged, weights, worldsize
 from waiting import all_end, until
 
 ASYNC = ("--parallel.strategy", "async")
@@ -130,15 +130,15 @@ def cycle_ms(steps: list[dict], worker: int) -> float:
     return statistics.median(s["compute_ms"] + s["data_ms"] + s["communication_ms"] for s in steps if s["worker"] == worker)
 
 
-@pytest.mark.slow  # it compares times, so nothing else may run
 def test_a_slow_worker_does_not_slow_down_the_others(slow):
     run, applied = slow("--parallel.max-staleness", "30")
     each_step_counted_once(run, STEPS, applied)
     steps = records(run, "step")
-    before, after = steps[6:SLOW_FROM], steps[SLOW_FROM + 10 :]
+    after = steps[SLOW_FROM + 10 :]
+    # Worker 2 waits for 12 updates of the others, so they do not wait for it.
+    assert all(s["staleness"] >= 12 for s in after if s["worker"] == 2 and s["step"] < STEPS - 15)
     for fast in (0, 1):
-        assert cycle_ms(after, fast) < 1.5 * cycle_ms(before, fast)
-        assert cycle_ms(after, fast) < cycle_ms(after, 2) / 3
+        assert cycle_ms(after, fast) < cycle_ms(after, 2) / 2
     updates = Counter(s["worker"] for s in after)
     assert 0 < updates[2] < min(updates[0], updates[1]) / 2
 
@@ -151,9 +151,8 @@ def test_staleness_and_speed_are_recorded(slow):
     assert max(s["staleness"] for s in steps if s["worker"] == 2) > 5
     assert epochs[-1]["staleness"] == [ages[age] for age in range(max(ages) + 1)]
     assert [sum(e["staleness"]) >= e["step"] for e in epochs] == [True] * 3  # others continue while rank 0 evaluates
-    speeds = epochs[-1]["speeds"]
-    assert len(speeds) == 3
-    assert 0 < 2 * speeds[2] < speeds[1]
+    last = {s["worker"]: s["compute_ms"] + s["data_ms"] + s["communication_ms"] for s in steps}
+    assert epochs[-1]["speeds"] == pytest.approx([4 / last[worker] * 1000 for worker in range(3)], rel=1e-3)
     assert {s["workers"] for s in steps} == {3}
 
 
@@ -197,12 +196,8 @@ DIGITS = (
 
 
 def begin(cwd: Path, *arguments: str, rule: str = "recording_steps"):
-    """Start `worldsize train` in the background; each of its processes first calls the function ``rule`` of sabotage.py."""
-    (cwd / "sitecustomize.py").write_text(
-        f"import sys\nsys.path.append({str(HERE)!r})\nimport sabotage\nsabotage.{rule}()\n"
-    )
-    path = os.pathsep.join([str(cwd), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return start("train", *arguments, cwd=cwd, PYTHONPATH=path)
+    """Start `worldsize train` in the background; see `start_sabotaged`."""
+    return start_sabotaged(rule, "train", *arguments, cwd=cwd)
 
 
 def until_step(process, cwd: Path, step: int) -> None:

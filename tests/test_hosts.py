@@ -214,9 +214,9 @@ def test_a_launcher_that_is_silent_for_too_long_is_gone():
 
 
 def test_a_line_of_the_launcher_ends_its_silence(monkeypatch):
-    now = iter([0.0, 20.0])
+    now = iter([100.0, 120.0])
     monkeypatch.setattr(lifeline, "time", SimpleNamespace(monotonic=lambda: next(now)))
     monkeypatch.setattr(lifeline, "select", SimpleNamespace(select=lambda *_: ([0], [], [])))
     monkeypatch.setattr(lifeline, "os", SimpleNamespace(read=lambda *_: b"beat\n"))
     source = lifeline._Input()
-    assert source.lines(0.2) == ["beat"] and source.heard == 20.0
+    assert source.lines(0.2) == ["beat"] and source.heard == 120.0

@@ -6,12 +6,11 @@ import json
 import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from processes import distance, identical, losses, momentum, newest, records, start, weights, workers
+from processes import distance, identical, losses, momentum, newest, records, start, start_sabotaged, weights, workers
 from waiting import all_end, until
 
 SETTINGS = (
@@ -43,9 +42,10 @@ def resume(ranks):
     return resume_run
 
 
-def start_until(cwd: Path, name: str, procs: int, step: int, *more: str):
-    """Start a run in the background and wait until it has done ``step`` steps."""
-    process = start("train", "digits", *SETTINGS, "--procs", str(procs), "--name", name, *more, cwd=cwd)
+def start_until(cwd: Path, name: str, procs: int, step: int, *more: str, rule: str | None = None):
+    """Start a run in the background, perhaps with a rule of sabotage.py, and wait until it has done ``step`` steps."""
+    words = ("train", "digits", *SETTINGS, "--procs", str(procs), "--name", name, *more)
+    process = start_sabotaged(rule, *words, cwd=cwd) if rule else start(*words, cwd=cwd)
     metrics = cwd / "runs" / name / "metrics.jsonl"
     until(
         lambda: metrics.exists() and metrics.read_text().count('"step", ') >= step,
@@ -75,9 +75,9 @@ def same_run(a: Path, b: Path) -> None:
 
 @pytest.mark.parametrize("procs", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sigterm_loses_no_step_and_no_bit(tmp_path, resume, uninterrupted, procs):
-    process = start_until(tmp_path, "a", procs, step=random.Random(procs).randint(2, STEPS - 4))
+    process = start_until(tmp_path, "a", procs, step=random.Random(procs).randint(2, STEPS // 2))
     process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 75, output
     assert "worldsize train --resume runs/a" in output
     run = tmp_path / "runs" / "a"
@@ -91,7 +91,7 @@ def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_pat
     process = start_until(tmp_path, "a", procs, 13, "--checkpoint.every-steps", "5")
     victim = random.Random(procs).choice(workers(process.pid))
     os.kill(victim, signal.SIGKILL)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 128 + signal.SIGKILL, output
     assert "was killed by SIGKILL" in output
     run = tmp_path / "runs" / "a"
@@ -104,9 +104,9 @@ def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_pat
 @pytest.mark.parametrize("seed", range(2))
 def test_kill_9_at_random_steps(tmp_path, resume, uninterrupted, seed):
     dice = random.Random(seed)
-    process = start_until(tmp_path, "a", 2, dice.randint(1, STEPS - 3), "--checkpoint.every-steps", str(dice.randint(1, 7)))
+    process = start_until(tmp_path, "a", 2, dice.randint(1, STEPS // 2), "--checkpoint.every-steps", str(dice.randint(1, 7)))
     os.kill(dice.choice(workers(process.pid)), signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     resume(tmp_path / "runs" / "a", 2)
     same_run(tmp_path / "runs" / "a", uninterrupted(2))
 
@@ -135,24 +135,15 @@ def test_another_world_size_goes_on_within_rounding(train, resume, model, steps)
 
 
 def test_a_second_signal_exits_immediately(tmp_path):
-    # A step of this recipe takes many seconds, so the run is still in a step after the first signal.
-    slow = ("train", "synthetic.yaml", "--name", "a")
-    (tmp_path / "synthetic.yaml").write_text(
-        "base: imagenet\nglobal_batch: 512\nmicro_batch: 256\nepochs: 1\nmodel: {name: resnet50}\n"
-        "data: {name: synthetic, samples: 1024, classes: 10}\nschedule: {warmup_epochs: 0}\n"
-    )
-    process = start(*slow, cwd=tmp_path)
-    while not (tmp_path / "runs" / "a" / "environment.json").exists():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    time.sleep(2)
+    process = start_sabotaged("endless_step", "train", "digits", *SETTINGS, "--name", "a", cwd=tmp_path)
+    until((tmp_path / "in-step").exists, "the first step has begun", running=process)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    while "stopping after this step" not in (line := process.stdout.readline()):
+        assert line, process.wait(60)
     assert process.poll() is None
-    begin = time.monotonic()
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
-    assert time.monotonic() - begin < 5
+    process.communicate(timeout=240)
+    assert process.returncode == 130
 
 
 def test_a_finished_run_has_nothing_left_to_do(resume, uninterrupted):
@@ -178,12 +169,11 @@ def test_a_batch_per_process_cannot_resume_at_another_world_size(train, resume):
 
 @pytest.mark.slow
 def test_a_signal_to_the_whole_process_tree_is_one_signal(tmp_path):
-    process = start_until(tmp_path, "a", 2, 5)
+    process = start_until(tmp_path, "a", 2, 5, rule="long_echo")
     for pid in workers(process.pid):
         os.kill(pid, signal.SIGTERM)
-    time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 75, output
     assert newest(tmp_path / "runs" / "a").name == f"step-{len(losses(tmp_path / 'runs' / 'a')):08d}"
 

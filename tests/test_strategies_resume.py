@@ -104,7 +104,7 @@ def test_an_exact_run_resumes_only_with_an_exact_strategy(runs, ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), STRATEGIES)
 def test_sigterm_loses_no_step_and_no_bit(runs, ranks, tmp_path, name, arguments):
-    process = start_until(tmp_path, "a", 2, random.Random(name).randint(4, STEPS - 4), *arguments)
+    process = start_until(tmp_path, "a", 2, random.Random(name).randint(4, STEPS // 2), *arguments)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 75, output
