@@ -265,31 +265,29 @@ def test_no_cgroup_is_no_error(tmp_path: Path):
     assert cpu_statistics(tmp_path, tmp_path / "none") is None
 
 
-def test_usage_sees_processor_time():
-    clock = UsageClock()
-    begin = clock.read()
-    until = time.thread_time() + 0.2
+def use_processor(seconds: float) -> None:
+    """Use this much processor time of this thread, without Python's lock, however long that takes."""
+    until = time.thread_time() + seconds
     while time.thread_time() < until:
-        pass
+        hashlib.sha256(bytes(100_000))
+
+
+def test_usage_sees_processor_time():
+    before, clock = time.process_time(), UsageClock()
+    begin = clock.read()
+    use_processor(0.2)
     used = clock.read() - begin
     clock.close()
-    assert 200 <= used.cpu_ms < 2000
+    assert 200 <= used.cpu_ms <= 1000 * (time.process_time() - before)
     assert used.paused_ms == 0
     assert 190 <= used.thread_ms <= used.cpu_ms + 10
 
 
 def test_usage_tells_the_training_thread_from_others():
     clock = UsageClock()
-    begin, end = clock.read(), threading.Event()
-
-    def work() -> None:
-        while not end.is_set():
-            hashlib.sha256(bytes(10_000))
-
-    other = threading.Thread(target=work)
+    begin = clock.read()
+    other = threading.Thread(target=use_processor, args=(0.3,))
     other.start()
-    time.sleep(0.3)
-    end.set()
     other.join()
     used = clock.read() - begin
     clock.close()
@@ -336,7 +334,7 @@ def test_a_resumed_run_accounts_for_every_step_once(ranks):
 
 @pytest.mark.slow
 def test_a_paused_rank_is_found(tmp_path: Path):
-    """SIGSTOP to one of two ranks, for half of the time."""
+    """SIGSTOP to one of two ranks, four times."""
     run = start(
         *("train", "digits", *QUICK, "--procs", "2", "--name", "a"),
         *("--epochs", "200", "--max-steps", "4000", "--evaluate-every", "200"),  # a pause in an evaluation is in no step
@@ -346,20 +344,23 @@ def test_a_paused_rank_is_found(tmp_path: Path):
     try:
         until(lambda: metrics.exists() and metrics.read_text(), "the first step is done", running=run)
         victim = next(pid for pid in workers(run.pid) if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        stopped = 0.0
         for _ in range(4):
+            begin, reached = time.monotonic(), metrics.stat().st_size
             os.kill(victim, signal.SIGSTOP)
             time.sleep(1.5)
             os.kill(victim, signal.SIGCONT)
-            time.sleep(0.5)
+            stopped += time.monotonic() - begin
+            until(lambda size=reached: metrics.stat().st_size > size + 1000, "the run goes on", running=run)
     finally:
         run.send_signal(signal.SIGTERM)
         run.communicate(timeout=60)
     seen = evidence.read(RunFolder(tmp_path / "runs/a"))
     paused = {rank: causes.split(its)["paused"] * seen.steps / 1000 for rank, its in seen.ranks.items()}
-    assert paused[0] == 0
-    assert paused[1] == pytest.approx(6, abs=1.5)
+    assert paused[0] < 0.1 * paused[1]
+    assert 0.7 * stopped < paused[1] < 1.1 * stopped
     # A rank waits from the end of its own computation on, so the slower the machine, the shorter.
-    assert seen.ranks[0]["waiting_ms"] * seen.steps / 1000 > 2
+    assert seen.ranks[0]["waiting_ms"] * seen.steps / 1000 > 0.25 * stopped
 
 
 @pytest.mark.parametrize(
