@@ -189,7 +189,7 @@ def test_a_signal_stops_it_and_the_same_command_resumes(large, tmp_path, number)
     process = start(archive, to)
     until(lambda: state(to).get("unpacked", 0) > 0, "the first files are there", every=0.002)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 75
     assert "stopped; rerun the same command to resume" in stderr
     assert state(to)["unpacked"] < 3005

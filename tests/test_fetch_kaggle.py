@@ -57,7 +57,8 @@ marker.write_text(json.dumps({{"validator": "x", "size": len(data)}}))
 with out.open("ab") as file:
     file.write(data[have : len(data) // 2])
     file.flush()
-    time.sleep(plan["pause_s"])
+    while plan["holds"] and not (notes / "goes-on").exists():
+        time.sleep(0.01)
     file.write(data[max(have, len(data) // 2) :])
 marker.unlink()
 """
@@ -65,7 +66,8 @@ marker.unlink()
 
 @pytest.fixture
 def program(tmp_path, monkeypatch, challenge):
-    """A fake Kaggle CLI, first on PATH. program(message=..., pause_s=...) sets what it does."""
+    """A fake Kaggle CLI, first on PATH. program(message=..., holds=...) sets what it does;
+    it holds after half of the archive until notes/goes-on exists."""
     notes = tmp_path / "notes"
     put(notes / "archive", pack(challenge, tmp_path / "kaggle.zip").read_bytes())
     path = put(tmp_path / "bin" / "kaggle", PROGRAM.format(python=sys.executable, notes=str(notes)).encode())
@@ -75,8 +77,8 @@ def program(tmp_path, monkeypatch, challenge):
     monkeypatch.setenv("KAGGLE_CONFIG_DIR", str(tmp_path / "secret"))
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _, usage=fetch.shutil.disk_usage: PlentyOfSpace)
 
-    def plan(message: str = "", pause_s: float = 0.0) -> Path:
-        put(notes / "plan", json.dumps({"message": message, "pause_s": pause_s}).encode())
+    def plan(message: str = "", holds: bool = False) -> Path:
+        put(notes / "plan", json.dumps({"message": message, "holds": holds}).encode())
         return notes
 
     plan()
@@ -109,10 +111,10 @@ def start_with_kaggle(to: Path) -> subprocess.Popen:
 
 
 def test_the_kaggle_cli_is_stopped_with_us_and_resumes(program, tmp_path):
-    program(pause_s=60.0)
+    program(holds=True)
     process = start_with_kaggle(tmp_path / "dataset")
     process.terminate()
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 75, stderr
     with locked(tmp_path / "dataset"):  # the lock has been released
         half = kaggle.archive_in(tmp_path / "dataset" / FOLDER, COMPETITION).stat().st_size
@@ -121,12 +123,13 @@ def test_the_kaggle_cli_is_stopped_with_us_and_resumes(program, tmp_path):
 
 
 def test_the_kaggle_cli_keeps_the_lock_when_it_outlives_us(program, tmp_path):
-    program(pause_s=3.0)
+    notes = program(holds=True)
     process = start_with_kaggle(tmp_path / "dataset")
     process.kill()
     process.communicate()
     with pytest.raises(Interrupted, match="another fetch is running"):
         fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", subset=True))
+    (notes / "goes-on").touch()
     program()
 
     def resumes() -> bool:

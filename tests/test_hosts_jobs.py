@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +85,11 @@ class Job:
 
     def ends_everywhere(self) -> None:
         until(lambda: not self.processes(), "the job has no processes", 240, every=0.2)
+
+
+def reachable(host: str) -> bool:
+    options = ("-F", os.environ["WORLDSIZE_HOSTS_SSH"], "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+    return subprocess.run(["ssh", *options, host, "true"], capture_output=True, timeout=60, check=False).returncode == 0
 
 
 @pytest.fixture
@@ -169,7 +173,7 @@ def test_a_host_that_is_cut_off_ends_the_job_on_all(job, undisturbed, cut):
         job.ends_everywhere()
     finally:
         subprocess.run([BED / "heal", cut], check=True, timeout=60)
-    time.sleep(3)
+    until(lambda: reachable(cut), f"{cut} can be reached again", every=0.5)
     job.completes(undisturbed)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -240,7 +239,7 @@ def test_a_lost_node_costs_the_steps_since_the_last_checkpoint(job, undisturbed)
     job.until("saved", 3)
     subprocess.run([BED / "crash", "n2"], check=True, timeout=60, capture_output=True)
     try:
-        time.sleep(60)  # Slurm notices after 45 to 53 s
+        until(lambda: job.slurm_state() != "RUNNING", "Slurm has noticed the lost node", 300, every=1)
     finally:
         subprocess.run([BED / "up"], check=True, timeout=120, capture_output=True)
     job.until("started", 2)
