@@ -168,14 +168,25 @@ _RESERVED: deque[socket.socket] = deque(maxlen=64)
 
 
 def free_port() -> int:
-    """A port for a server that cannot choose one itself, reserved until 64 more were asked for.
+    """A port for a server that cannot choose one itself, reserved until 64 more were asked for."""
+    port = reserve(0)
+    assert port is not None
+    return port
+
+
+def reserve(port: int) -> int | None:
+    """Reserve this port, or any if it is 0, and return it; None if it is in use.
 
     A socket stays bound to it, so the system gives it to nobody, neither to a server that lets it choose nor to a client. A
     server that sets SO_REUSEADDR, as most do, can listen there all the same.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("", 0))
+    try:
+        reserved.bind(("", port))
+    except OSError:
+        reserved.close()
+        return None
     _RESERVED.append(reserved)
     return int(reserved.getsockname()[1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import environment, free_port, losses, start, worldsize
+from processes import environment, free_port, losses, reserve, start, worldsize
 from test_errors import folder_recipe, images
 from worldsize import place as places
 from worldsize.errors import UserError
@@ -238,9 +239,18 @@ def test_a_missing_process_is_reported_after_the_timeout(tmp_path):
     assert "not all 8 processes joined" in done.stderr
 
 
+def job_with_a_port(variable: str, form: str) -> dict[str, str]:
+    """The variable with the id of a job, of which follows a port that is free and now reserved."""
+    two = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    two |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    jobs = ({variable: form.format(number)} for number in itertools.count(os.getpid()))
+    return next(job for job in jobs if reserve(discover(two | job).master[1]))
+
+
 @pytest.mark.parametrize("version", [pytest.param(4, marks=pytest.mark.slow), 5])
 def test_processes_started_as_mpirun_would_train_together(tmp_path, version):
-    job = {"OMPI_MCA_ess_base_jobid": "815"} if version == 4 else {"PMIX_NAMESPACE": f"prterun-{os.getpid()}@1"}
+    names = {4: ("OMPI_MCA_ess_base_jobid", "{}"), 5: ("PMIX_NAMESPACE", "prterun-{}@1")}
+    job = job_with_a_port(*names[version])
     quick = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--name", "a")
     together = [
         start(
