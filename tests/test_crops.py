@@ -17,16 +17,19 @@ from torchvision.transforms import functional as F
 
 from worldsize.data.crops import (
     CenterCrop,
+    CornerCrop,
     PadCrop,
     RandomResizedCrop,
+    centered_cuts,
     crop_size,
     crop_sizes,
     evaluation_crop,
     fit,
+    middle,
     random_boxes,
     training_crop,
 )
-from worldsize.data.decode import BrokenImage
+from worldsize.data.decode import LONGEST, BrokenImage
 from worldsize.data.rng import Use, uniforms
 from worldsize.recipe import Data
 
@@ -182,6 +185,30 @@ def test_without_pillows_limit_a_center_crop_has_its_own(monkeypatch):
     np.testing.assert_array_equal(crop.one(image, np.zeros(1)), expected)
     with pytest.raises(BrokenImage, match="would become"):
         crop.one(Image.new("RGB", (60000, 1)), np.zeros(1))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_an_image_too_long_to_resize_the_middle_is_used(turned):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 10_000, 3), dtype=np.uint8)
+
+    def cropped(strip: np.ndarray, crop) -> np.ndarray:
+        image = Image.fromarray(np.ascontiguousarray(strip.transpose(1, 0, 2) if turned else strip))
+        return crop.one(image, np.zeros(crop.draws))
+
+    for crop in (CenterCrop(300, False, 400), PadCrop(400, False, 4), CornerCrop(300, 400, True, True)):
+        np.testing.assert_array_equal(cropped(pixels, crop), cropped(pixels[:, 4992:5008], crop))
+
+
+@given(st.integers(1, 70_000), st.integers(1, 70_000), st.integers(1, 13_377))
+def test_every_image_that_decodes_has_a_part_that_can_be_resized(height, width, resize):
+    height, width = min(height, LONGEST * width), min(width, LONGEST * height)
+    top, left, rows, columns = middle(height, width, resize)
+    assert 0 <= top <= height - rows and 0 <= left <= width - columns
+    assert abs(2 * top - (height - rows)) <= 1 and abs(2 * left - (width - columns)) <= 1
+    assert centered_cuts(np.array([rows]), np.array([columns]), resize, 1)[0, 2] == rows
+    assert min(rows, columns) == min(height, width)
+    if resize <= 256:
+        assert (rows, columns) == (height, width)
 
 
 @given(st.integers(8, 20), st.integers(0, 5), st.booleans(), st.integers(1, 12), st.integers(0, 2**32))

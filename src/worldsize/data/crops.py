@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from worldsize.data.decode import BrokenImage
+from worldsize.data.decode import LONGEST, BrokenImage
 from worldsize.recipe import Data
 
 Pixels = NDArray[np.uint8]
@@ -28,6 +28,7 @@ _ATTEMPTS = 10
 
 # The limit for the resized image if Pillow's own limit is off: that of the native decoder (native/src/resize.c).
 _MAX_PIXELS = 178_956_970
+_MIDDLE = 4  # how many times as long as wide the middle of an image is
 
 
 class Crop(ABC):
@@ -50,7 +51,7 @@ class Crop(ABC):
         """Crop one RGB image; ``draws`` has shape (self.draws,). Returns (size, size, 3).
 
         Raises:
-            BrokenImage: its aspect ratio is so extreme that the resized image would be too large.
+            BrokenImage: the resized image would be too large, see `fit`.
         """
         pixels = self._cut(image, draws[1:])
         return pixels[:, ::-1] if self.flips(draws[None])[0] else pixels
@@ -206,18 +207,48 @@ class CornerCrop(CenterCrop):
         return cuts
 
     def _cut(self, image: Image.Image, draws: Draws) -> Pixels:
+        image = _middle(image, self.resize)
         return cut(image, self.cuts(*_sides(image), draws)[0], self.size, self.bicubic)
 
 
 def fit(image: Image.Image, resize: int, size: int, bicubic: bool = False) -> Pixels:
     """Resize the shorter side to ``resize`` (antialiased), then crop the center ``size`` x ``size``.
 
-    The pixels are those of torchvision.
+    The pixels are those of torchvision; of an image that is too long to resize, those of its `middle`.
 
     Raises:
-        BrokenImage: its aspect ratio is so extreme that the resized image would be too large.
+        BrokenImage: the resized image would be too large.
     """
+    image = _middle(image, resize)
     return cut(image, centered_cuts(*_sides(image), resize, size)[0], size, bicubic)
+
+
+def middle(height: int, width: int, resize: int) -> tuple[int, int, int, int]:
+    """The part of an image to resize so that its shorter side is ``resize``: the image, or its middle if it is too long.
+
+    Images up to the longest that decode can so be resized to any size that a square can.
+
+    Returns:
+        Top, left, height and width.
+    """
+    short, long = min(height, width), max(height, width)
+    longest = _limit() // resize * short // resize
+    if long <= longest or longest < short or long > LONGEST * short:
+        return 0, 0, height, width
+    part = min(longest, _MIDDLE * short)
+    rows, columns = min(height, part), min(width, part)
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+
+def _middle(image: Image.Image, resize: int) -> Image.Image:
+    top, left, rows, columns = middle(image.height, image.width, resize)
+    return image if (columns, rows) == image.size else image.crop((left, top, left + columns, top + rows))
+
+
+def _limit() -> int:
+    """Maximum number of pixels of a resized image."""
+    limit = Image.MAX_IMAGE_PIXELS  # None if the program turned it off
+    return _MAX_PIXELS if limit is None else 2 * limit
 
 
 def centered_cuts(heights: Sides, widths: Sides, resize: int, size: int) -> Cuts:
@@ -225,8 +256,7 @@ def centered_cuts(heights: Sides, widths: Sides, resize: int, size: int) -> Cuts
     short = np.minimum(heights, widths)
     rows, columns = (np.maximum(1, resize * sides // short) for sides in (heights, widths))
     y, x = (np.rint((grid - size) / 2).astype(np.int64) for grid in (rows, columns))
-    limit = Image.MAX_IMAGE_PIXELS  # None if the program turned it off
-    possible = rows * columns <= (_MAX_PIXELS if limit is None else 2 * limit)
+    possible = rows * columns <= _limit()
     zero = np.zeros_like(short)
     return np.stack([zero, zero, heights * possible, widths, rows, columns, y, x], axis=1).astype(np.int32)
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
+
+T = TypeVar("T")
 
 # The common formats only: fewer decoders are a smaller attack surface for malicious files.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+
+# The longer side in units of the shorter one, above which an image is broken: resized so that the shorter side has the usual
+# 256 pixels, it would have more pixels than Pillow's limit against decompression bombs.
+LONGEST = 178_956_970 // 256**2
 
 # Pillow warns about large but allowed images, palettes with transparency and damaged EXIF, which need no action.
 # Set once at import: filters are global to the process, and images are decoded in threads.
@@ -25,7 +33,8 @@ def decode(data: bytes) -> Image.Image:
     Grayscale, palette, CMYK, 16-bit and transparent images are converted (see `to_rgb`); transparency is dropped, as in
     torchvision.
     EXIF is ignored, including the orientation (except in TIFFs, which Pillow itself rotates). Pillow's size limit against
-    decompression bombs stays on: an image of more than 179 megapixels is broken.
+    decompression bombs stays on: an image of more than 179 megapixels is broken. So is one that is more than `LONGEST` times
+    as long as wide: not every crop and conversion could use it.
 
     Raises:
         BrokenImage: not an image, truncated, damaged, too large, or of numbers without a known range.
@@ -33,14 +42,50 @@ def decode(data: bytes) -> Image.Image:
     if not data:
         raise BrokenImage("empty file")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return to_rgb(image)
+        return opened(data, _decoded)
     except BrokenImage:
         raise
     except Exception as error:  # damaged files make decoders raise exceptions of many types
         if kind := unsupported_format(data[:16]):
             raise BrokenImage(f"{kind} is not supported: convert it to JPEG, PNG or WebP") from error
         raise BrokenImage(f"{type(error).__name__}: {_short(error)}") from error
+
+
+def _decoded(image: ImageFile.ImageFile) -> Image.Image:
+    short, long = sorted(image.size)
+    if long > LONGEST * short:
+        columns, rows = (256 * side // max(short, 1) for side in image.size)
+        raise BrokenImage(
+            f"too long and thin: {image.width} x {image.height} would become {columns} x {rows} pixels; crop it to at most "
+            f"{LONGEST:,} times its shorter side"
+        )
+    return to_rgb(image)
+
+
+def opened(data: bytes, use: Callable[[ImageFile.ImageFile], T]) -> T:
+    """What ``use`` returns for the opened image, however large the text and profiles of a PNG. Raises what Pillow raises."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return use(image)
+    except ValueError as error:
+        if "MAX_TEXT" not in str(error):  # Pillow limits the memory for text and profiles, of which we use none
+            raise
+    with Image.open(io.BytesIO(_without_text(data)), formats=FORMATS) as image:
+        return use(image)
+
+
+_TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+
+
+def _without_text(png: bytes) -> bytes:
+    """The PNG without its chunks of text and profiles."""
+    kept, at = [png[:8]], 8
+    while at < len(png):
+        end = at + 12 + int.from_bytes(png[at : at + 4], "big")  # length, type, content, checksum
+        if png[at + 4 : at + 8] not in _TEXT_CHUNKS:
+            kept.append(png[at:end])
+        at = end
+    return b"".join(kept)
 
 
 # How files of formats that are not decoded here begin.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from worldsize.data import native
 from worldsize.data.crops import Crop, Draws, Pixels
-from worldsize.data.decode import BrokenImage
+from worldsize.data.decode import LONGEST, BrokenImage
 from worldsize.data.samples import Read, as_image
 
 
@@ -56,6 +56,8 @@ class Preparation:
             return none if cuts is None else self._native.raw(raw, cuts, flips, size, out, crop.bicubic)
         encoded = [image if isinstance(image, (bytes, memoryview)) else b"" for image in images]
         heights, widths, known = self._native.headers(encoded)
+        known &= np.maximum(heights, widths) <= LONGEST * np.minimum(heights, widths).astype(np.int64)
+        encoded = [data if ours else b"" for data, ours in zip(encoded, known, strict=True)]
         # The sizes of the other images are unknown; the native decoder ignores their cuts.
         heights, widths = (np.where(known, sides, 1).astype(np.int64) for sides in (heights, widths))
         cuts = crop.cuts(heights, widths, draws)

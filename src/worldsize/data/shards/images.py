@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageFile, __version__
 
 from worldsize.data.crops import Pixels, fit
-from worldsize.data.decode import FORMATS, BrokenImage, decode
+from worldsize.data.decode import BrokenImage, decode, opened
 from worldsize.data.shards.format import Encoding
 from worldsize.errors import UserError
 
@@ -61,18 +61,20 @@ class Facts:
 
 def examine(data: bytes) -> Facts:
     """Inspect and decode an image."""
-    kind, mode, progressive, deep, transparent = "", "", False, False, False
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
-            kind, mode, progressive = str(opened.format), opened.mode, "progressive" in opened.info
-            transparent = mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
-            deep = _deep(opened)
+        kind, mode, progressive, deep, transparent = opened(data, _header)
     except Exception:  # a damaged file can raise almost anything; decode() reports the reason
-        pass
+        kind, mode, progressive, deep, transparent = "", "", False, False, False
     try:
         return Facts(kind, mode, progressive, deep, transparent, None, decode(data))
     except BrokenImage as error:
         return Facts(kind, mode, progressive, deep, transparent, str(error), None)
+
+
+def _header(image: ImageFile.ImageFile) -> tuple[str, str, bool, bool, bool]:
+    """Format and mode; whether it is progressive, deep and transparent, see `Facts`."""
+    transparent = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+    return str(image.format), image.mode, "progressive" in image.info, _deep(image), transparent
 
 
 def _deep(opened: ImageFile.ImageFile) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,9 +10,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from worldsize.data.decode import FORMATS
+from worldsize.data.decode import opened
 from worldsize.data.fetching.progress import size
 from worldsize.data.order import permute
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
@@ -84,13 +82,10 @@ def _header(samples: EncodedSamples, index: int) -> tuple[tuple[int, int] | None
     try:
         data = bytes(samples.encoded(index))
         length = len(data)
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            return (
-                (height, width),
-                f"{image.format} {_channels(len(image.getbands()), image.format == 'JPEG')}",
-                length,
-            )
+        (width, height), kind = opened(
+            data, lambda image: (image.size, f"{image.format} {_channels(len(image.getbands()), image.format == 'JPEG')}")
+        )
+        return (height, width), kind, length
     except WorldsizeError:  # it cannot be read
         raise
     except Exception:  # damaged files make Pillow raise exceptions of many types

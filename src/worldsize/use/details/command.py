@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from worldsize.arguments import Evaluate
-from worldsize.data.decode import FORMATS, BrokenImage
+from worldsize.data.decode import FORMATS, BrokenImage, opened
 from worldsize.data.samples import EncodedSamples, Samples
 from worldsize.errors import UserError
 from worldsize.use.details import summary
@@ -77,3 +77,5 @@ def _side(samples: EncodedSamples, index: int) -> int:
             return min(image.size)
     except (BrokenImage, OSError):
         return 0
+    except ValueError:  # a PNG with much text
+        return opened(bytes(samples.encoded(index)), lambda image: min(image.size))

@@ -12,7 +12,7 @@ import torch
 
 from worldsize import catalog
 from worldsize.batch import evaluation_share
-from worldsize.data.crops import evaluation_crop
+from worldsize.data.crops import evaluation_crop, middle
 from worldsize.data.decode import BrokenImage
 from worldsize.data.loader import Loader
 from worldsize.data.pixels import Normalise
@@ -37,6 +37,8 @@ class Opened(Trained):
         return self.inside
 
     def complete(self, image: Picture) -> torch.Tensor:
+        top, left, rows, columns = middle(image.shape[0], image.shape[1], self.recipe.data.val_resize_size)
+        image = np.ascontiguousarray(image[top : top + rows, left : left + columns])
         check_size(image, self.recipe)
         logits = self.runner.complete(image)
         assert logits is not None
