@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from packing import packed
+from processes import newest
 from test_errors import folder_recipe, images
 from test_imagenet import kaggle  # noqa: F401 - a fixture
 from trees import opened, relative_names, tree, two_classes
@@ -102,6 +104,8 @@ def test_a_run_names_its_folder_and_is_evaluated_on_another_without_training_ima
     assert f"validation images: {root / 'test'}\n" in out
     assert err.count(f"warning: {root / 'test'} is used as validation images") == 1
     assert "is used as validation images" in Path("runs/a/log.txt").read_text()
+    state = json.loads((newest(Path("runs/a")) / "state.json").read_text())
+    assert state["classes"] == ["cat", "dog"]  # docs/using.md shows how other tools read it
     images(tmp_path / "other", {}, {"cat": 2, "dog": 2})
     assert cli.main(["eval", "runs/a", "--data.root", str(tmp_path / "other")]) == 0
     assert "on 4 images" in capfd.readouterr().out

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
 
 from packing import BROKEN, SPECIAL, colour_png, encode, files, noise, odd_folder, packed, special_files
 from trees import opened, put, tree, two_classes
 from worldsize import cli
 from worldsize.data import shards
 from worldsize.data.samples import ArraySamples, Dataset
-from worldsize.data.shards.images import How
+from worldsize.data.shards.images import How, examine
 from worldsize.data.shards.pack import pack
 from worldsize.data.survey import info, sheet, words
 from worldsize.data.survey.verify import verify
@@ -298,6 +298,28 @@ def test_the_content_of_images_in_memory_is_that_of_their_shards(tmp_path):
     pack(dataset, tmp_path / "out", How(), 20_000, 2, 0)
     one, other = verify(dataset, 2)["val"], verify(shards.open_dataset(tmp_path / "out"), 2)["val"]
     assert (one.content, one.bytes) == (other.content, other.bytes)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(10))
+def test_images_that_exif_turns_are_odd(kind, orientation):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    assert examine(encode(noise(40, 40), kind, exif=exif)).turned == (2 <= orientation <= 8)
+
+
+def test_images_that_exif_turns_are_counted_with_the_remedy(tmp_path, capsys):
+    root, exif = two_classes(tmp_path / "root"), Image.Exif()
+    assert data("verify", "--root", root) == 0
+    assert "EXIF" not in capsys.readouterr().out
+    exif[ExifTags.Base.Orientation] = 6
+    put(root / "train" / "cat" / "turned.jpg", encode(noise(40, 50), "JPEG", exif=exif))
+    put(root / "train" / "cat" / "damaged.jpg", encode(noise(41, 50), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"))
+    put(root / "train" / "cat" / "turned.tiff", encode(noise(42, 50), "TIFF", exif=exif))  # Pillow turns it
+    assert data("verify", "--root", root) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("odd: rotated or mirrored by EXIF, which is ignored (1):")
+    assert lines[at + 1].endswith("turned.jpg") and "mogrify -auto-orient" in lines[at + 2]
 
 
 # Info --------------------------------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageFile, __version__
+from PIL import ExifTags, Image, ImageFile, __version__
 
 from worldsize.data.crops import Pixels, fit
 from worldsize.data.decode import BrokenImage, decode, opened
@@ -43,6 +43,7 @@ class Facts:
         transparent: it has an alpha channel, a transparent color or a transparent palette entry.
         reason: why it cannot be decoded; None if it can.
         image: the decoded image, RGB; None if it cannot be decoded.
+        turned: EXIF says that it is rotated or mirrored, and decoding ignores that.
     """
 
     format: str
@@ -52,6 +53,7 @@ class Facts:
     transparent: bool
     reason: str | None
     image: Image.Image | None
+    turned: bool = False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -62,19 +64,28 @@ class Facts:
 def examine(data: bytes) -> Facts:
     """Inspect and decode an image."""
     try:
-        kind, mode, progressive, deep, transparent = opened(data, _header)
+        facts = opened(data, _header)
     except Exception:  # a damaged file can raise almost anything; decode() reports the reason
-        kind, mode, progressive, deep, transparent = "", "", False, False, False
+        facts = Facts("", "", False, False, False, None, None)
     try:
-        return Facts(kind, mode, progressive, deep, transparent, None, decode(data))
+        return replace(facts, image=decode(data))
     except BrokenImage as error:
-        return Facts(kind, mode, progressive, deep, transparent, str(error), None)
+        return replace(facts, reason=str(error))
 
 
-def _header(image: ImageFile.ImageFile) -> tuple[str, str, bool, bool, bool]:
-    """Format and mode; whether it is progressive, deep and transparent, see `Facts`."""
+def _header(image: ImageFile.ImageFile) -> Facts:
+    """The facts that do not require decoding."""
     transparent = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
-    return str(image.format), image.mode, "progressive" in image.info, _deep(image), transparent
+    progressive = "progressive" in image.info
+    return Facts(str(image.format), image.mode, progressive, _deep(image), transparent, None, None, _turned(image))
+
+
+def _turned(image: ImageFile.ImageFile) -> bool:
+    """Whether EXIF says that the image is rotated or mirrored. Pillow itself turns a TIFF."""
+    try:
+        return image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    except Exception:  # damaged EXIF can raise almost anything, and is ignored
+        return False
 
 
 def _deep(opened: ImageFile.ImageFile) -> bool:

@@ -21,6 +21,7 @@ from worldsize.errors import Forbidden, ReadFailed, WorldsizeError
 
 TINY = 32  # shorter side, pixels
 HUGE = 25_000_000  # pixels
+TURNED = "rotated or mirrored by EXIF, which is ignored"
 _CHUNK = 64
 _DIGEST = 16  # bytes: the chance of a collision among 50 million different images is 1 in 10^23
 
@@ -156,6 +157,8 @@ def _oddities(facts: Facts, extension: str | None) -> Iterator[str]:
         yield "more than 8 bits a channel"
     if facts.transparent:
         yield "transparent, which is ignored"
+    if facts.turned:
+        yield TURNED
     width, height = facts.size
     if min(width, height) < TINY:
         yield f"tiny (a side below {TINY} pixels)"

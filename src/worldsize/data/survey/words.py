@@ -7,10 +7,11 @@ from typing import Any
 
 from worldsize.data.fetching.progress import size
 from worldsize.data.samples import Dataset, Samples
-from worldsize.data.survey.verify import Found, Place, duplicates
+from worldsize.data.survey.verify import TURNED, Found, Place, duplicates
 
 LISTED = 20
 _SMALLEST = 5
+_REMEDIES = {TURNED: "to apply it, turn the pixels: exiftran -ai FILES (JPEG, lossless), or mogrify -auto-orient FILES"}
 
 
 def counts(samples: Samples) -> dict[str, int]:
@@ -70,6 +71,8 @@ def summary(dataset: Dataset, found: dict[str, Found]) -> Iterator[str]:
     yield from _listed("not read, which says nothing about the images", unread)
     for kind in sorted({kind for one in found.values() for kind in one.odd}):
         yield from _listed(f"odd: {kind}", [one.samples.name(i) for one in found.values() for i in one.odd.get(kind, [])])
+        if kind in _REMEDIES:
+            yield f"  {_REMEDIES[kind]}"
     groups = duplicates(found)
     yield from _groups(
         found, "in both train and val (evaluation results will be too good)", [g for g in groups if _leaks(g)]
