@@ -76,8 +76,8 @@ def test_the_remote_command_survives_the_shell():
     folder, _, command = remote(spec, 1).partition(" && exec ")
     assert shlex.split(folder) == ["cd", "/home/me/my work"]
     words = shlex.split(command)
-    assert words[:4] == [*entry.command("/venv/bin/python", "worldsize.launch.lifeline"), "120"]
-    assert words[4:] == agent(spec, 1) and "NOTE=it's $HOME" in words
+    assert words[:6] == [*entry.command("/venv/bin/python", "worldsize.launch.lifeline"), "120"]
+    assert words[6:] == agent(spec, 1) and "NOTE=it's $HOME" in words
     assert "PET_NODE_RANK=1" in words and "WORLDSIZE_PEERS=h1" in words
     assert "WORLDSIZE_PEERS=me@h2" in agent(spec, 0)
     assert by_hand(spec) == by_hand(replace(spec))

@@ -113,7 +113,7 @@ def test_kinds_have_what_their_operators_require():
     launcher, worker = (mpi["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
     command = launcher["template"]["spec"]["containers"][0]["command"]
     wait = entry.command("python", "worldsize.launch.wait_for_hosts")
-    assert command[:6] == [*wait, "/etc/mpi/hostfile", "2222", "mpirun"]
+    assert command[:8] == [*wait, "/etc/mpi/hostfile", "2222", "mpirun"]
     assert command[command.index("-np") + 1] == "16" and mpi["spec"]["slotsPerWorker"] == 8
     assert launcher["restartPolicy"] == "Never" and "nvidia.com/gpu" not in str(launcher)
     assert worker["template"]["spec"]["containers"][0]["readinessProbe"]["tcpSocket"]["port"] == 2222

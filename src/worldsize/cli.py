@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldsize import __version__
+from worldsize import __version__, entry
 from worldsize.errors import UserError, WorldsizeError, did_you_mean
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ Following a job on a cluster or Slurm: 0 succeeded, 1 failed, 2 refused by prefl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code, see `worldsize.errors`."""
+    if argv is None:
+        entry.speak_utf8()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(_HELP, end="")

@@ -1,10 +1,14 @@
-"""How the package starts its own programs: without the working folder on the path of their imports (pure).
+"""How the package starts its own programs: in UTF-8, and without the working folder on the path of their imports.
 
 ``python -m`` puts the working folder first on sys.path, so a file torchvision.py that happens to be there would run instead
 of the library, and only with several processes. Python's options against it, -P and PYTHONSAFEPATH, need Python 3.11.
 """
 
 from __future__ import annotations
+
+import io
+import os
+import sys
 
 # Removes the working folder, which `python -c` adds as '', before it imports anything. Folders of PYTHONPATH stay. Without
 # single quotes, because it is quoted for shells.
@@ -17,4 +21,16 @@ def command(python: str, module: str = "worldsize.cli") -> list[str]:
     Args:
         module: its ``main`` takes the arguments and returns the exit code or None.
     """
-    return [python, "-c", _START.format(module=module)]
+    return [python, "-X", "utf8", "-c", _START.format(module=module)]
+
+
+def speak_utf8() -> None:
+    """Names, recipes and output are UTF-8, whatever the locale: otherwise starts this process again in Python's UTF-8 mode.
+
+    What is not UTF-8 (file names are bytes) is printed with escapes.
+    """
+    if sys.getfilesystemencoding() != "utf-8":
+        os.execv(sys.executable, [*command(sys.executable), *sys.argv[1:]])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
+            stream.reconfigure(errors="backslashreplace")

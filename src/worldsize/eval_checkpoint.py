@@ -10,6 +10,7 @@ from worldsize.arguments import Evaluate
 from worldsize.batch import evaluation_batch
 from worldsize.data import open_validation, test_sets
 from worldsize.data.crops import five_crops
+from worldsize.data.names import look_alikes
 from worldsize.data.samples import FileSamples, Samples
 from worldsize.errors import UserError
 from worldsize.evaluate import Result, evaluate
@@ -121,5 +122,6 @@ def _samples(asked: Evaluate, classes: tuple[str, ...], path: Path, cache: Path)
         samples = test_sets.open_folder(asked.images.expanduser(), classes, cache)
     if classes != samples.classes:
         odd = next(iter(set(classes) ^ set(samples.classes)), "their order")
-        raise UserError(f"{path} was trained on other classes than those of this dataset: they differ in {odd}")
+        alike = look_alikes(classes, samples.classes)
+        raise UserError(f"{path} was trained on other classes than those of this dataset: they differ in {odd}{alike}")
     return samples if asked.real_labels is None else test_sets.reassessed(samples, asked.real_labels)

@@ -145,7 +145,7 @@ def write_text(path: Path, text: str) -> None:
     """Write the file atomically: a reader sees either the old or the new content."""
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        temporary.write_text(text)
+        temporary.write_text(text, "utf-8")
         os.replace(temporary, path)
     except OSError:
         with suppress(OSError):
@@ -177,7 +177,7 @@ class RunLog:
     def __init__(self, folder: RunFolder, rank: int) -> None:
         self._handler: logging.Handler | None = None
         if folder.path.is_dir():
-            self._handler = _LogFile(folder.log_file(rank), delay=rank != 0)
+            self._handler = _LogFile(folder.log_file(rank), delay=rank != 0, encoding="utf-8", errors="backslashreplace")
             self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def __enter__(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worldsize.data import index, label_list, shards
+from worldsize.data.names import look_alikes
 from worldsize.data.samples import Dataset, FileSamples, Samples
 from worldsize.data.split import by_list
 from worldsize.data.unused import Unused
@@ -118,4 +119,4 @@ def _difference(train: tuple[str, ...], val: tuple[str, ...]) -> str:
         for split, names in (("train", only_train), ("val", only_val))
         if names
     ]
-    return "; ".join(parts)
+    return "; ".join(parts) + look_alikes(only_train, only_val)

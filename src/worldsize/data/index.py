@@ -13,6 +13,7 @@ import numpy as np
 
 from worldsize.data import listings
 from worldsize.data.decode import looks_like_image, unsupported_format
+from worldsize.data.names import look_alikes
 from worldsize.data.samples import FileSamples
 from worldsize.data.unused import Unused, unsupported
 from worldsize.errors import UserError, of_system, of_the_place
@@ -197,7 +198,9 @@ def require_files(images: Iterable[str], root: Path, source: Path) -> dict[str, 
         if name not in present[parent]:
             missing.append(image)
     if missing:
-        raise UserError(f"{source} names {len(missing):,} images that are not in {root}; the first is {missing[0]}")
+        found = (posixpath.join(parent, name) for parent, names in present.items() for name in names)
+        alike = look_alikes(missing, found)
+        raise UserError(f"{source} names {len(missing):,} images that are not in {root}; the first is {missing[0]}{alike}")
     for image in images:
         parent, name = posixpath.split(image)
         present[parent].discard(name)

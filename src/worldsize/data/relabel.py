@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from worldsize.data.names import look_alikes
 from worldsize.data.samples import Dataset, Samples
 from worldsize.errors import UserError, did_you_mean, of_system
 
@@ -102,7 +103,11 @@ def _corrected(samples: Samples, corrections: list[Correction]) -> Samples:
     for one, place in zip(corrections, _places(samples, corrections), strict=True):
         for name in filter(None, (one.label, one.given)):
             if name not in numbers:
-                hint = did_you_mean(name, samples.classes) or f"; it has {len(samples.classes):,} classes"
+                hint = (
+                    look_alikes([name], numbers)
+                    or did_you_mean(name, numbers)
+                    or f"; it has {len(samples.classes):,} classes"
+                )
                 raise UserError(f"{one.where}: the dataset has no class {name!r}{hint}")
         now = samples.classes[int(samples.labels[place])]
         if one.given is not None and one.given != now:

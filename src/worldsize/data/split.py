@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from worldsize.data.names import look_alikes
 from worldsize.data.samples import Dataset, FileSamples
 from worldsize.errors import UserError, of_system
 
@@ -64,7 +65,7 @@ def by_list(samples: FileSamples, listing: Path) -> Dataset:
     if missing := sorted(names - indices.keys()):
         raise UserError(
             f"--data.val-list {listing} names {len(missing)} images that are not in {samples.root}; "
-            f"the first is {missing[0]}"
+            f"the first is {missing[0]}{look_alikes(missing, indices)}"
         )
     validation = np.zeros(len(samples), bool)
     validation[[indices[name] for name in names]] = True

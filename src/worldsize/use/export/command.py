@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsize import __version__, arguments, catalog, checkpoint
 from worldsize.arguments import Settings
+from worldsize.data.names import look_alikes
 from worldsize.errors import FAILED, SUCCESS, UserError
 from worldsize.place import discover
 from worldsize.recipe import Recipe
@@ -223,7 +224,8 @@ def _source(path: Path, snapshot: Any, recipe: Recipe, raw: bool, dataset: Datas
     found = trained.load(path, snapshot, recipe, Precision("fp32", world.device), raw)
     if found.classes != dataset.val.classes:
         odd = next(iter(set(found.classes) ^ set(dataset.val.classes)), "their order")
-        raise UserError(f"{path} was trained on other classes than those of this dataset: they differ in {odd}")
+        alike = look_alikes(found.classes, dataset.val.classes)
+        raise UserError(f"{path} was trained on other classes than those of this dataset: they differ in {odd}{alike}")
     found.network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     found.network.requires_grad_(False)
     model.check_input(found.network, recipe.data.val_crop_size, 2, recipe.model.name)
