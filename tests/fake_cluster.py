@@ -118,6 +118,7 @@ class FakeCluster:
 
     def create(self, path, query, body):
         assert query["dryRun"] == ["All"], "preflight must not change anything"
+        assert query["fieldValidation"] == ["Strict"], "a server drops unknown fields"
         group = path.split("/namespaces/")[0].removeprefix("/apis/")
         if group in CRDS and path.rpartition("/")[2] not in self.served.get(group, []):
             return 404, {"message": "the server could not find the requested resource"}

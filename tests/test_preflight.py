@@ -23,6 +23,7 @@ from worldsize.cluster.jobs import manage
 from worldsize.cluster.jobs.follow import Follower
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.pod import network_policy
+from worldsize.cluster.manifests.spec import Placement
 from worldsize.cluster.preflight import runner
 from worldsize.cluster.storage import file_pod
 
@@ -196,6 +197,35 @@ def test_the_requested_runtime_must_exist_before_the_dry_run_of_its_job(fake_clu
     found = preflight(fake_cluster.cluster, on="trainjob")
     assert {one.level for one in found} == {"ok"}
     assert "the server would accept ConfigMap, NetworkPolicy, TrainingRuntime" in [one.what for one in found]
+
+
+def test_a_grace_period_that_the_trainer_would_drop_is_refused_with_the_required_version(fake_cluster):
+    fake_cluster.add("ClusterTrainingRuntime", "torch", metadata={"namespace": None})
+    message = "runtimePatches[0].trainingRuntimeSpec.template.spec.terminationGracePeriodSeconds"
+    fake_cluster.refuse("TrainJob", 400, f'strict decoding error: unknown field "spec.{message}"')
+    problem = only_problem(preflight(fake_cluster.cluster, replace(SPEC, runtime="torch"), "trainjob"))
+    assert "--grace with --runtime requires Kubeflow Trainer 2.3 or newer" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("on", "name", "flag"),
+    [
+        ("pytorchjob", "training-operator", "--gang-scheduler-name=volcano"),
+        ("mpijob", "mpi-operator", "--gang-scheduling=volcano"),
+    ],
+)
+def test_an_operator_that_ignores_the_volcano_queue_is_a_warning(fake_cluster, on, name, flag):
+    fake_cluster.objects["/apis/scheduling.volcano.sh/v1beta1/queues/ml"] = {"metadata": {"name": "ml"}}
+    spec = replace(SPEC, placement=Placement(volcano_queue="ml"))
+
+    def with_arguments(*arguments):
+        template = {"spec": {"containers": [{"command": ["manager"], "args": [*arguments]}]}}
+        body = {"spec": {"template": template}, "status": {"availableReplicas": 1}}
+        fake_cluster.add("Deployment", name, metadata={"namespace": "kubeflow"}, **body)
+        return preflight(fake_cluster.cluster, spec, on)
+
+    assert f"{name} runs without {flag}, so it ignores --volcano-queue" in only_problem(with_arguments(), "warning").what
+    assert {one.level for one in with_arguments(flag)} == {"ok"}
 
 
 def test_the_launcher_of_an_mpijob_needs_capacity_too(fake_cluster):

@@ -215,6 +215,18 @@ ERRORS = {
         "the operator's webhook does not respond",
         lambda fake: fake.refuse("PyTorchJob", 500, 'Internal error: failed calling webhook "v": no endpoints'),
     ),
+    "OpenShift": Fault(
+        "would reject the job's pods: .*security context constraint",
+        "--no-fixed-user",
+        lambda fake: fake.refuse(
+            "Pod", 403, 'pods "r50" is forbidden: unable to validate against any security context constraint'
+        ),
+    ),
+    "field of a newer operator": Fault(
+        "the server would reject PyTorchJob r50: strict decoding error: unknown field",
+        "older than the versions that worldsize supports",
+        lambda fake: fake.refuse("PyTorchJob", 400, 'strict decoding error: unknown field "spec.managedBy"'),
+    ),
     "job runs": Fault("PyTorchJob r50 already exists and is Running", "worldsize logs r50", job("PyTorchJob", "Running")),
     "job has succeeded": Fault(
         "MPIJob r50 already exists and is Succeeded", "worldsize delete r50", job("MPIJob", "Succeeded")

@@ -136,7 +136,7 @@ def test_a_runtime_of_the_cluster_is_patched():
 
 
 def test_patches_of_a_cluster_runtime_match_the_jobs_own_runtime():
-    everything = replace(EVERYTHING, placement=replace(EVERYTHING.placement, priority=None, spread=None))
+    everything = replace(EVERYTHING, placement=replace(EVERYTHING.placement, priority=None, spread=None, volcano_queue=None))
     own = pod_templates(rendered("trainjob", everything))[0]["spec"]
     train = rendered("trainjob", replace(everything, runtime="torch-distributed"))[-1]["spec"]
     (patch,) = train["runtimePatches"]
@@ -169,6 +169,30 @@ def test_an_elastic_job_may_change_its_number_of_nodes():
 def test_volcano_gang_size_is_the_number_of_pods_created_first(kind, elastic, gang):
     job = rendered(kind, replace(PLAIN, elastic=elastic, placement=Placement(volcano_queue="ml")))[-1]
     assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": gang, "queue": "ml"}
+
+
+def test_a_volcano_queue_of_a_trainjob_is_where_trainer_reads_it():
+    """It reads the annotation of the runtime's template, and only creates the PodGroup: the pods must name the scheduler."""
+    runtime, job = rendered("trainjob", replace(PLAIN, placement=Placement(volcano_queue="ml")))[-2:]
+    assert runtime["spec"]["podGroupPolicy"] == {"volcano": {}}
+    assert runtime["spec"]["template"]["metadata"]["annotations"] == {"scheduling.volcano.sh/queue-name": "ml"}
+    assert [one["spec"]["schedulerName"] for one in pod_templates(runtime)] == ["volcano"]
+    assert "annotations" not in job["metadata"]
+    assert all("schedulerName" not in one["spec"] for one in pod_templates(rendered("trainjob")))
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
+def test_the_user_can_be_left_to_the_cluster(kind):
+    for template in pod_templates(rendered(kind, replace(PLAIN, fixed_user=False))):
+        security = template["spec"]["securityContext"]
+        assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_the_network_interface_of_open_mpi_can_be_chosen(kind):
+    names = ("OMPI_MCA_btl_tcp_if_include", "PRTE_MCA_oob_tcp_if_include", "UCX_NET_DEVICES", "MASTER_PORT")
+    for template in pod_templates(rendered(kind, replace(PLAIN, env=tuple((name, "eth0") for name in names)))):
+        assert {*names} <= {one["name"] for one in template["spec"]["containers"][0]["env"]}
 
 
 def test_a_job_without_retries_survives_one_evicted_pod():
@@ -240,6 +264,8 @@ def test_no_secret_is_on_a_command_line():
         ("pytorchjob", {"runtime": "x"}, "only supported with --on trainjob"),
         ("trainjob", {"runtime": "x", "placement": Placement(priority="high")}, "omit --runtime"),
         ("trainjob", {"runtime": "x", "placement": Placement(spread="zone")}, "omit --runtime"),
+        ("trainjob", {"runtime": "x", "placement": Placement(volcano_queue="ml")}, "omit --runtime or --volcano-queue"),
+        ("mpijob", {"fixed_user": False}, "use --on pytorchjob or trainjob"),
     ],
 )
 def test_specs_that_are_rejected_without_a_cluster(kind, change, message):
@@ -253,7 +279,7 @@ def test_specs_that_are_rejected_without_a_cluster(kind, change, message):
     [
         *("PET_NNODES", "OMPI_MCA_orte_default_hostfile", "PRTE_MCA_plm_ssh_args", "MASTER_ADDR"),
         *("WORLDSIZE_NODES", "WORLDSIZE_PROCS", "WORLDSIZE_AGENT", "WORLDSIZE_ADDRESS", "HOME", "USER"),
-        "PATH",
+        *("PATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_MCA_plm_rsh_args"),
     ],
 )
 def test_reserved_variables(name):

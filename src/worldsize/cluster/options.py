@@ -68,6 +68,8 @@ class JobOptions(CommonOptions):
     """pytorchjob: MIN:MAX nodes; training continues when the number of nodes changes."""
     deadline: int | None = None
     """Fail the job after this many seconds."""
+    fixed_user: bool = True
+    """Run as user 1000 of the container image; --no-fixed-user leaves the user to the cluster, as OpenShift requires."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +150,7 @@ def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions)
         deadline_s=job.deadline,
         elastic=_range(job.elastic) if job.elastic else None,
         runtime=job.runtime,
+        fixed_user=job.fixed_user,
     )
 
 

@@ -166,7 +166,8 @@ class Cluster:
 
     def create(self, manifest: Object, dry_run: bool = False) -> Object:
         """Create the object. Raises `ClusterError` with status 409 if the name already exists."""
-        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        # Without Strict, a server drops fields that it does not know.
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
         path = self._path_of(manifest)
         return dict(self.request("POST", path, query, manifest))
 

@@ -74,6 +74,8 @@ class Fetch:
     """Use only nodes with this label, as KEY=VALUE."""
     toleration: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Also use nodes with this taint: KEY, KEY=VALUE or KEY=VALUE:EFFECT."""
+    fixed_user: bool = True
+    """Run as user 1000 of the container image; --no-fixed-user leaves the user to the cluster, as OpenShift requires."""
     detach: bool = False
     """Return as soon as the Job is created."""
     where: Flat[Where] = field(default_factory=Where)
@@ -113,6 +115,7 @@ def to_spec(asked: Fetch, namespace: str) -> PodJobSpec:
         node_selector=asked.node_selector,
         toleration=asked.toleration,
         grace=30,
+        fixed_user=asked.fixed_user,
     )
     # The options have the same meaning as for training.
     training = options.to_spec(Recipe(device="cpu"), "", "", namespace, job)

@@ -39,6 +39,8 @@ class Target(Base):
 
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
         yield from too_long(spec.name, 63 - len(f"-worker-{spec.nodes - 1}"), self.kind)
+        if not spec.fixed_user:
+            yield "--no-fixed-user: ssh requires the user of the container image; use --on pytorchjob or trainjob"
         if spec.elastic:
             yield "--elastic is only supported with --on pytorchjob"
         if spec.runtime:

@@ -23,6 +23,8 @@ POD_SECURITY: Object = {
     "runAsUser": USER,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+# OpenShift gives each namespace a range of users, and refuses others.
+_ANY_USER = {key: POD_SECURITY[key] for key in ("runAsNonRoot", "seccompProfile")}
 CONTAINER_SECURITY: Object = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -65,7 +67,7 @@ def template(spec: PodJobSpec, container: Object, resources: bool = True) -> Obj
         "automountServiceAccountToken": False,
         "containers": [_container(spec, container, resources)],
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
+        "securityContext": POD_SECURITY if spec.fixed_user else _ANY_USER,
         "terminationGracePeriodSeconds": spec.grace_s,
         "volumes": _volumes(spec, resources),
     }

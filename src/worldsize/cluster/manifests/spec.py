@@ -16,7 +16,13 @@ VOLUMES = PurePosixPath("/mnt")
 RECIPE = PurePosixPath("/run/worldsize/recipe.yaml")
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_RESERVED = re.compile(r"(PET|OMPI|PRTE|WORLDSIZE)_.*|MASTER_ADDR|HOME|PATH|USER")
+# Set by the operators, the launchers, worldsize and the container image.
+_RESERVED = re.compile(
+    r"(PET|WORLDSIZE|OMPI_COMM_WORLD)_.*|K_MPI_JOB_ROLE"
+    r"|OMPI_MCA_(orte_(keep_fqdn_hostnames|default_hostfile|set_default_slots)|plm_rsh_args|ess_.*|orte_ess_.*)"
+    r"|PRTE_MCA_(plm_ssh_args|prte_(default_hostfile|set_default_slots))"
+    r"|(HOROVOD_|LOCAL_)?RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|HOROVOD_SIZE|MASTER_ADDR|HOME|PATH|USER"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +81,7 @@ class PodJobSpec(JobSpec):
     rank. ``volumes`` are volume names; volume V is mounted at
     /mnt/V. ``secrets`` are passed to the processes only as environment variables. ``deadline_s`` ends the job (None: no
     limit). ``elastic`` is (minimum, maximum) number of nodes. ``runtime`` is a ClusterTrainingRuntime.
+    ``fixed_user``: the pods' user and groups are those of the container image; otherwise the cluster chooses them.
     """
 
     namespace: str
@@ -88,6 +95,7 @@ class PodJobSpec(JobSpec):
     deadline_s: int | None = None
     elastic: tuple[int, int] | None = None
     runtime: str | None = None
+    fixed_user: bool = True
 
     @property
     def bounds(self) -> tuple[int, int]:

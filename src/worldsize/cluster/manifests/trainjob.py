@@ -15,6 +15,7 @@ from worldsize.jobs.state import JobState
 
 _API = "trainer.kubeflow.org/v1alpha1"
 _INDEX = "batch.kubernetes.io/job-completion-index"
+_VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
 _SIGTERM = 143
 # Fields of a pod's spec that a TrainJob may patch in its runtime.
 _PATCHABLE = (
@@ -55,13 +56,15 @@ class Target(Base):
             yield "this strategy requires MPI: use --on mpijob"
         if spec.runtime and (spec.placement.priority or spec.placement.spread):
             yield "--priority and --spread cannot be patched into an existing runtime: omit --runtime"
+        if spec.runtime and spec.placement.volcano_queue:
+            yield "--volcano-queue: the queue and the scheduler are those of the runtime: omit --runtime or --volcano-queue"
 
     def job(self, spec: PodJobSpec) -> list[Object]:
         trainer: Object = {"numNodes": spec.nodes, "numProcPerNode": spec.procs}
         job: Object = {
             "apiVersion": _API,
             "kind": self.kind,
-            "metadata": _metadata(spec),
+            "metadata": pod.job_metadata(spec),
             "spec": {"runtimeRef": _reference(spec), "trainer": trainer},
         }
         if spec.deadline_s is not None:
@@ -116,16 +119,20 @@ def _runtime(spec: PodJobSpec, template: Object) -> Object:
     # Kubeflow's SDK lists only runtimes with this label.
     metadata["labels"] |= {"trainer.kubeflow.org/framework": "torch"}
     policy: Object = {"mlPolicy": {"numNodes": spec.nodes, "torch": {}}}
-    if spec.placement.volcano_queue:
-        policy["podGroupPolicy"] = {"volcano": {}}
     # No failure policy that restarts all pods: when a pod is lost, the nodes rendezvous again by themselves.
     jobs = {"network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True}, "replicatedJobs": [node]}
-    return {
+    runtime: Object = {
         "apiVersion": _API,
         "kind": "TrainingRuntime",
         "metadata": metadata,
         "spec": policy | {"template": {"spec": jobs}},
     }
+    if spec.placement.volcano_queue:
+        # Trainer creates the PodGroup, with the queue that it reads here, and leaves the choice of the scheduler to us.
+        runtime["spec"]["podGroupPolicy"] = {"volcano": {}}
+        runtime["spec"]["template"]["metadata"] = {"annotations": {_VOLCANO_QUEUE: spec.placement.volcano_queue}}
+        template["spec"]["schedulerName"] = "volcano"
+    return runtime
 
 
 def _failure_rules() -> list[Object]:
@@ -150,10 +157,3 @@ def _patch(container: str, template: Object) -> Object:
 def _reference(spec: PodJobSpec) -> Object:
     kind = "TrainingRuntime" if spec.runtime is None else "ClusterTrainingRuntime"
     return {"apiGroup": _API.split("/")[0], "kind": kind, "name": spec.runtime or spec.name}
-
-
-def _metadata(spec: PodJobSpec) -> Object:
-    metadata = pod.job_metadata(spec)
-    if spec.placement.volcano_queue:
-        metadata["annotations"] = {"scheduling.volcano.sh/queue-name": spec.placement.volcano_queue}
-    return metadata

@@ -24,6 +24,11 @@ _REMEDIES = (
         "--resource adds the capability IPC_LOCK, which this namespace forbids: omit it, or use a namespace with the label "
         "pod-security.kubernetes.io/enforce=privileged",
     ),
+    (
+        "unable to validate against any security context constraint",
+        "OpenShift chooses the user of pods in this namespace: pass --no-fixed-user (not with mpijob), or ask your cluster "
+        "administrator for the security context constraint nonroot-v2",
+    ),
     ("usage per", "a LimitRange of the namespace sets this limit: change --cpu, --memory or --gpus"),
     ("no PriorityClass", "--priority: to list the available classes: kubectl get priorityclasses"),
     ("failed quota", "a quota of the namespace requires a value for this resource: set --cpu and --memory"),

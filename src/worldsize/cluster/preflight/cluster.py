@@ -10,6 +10,7 @@ import yaml
 
 from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
 from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.objects import Object
 from worldsize.cluster.preflight.base import Context, Finding, concurrently, get_optional, names
 
 # Oldest Kubernetes version: training-operator requires 1.28, Trainer 1.31.
@@ -20,6 +21,8 @@ _OPERATORS = {
     "MPIJob": ("mpi-operator", "Kubeflow's mpi-operator 0.8"),
     "TrainJob": ("kubeflow-trainer-controller-manager", "Kubeflow Trainer 2.2 or newer"),
 }
+
+_GANG_FLAGS = {"PyTorchJob": "--gang-scheduler-name", "MPIJob": "--gang-scheduling"}
 
 _JOB = ("create", "get", "list", "watch", "patch", "delete")
 _JOB_PART = ("create", "get", "list", "patch", "delete")
@@ -194,6 +197,18 @@ def _fields(context: Context) -> frozenset[str]:
     return frozenset()
 
 
+def _gang_scheduling(context: Context, kind: str, deployments: list[Object]) -> Finding | None:
+    """The finding if a job asks for Volcano and its operator was not told to use it: it would ignore the queue."""
+    if context.spec.placement.volcano_queue is None or kind not in _GANG_FLAGS:
+        return None
+    containers = [one for item in deployments for one in item["spec"]["template"]["spec"]["containers"]]
+    words = [word for one in containers for word in (*one.get("command", ()), *one.get("args", ()))]
+    if f"{_GANG_FLAGS[kind]}=volcano" in words or _GANG_FLAGS[kind] in words:
+        return None
+    what = f"{_OPERATORS[kind][0]} runs without {_GANG_FLAGS[kind]}=volcano, so it ignores --volcano-queue"
+    return Finding("warning", what, "ask your cluster administrator to set it, or use --on trainjob or a Kueue --queue")
+
+
 def operators(context: Context) -> Iterable[Finding]:
     """Check that the operators are running. They may also run where the user cannot see them."""
     for kind in filter(context.serves, context.kinds):
@@ -207,7 +222,7 @@ def operators(context: Context) -> Iterable[Finding]:
         if not found:
             yield Finding("ok", f"no Deployment {name} on this cluster; the operator may run elsewhere")
         elif any(one.get("status", {}).get("availableReplicas") for one in found):
-            yield Finding("ok", f"{name} is running")
+            yield _gang_scheduling(context, kind, found) or Finding("ok", f"{name} is running")
         else:
             where = found[0]["metadata"]["namespace"]
             remedy = f"no {kind} starts without it; see: kubectl -n {where} describe deployment {name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from worldsize.cluster.api.client import Cluster
@@ -13,6 +14,18 @@ from worldsize.cluster.preflight.base import Context, Finding, concurrently, den
 from worldsize.jobs.state import Phase
 
 _DOCKER = "kubernetes.io/dockerconfigjson"
+# (regular expression for the server's error, remedy)
+_REMEDIES = (
+    (
+        "failed calling webhook",
+        "the operator's webhook does not respond: it is starting or down; ask your cluster administrator",
+    ),
+    (
+        "unknown field .*runtimePatches.*terminationGracePeriodSeconds",
+        "--grace with --runtime requires Kubeflow Trainer 2.3 or newer: upgrade it, or omit --runtime",
+    ),
+    ("unknown field", "the operator on the cluster is older than the versions that worldsize supports: upgrade it"),
+)
 
 
 def secrets(context: Context) -> Iterable[Finding]:
@@ -227,9 +240,7 @@ def _try(context: Context, manifest: Object) -> Finding | None:
             return None
         # The server reports an existing name only after all other validation has passed.
         if error.status != 409:
-            remedy = ""
-            if "failed calling webhook" in str(error):
-                remedy = "the operator's webhook does not respond: it is starting or down; ask your cluster administrator"
+            remedy = next((remedy for text, remedy in _REMEDIES if re.search(text, str(error))), "")
             return Finding("error", f"the server would reject {kind} {manifest['metadata']['name']}: {error}", remedy)
     return Finding("ok", kind)
 
