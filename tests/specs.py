@@ -82,4 +82,24 @@ specs = st.builds(
     deadline_s=st.none() | st.integers(1, 10**6),
     grace_s=st.integers(1, 3600),
 )
+# Values that may be invalid: either the offline checks or nobody refuses them.
+_odd = st.text("aA1-_./ :", max_size=6) | st.text("a", min_size=60, max_size=66)
+odd_specs = st.one_of(
+    st.builds(lambda one, **changes: replace(one, placement=Placement(**changes)), specs, queue=_odd),
+    st.builds(lambda one, **changes: replace(one, placement=Placement(**changes)), specs, volcano_queue=_odd),
+    st.builds(lambda one, pair: replace(one, placement=Placement(node_selector=(pair,))), specs, st.tuples(_odd, _odd)),
+    st.builds(
+        lambda one, key, value: replace(one, placement=Placement(tolerations=(Toleration(key, value),))), specs, _odd, _odd
+    ),
+    st.builds(lambda one, name: replace(one, volumes=(name,)), specs, _odd),
+    st.builds(lambda one, name: replace(one, env=((name, "x"),)), specs, _odd),
+    st.builds(lambda one, names: replace(one, secrets=(SecretKey(*names),)), specs, st.tuples(_odd, _odd, _odd)),
+    st.builds(lambda one, name: replace(one, resources=PodResources(devices=((name, 1),))), specs, _odd),
+    st.builds(
+        lambda one, flag, number: replace(one, **{flag: number}),
+        specs,
+        st.sampled_from(["retries", "grace_s", "deadline_s"]),
+        st.integers(2**31 - 2, 2**31 + 1) | st.integers(2**63 - 1, 2**64),
+    ),
+)
 targets = st.sampled_from([load_target(name) for name in TARGETS])

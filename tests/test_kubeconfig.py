@@ -76,6 +76,13 @@ def test_an_empty_namespace_is_the_default_one(use, tmp_path):
     assert Cluster().namespace == "default"
 
 
+@pytest.mark.parametrize("option", ["--context", "--namespace"])
+def test_an_empty_option_is_refused(use, option):
+    use(SERVER)
+    with pytest.raises(UserError, match=f"{option} is empty"):
+        Cluster(**{option.removeprefix("--"): ""})
+
+
 def test_a_context_whose_user_does_not_exist_is_an_error(use, tmp_path):
     use(SERVER)
     rewrite(tmp_path, lambda content: content.update(users=[]))

@@ -88,6 +88,43 @@ def test_the_data_are_on_the_first_volume_unless_the_recipe_says_where():
     assert root(name="digits") is None
 
 
+@pytest.mark.parametrize(
+    ("setting", "path"),
+    [
+        *(("data.root", path) for path in ("~/data", "data", "/mnt/other/data", "/mnt", "/home/me/data", "/Users/me/data")),
+        *(("data.val_list", "val.txt"), ("data.labels", "~/labels.csv"), ("loss.teacher", "runs/a")),
+        *(("model.weights", path) for path in ("~/w.pt", "w.safetensors", "runs/a", "/mnt/dat/w.pt")),
+    ],
+)
+def test_paths_of_the_users_own_machine_are_refused(setting, path):
+    section, _, name = setting.partition(".")
+    with pytest.raises(
+        UserError, match=f"--{setting.replace('_', '-')} {path}: pods do not have this path; they have /mnt/data"
+    ):
+        spec_of(recipe=Recipe.model_validate({section: {name: path}}))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *(("data.root", root) for root in ("/mnt/data/x", "/mnt/data", "/datasets/imagenet", "s3://bucket/shards")),
+        *(("model.weights", name) for name in ("/mnt/data/w.pt", "torchvision:ResNet50_Weights.DEFAULT", "timm:resnet50")),
+    ],
+)
+def test_paths_of_pods_and_urls_are_accepted(setting, value):
+    section, _, name = setting.partition(".")
+    spec_of(recipe=Recipe.model_validate({section: {name: value}}))
+
+
+@pytest.mark.parametrize(
+    "option", ["toleration", "pull-secret", "volume", "queue", "priority", "runtime", "name", "elastic", "cpu", "env"]
+)
+def test_an_empty_value_is_refused(option):
+    """Of a shell variable that is not set; an empty toleration would tolerate every taint."""
+    with pytest.raises(UserError, match=f"--{option} is empty"):
+        spec_of(f"--{option}", "")
+
+
 def test_the_same_command_is_the_same_run_and_another_is_not():
     def name(recipe=CPU, stem="My recipe!", on="pytorchjob", **job):
         return to_spec(recipe, stem, on, "ml", replace(PLAIN, name=None, **job)).name

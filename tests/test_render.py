@@ -10,12 +10,12 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, assume, given, settings
 
-from specs import EVERYTHING, PLAIN, specs, targets
+from specs import EVERYTHING, PLAIN, odd_specs, specs, targets
 from worldsize import entry
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.pod import to_yaml
-from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey
+from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey, Toleration, general_problems
 from worldsize.errors import PERMANENT, UserError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -221,6 +221,60 @@ def test_no_secret_is_on_a_command_line():
             assert "canary" not in command and "WANDB_API_KEY=" not in command
 
 
+def placed(**changes):
+    return {"placement": Placement(**changes)}
+
+
+def device(name, count=1):
+    return {"resources": PodResources(gpus=8, devices=((name, count),))}
+
+
+# What the API server, or the kubelet for container images, would reject.
+REJECTED_BY_SERVERS = [
+    (placed(queue="team a"), "--queue 'team a' is not a valid name"),
+    (placed(queue="a" * 64), "--queue 'aaa.* is not a valid name"),
+    (placed(volcano_queue="Team"), "--volcano-queue 'Team' is not a valid name"),
+    (placed(priority="high_one"), "--priority 'high_one' is not a valid name"),
+    (placed(node_selector=(("gpu", "a 40"),)), "--node-selector gpu=a 40 is not a label"),
+    (placed(node_selector=(("-gpu", "a40"),)), "--node-selector -gpu=a40 is not a label"),
+    (placed(node_selector=(("a/b/c", "x"),)), "--node-selector a/b/c=x is not a label"),
+    (placed(node_selector=(("a", "x"), ("a", "y"))), "--node-selector a: given more than once"),
+    (placed(tolerations=(Toleration(""),)), "--toleration '' is not a taint"),
+    (placed(tolerations=(Toleration("a", "b c"),)), "--toleration 'a=b c' is not a taint"),
+    ({"namespace": "Team_A"}, "--namespace 'Team_A'"),
+    ({"namespace": "a" * 64}, "--namespace 'aaa"),
+    ({"volumes": ("a..b",)}, "'a..b' is not a valid volume name"),
+    ({"volumes": ("a" * 254,)}, "is not a valid volume name"),
+    ({"pull_secrets": ("",)}, "--pull-secret '' is not a valid name"),
+    ({"secrets": (SecretKey("My Secret", "k", "K"),)}, "--secret 'My Secret' is not a valid name"),
+    ({"secrets": (SecretKey("s", "a b", "K"),)}, "--secret s/a b: a key has only letters"),
+    ({"secrets": (SecretKey("s", "k", "1K"),)}, "'1K' cannot be an environment variable"),
+    ({"env": (("A B", "x"),)}, "'A B' cannot be an environment variable"),
+    (device("rdma"), "--resource rdma is not the name of a resource"),
+    (device("kubernetes.io/x"), "--resource kubernetes.io/x is not the name of a resource"),
+    (device("cpu", 4), "--resource cpu: use --cpu instead"),
+    (device("nvidia.com/gpu", 4), "--resource nvidia.com/gpu: use --gpus instead"),
+    (
+        {"resources": PodResources(gpus=8, devices=(("rdma/ib", 1), ("rdma/ib", 2)))},
+        "--resource rdma/ib: given more than once",
+    ),
+    ({"resources": PodResources(gpus=8, gpu_resource="gpu")}, "--gpu-resource 'gpu' is not the name of a resource"),
+    (device("rdma/ib", 2**31), "--resource rdma/ib 2147483648 must be at most 2147483647"),
+    ({"retries": 2**30}, r"--retries 2147483648 \(times --nodes\) must be at most"),
+    ({"deadline_s": 2**31}, "--deadline 2147483648 must be at most"),
+    ({"grace_s": 2**31}, "--grace 2147483648 must be at most"),
+    ({"image": "https://registry.example/worldsize:1"}, "is not a container image"),
+    ({"image": "registry.example/Worldsize:1"}, "is not a container image"),
+    ({"image": "worldsize@sha256:0123"}, "is not a container image"),
+    ({"image": "worldsize:1 "}, "is not a container image"),
+]
+
+
+@pytest.mark.parametrize("image", ["localhost:5000/a/b:1", "Registry.Example/a__b/c-d:v1.2_3", "a@sha256:" + 64 * "0"])
+def test_references_of_container_images(image):
+    rendered("pytorchjob", replace(PLAIN, image=image))
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
@@ -265,6 +319,7 @@ def test_no_secret_is_on_a_command_line():
         ("trainjob", {"runtime": "x", "placement": Placement(priority="high")}, "omit --runtime"),
         ("trainjob", {"runtime": "x", "placement": Placement(spread="zone")}, "omit --runtime"),
         ("trainjob", {"runtime": "x", "placement": Placement(volcano_queue="ml")}, "omit --runtime or --volcano-queue"),
+        *(("pytorchjob", change, message) for change, message in REJECTED_BY_SERVERS),
         ("mpijob", {"fixed_user": False}, "use --on pytorchjob or trainjob"),
     ],
 )
@@ -289,10 +344,10 @@ def test_reserved_variables(name):
 
 @pytest.mark.cluster
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(specs, targets)
+@given(specs | odd_specs, targets)
 def test_the_server_accepts_every_spec_that_passes_the_offline_checks(cluster, spec, target):
     spec = replace(spec, namespace=cluster.namespace)
-    assume(not [*target.problems(spec)])
+    assume(not [*general_problems(spec), *target.problems(spec)])
     for manifest in target.render(spec):
         # The TrainJob webhook requires the runtime, which a dry run does not create.
         if manifest["kind"] != "TrainJob":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -13,8 +15,12 @@ from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, Placement, PodJobS
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
 from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, pair, shared
+from worldsize.jobs.spec import refuse
 from worldsize.recipe import Recipe
 
+# URLs (a path has lost one of their slashes), and the weights that packages offer.
+_NOT_A_PATH = re.compile(r"[a-z][a-z0-9+.-]*:/|(torchvision|timm):")
+_HOMES = ("home", "root", "Users")
 _DATA_WITHOUT_FILES = ("digits", "synthetic")
 
 
@@ -117,9 +123,11 @@ def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions)
     """
     if not job.image:
         raise UserError("--image is required; to build one: worldsize image build --push REPOSITORY")
+    _refuse_empty(job)
     check_recipe(recipe, _node_counts(job), job.procs)
     gpus = gpus_per_node(recipe, job.gpus, job.procs)
     home = VOLUMES / job.volume[0] if job.volume else VOLUMES
+    refuse(_local_paths(recipe, job.volume))
     recipe = _with_data_root(recipe, home)
     name = job.name or run_name(stem, recipe, on, job.nodes, job.procs, list(job.volume))
     return PodJobSpec(
@@ -148,7 +156,7 @@ def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions)
             volcano_queue=job.volcano_queue,
         ),
         deadline_s=job.deadline,
-        elastic=_range(job.elastic) if job.elastic else None,
+        elastic=_range(job.elastic) if job.elastic is not None else None,
         runtime=job.runtime,
         fixed_user=job.fixed_user,
     )
@@ -171,6 +179,29 @@ def elastic_warning(recipe: Recipe, job: JobOptions) -> str | None:
 def _node_counts(job: JobOptions) -> range:
     minimum, maximum = _range(job.elastic) if job.elastic else (job.nodes, job.nodes)
     return range(minimum, maximum + 1)
+
+
+def _refuse_empty(job: JobOptions) -> None:
+    """Refuse options with an empty value: in scripts, they come from variables that are not set."""
+    for option in fields(job):
+        value = getattr(job, option.name)
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            raise UserError(f"--{option.name.replace('_', '-')} is empty; is the shell variable set?")
+
+
+def _local_paths(recipe: Recipe, volumes: tuple[str, ...]) -> Iterable[str]:
+    """Problems with paths of the recipe that no pod has, such as those of the user's own machine."""
+    paths = {"data.root": recipe.data.root, "data.val-list": recipe.data.val_list, "data.labels": recipe.data.labels}
+    paths |= {"loss.teacher": recipe.loss.teacher}
+    if recipe.model.weights is not None and not _NOT_A_PATH.match(recipe.model.weights):
+        paths["model.weights"] = Path(recipe.model.weights)
+    have = " and ".join(str(VOLUMES / volume) for volume in volumes) or f"{VOLUMES}/V of --volume V"
+    for name, path in paths.items():
+        if path is None or _NOT_A_PATH.match(str(path)):
+            continue
+        inside = path.is_relative_to(VOLUMES)
+        if not path.is_absolute() or path.parts[1] in _HOMES or (inside and path.parts[2:3] not in [(v,) for v in volumes]):
+            yield f"--{name} {path}: pods do not have this path; they have {have} (worldsize cluster files put copies files)"
 
 
 def _command(name: str, home: PurePosixPath, retries: int) -> tuple[str, ...]:

@@ -45,6 +45,9 @@ class Cluster:
     """
 
     def __init__(self, context: str | None = None, namespace: str | None = None) -> None:
+        for option, value in (("--context", context), ("--namespace", namespace)):
+            if value is not None and not value.strip():
+                raise UserError(f"{option} is empty; is the shell variable set?")
         try:
             import kubernetes.client
             import kubernetes.config

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import PurePosixPath
 
+from worldsize.cluster.manifests import syntax
 from worldsize.jobs.quantities import quantity
 from worldsize.jobs.spec import JobSpec, Resources, shape_problems
 
@@ -106,10 +107,16 @@ class PodJobSpec(JobSpec):
 def general_problems(spec: PodJobSpec) -> Iterable[str]:
     """Problems of the spec for every kind of job on any cluster: one sentence each, with the remedy."""
     yield from _names(spec)
+    yield from reference_problems(spec)
     yield from amount_problems(spec)
     if not spec.volumes:
         yield "--volume is required, or the run is lost with its pods (worldsize cluster volume create creates a volume)"
-    if re.fullmatch(r"[^@]*:latest", spec.image) or not re.search(r":[^/]+$", spec.image):
+    if not syntax.is_image(spec.image):
+        yield (
+            f"--image {spec.image!r} is not a container image: expected REGISTRY/PATH:TAG or REGISTRY/PATH@sha256:DIGEST, "
+            "the path in lowercase, without https://"
+        )
+    elif re.fullmatch(r"[^@]*:latest", spec.image) or not re.search(r":[^/]+$", spec.image):
         yield f"--image {spec.image}: use a digest or a tag other than latest, so that every pod runs the same code"
     variables = [name for name, _ in spec.env] + [secret.variable for secret in spec.secrets]
     reserved = {name for name in variables if _RESERVED.fullmatch(name)}
@@ -123,12 +130,57 @@ def general_problems(spec: PodJobSpec) -> Iterable[str]:
 def _names(spec: PodJobSpec) -> Iterable[str]:
     if not _NAME.fullmatch(spec.name):
         yield f"--name {spec.name!r}: use lowercase letters, digits and '-'; start with a letter, do not end with '-'"
+    if not syntax.is_label(spec.namespace):
+        yield f"--namespace {spec.namespace!r}: use at most 63 lowercase letters, digits and '-'"
     for volume in spec.volumes:
-        if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", volume):
+        if not syntax.is_name(volume):
             yield f"--volume {volume!r} is not a valid volume name: use lowercase letters, digits and '-'"
     duplicates = {volume for volume in spec.volumes if spec.volumes.count(volume) > 1}
     if duplicates:
         yield f"--volume {', '.join(sorted(duplicates))}: given more than once"
+
+
+def reference_problems(spec: PodJobSpec) -> Iterable[str]:
+    """The subset of `general_problems` that concerns the names of objects, labels, resources and variables."""
+    place = spec.placement
+    named = (("queue", place.queue), ("volcano-queue", place.volcano_queue), ("priority", place.priority))
+    others = [("pull-secret", name) for name in spec.pull_secrets] + [("secret", one.secret) for one in spec.secrets]
+    for flag, name in (*named, ("runtime", spec.runtime), *others):
+        # A Kueue queue is also the value of a label.
+        if name is not None and not (syntax.is_name(name) and (flag != "queue" or len(name) <= 63)):
+            yield f"--{flag} {name!r} is not a valid name: use lowercase letters, digits and '-'"
+    for secret in spec.secrets:
+        if not syntax.is_secret_key(secret.key):
+            yield f"--secret {secret.secret}/{secret.key}: a key has only letters, digits, '-', '_' and '.'"
+    for variable in [name for name, _ in spec.env] + [secret.variable for secret in spec.secrets]:
+        if not syntax.is_variable(variable):
+            yield f"--env or --secret {variable!r} cannot be an environment variable: use letters, digits and '_'"
+    for key, value in place.node_selector:
+        if not syntax.is_label_key(key) or not syntax.is_label_value(value):
+            yield f"--node-selector {key}={value} is not a label: expected KEY=VALUE with letters, digits, '-', '_' and '.'"
+    for one in place.tolerations:
+        if not syntax.is_label_key(one.key) or not syntax.is_label_value(one.value):
+            text = f"{one.key}={one.value}" if one.value else one.key
+            yield f"--toleration {text!r} is not a taint: expected KEY, KEY=VALUE or KEY=VALUE:EFFECT"
+    yield from _repeated("--node-selector", [key for key, _ in place.node_selector])
+
+
+def _repeated(flag: str, keys: list[str]) -> Iterable[str]:
+    for key in sorted({key for key in keys if keys.count(key) > 1}):
+        yield f"{flag} {key}: given more than once"
+
+
+def _devices(spec: PodJobSpec) -> Iterable[str]:
+    r = spec.resources
+    options = {"cpu": "--cpu", "memory": "--memory", "ephemeral-storage": "--disk"} | {r.gpu_resource: "--gpus"}
+    for name, _ in r.devices:
+        if name in options:
+            yield f"--resource {name}: use {options[name]} instead"
+        elif not syntax.is_device(name):
+            yield f"--resource {name} is not the name of a resource: expected DOMAIN/NAME, such as rdma/ib"
+    if not syntax.is_device(r.gpu_resource):
+        yield f"--gpu-resource {r.gpu_resource!r} is not the name of a resource: expected DOMAIN/NAME, such as amd.com/gpu"
+    yield from _repeated("--resource", [name for name, _ in r.devices])
 
 
 def amount_problems(spec: PodJobSpec) -> Iterable[str]:
@@ -142,6 +194,14 @@ def amount_problems(spec: PodJobSpec) -> Iterable[str]:
     if memory is not None and shm is not None and shm >= memory:
         yield f"--shm {spec.resources.shm} must be less than --memory {spec.resources.memory}, which includes /dev/shm"
     yield from shape_problems(spec)
+    yield from _devices(spec)
+    limited = {"nodes": spec.nodes, "procs": spec.procs, "retries": spec.retries * spec.nodes, "grace": spec.grace_s}
+    limited |= {"deadline": spec.deadline_s or 0, "elastic": spec.bounds[1]}
+    limited |= {f"resource {name}": count for name, count in spec.resources.devices}
+    for flag, number in limited.items():
+        if number > syntax.MAX_INT32:
+            total = " (times --nodes)" if flag == "retries" else ""
+            yield f"--{flag} {number}{total} must be at most {syntax.MAX_INT32}"
     if spec.deadline_s is not None and spec.deadline_s < 1:
         yield f"--deadline {spec.deadline_s} must be at least 1"
 

@@ -15,7 +15,7 @@ from worldsize.arguments import Flat
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import Unauthenticated, Unreachable
 from worldsize.cluster.manifests import TARGETS, load_target, pod
-from worldsize.cluster.manifests.spec import PodJobSpec, amount_problems
+from worldsize.cluster.manifests.spec import PodJobSpec, amount_problems, reference_problems
 from worldsize.cluster.objects import Object
 from worldsize.cluster.options import JobOptions, Where, to_spec
 from worldsize.cluster.preflight import capacity
@@ -115,7 +115,7 @@ def _general_context(options: ClusterCheck, cluster: Cluster) -> Context:
     gpus = options.job.gpus if options.job.gpus is not None else options.job.procs if options.job.procs > 1 else 0
     job = replace(options.job, name=name, gpus=gpus, procs=gpus or options.job.procs, image=options.job.image or "worldsize")
     spec = to_spec(Recipe(), "check", options.on or "pytorchjob", cluster.namespace, job)
-    refuse(amount_problems(spec))
+    refuse([*reference_problems(spec), *amount_problems(spec)])
     if options.on is None:
         return Context(cluster, tuple(load_target(on).kind for on in TARGETS), spec)
     target = load_target(options.on)
