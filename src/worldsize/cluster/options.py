@@ -192,7 +192,7 @@ def _refuse_empty(job: JobOptions) -> None:
 def _local_paths(recipe: Recipe, volumes: tuple[str, ...]) -> Iterable[str]:
     """Problems with paths of the recipe that no pod has, such as those of the user's own machine."""
     paths = {"data.root": recipe.data.root, "data.val-list": recipe.data.val_list, "data.labels": recipe.data.labels}
-    paths |= {"loss.teacher": recipe.loss.teacher}
+    paths |= {"data.label-list": recipe.data.label_list, "loss.teacher": recipe.loss.teacher}
     if recipe.model.weights is not None and not _NOT_A_PATH.match(recipe.model.weights):
         paths["model.weights"] = Path(recipe.model.weights)
     have = " and ".join(str(VOLUMES / volume) for volume in volumes) or f"{VOLUMES}/V of --volume V"
