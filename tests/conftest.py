@@ -30,7 +30,8 @@ pytest_plugins = ["time_limits"]
 # What the user's home holds (settings, keys, caches) must not decide what a test says.
 _HOME = tempfile.TemporaryDirectory(prefix="home-")
 os.environ["HOME"] = _HOME.name
-for _name in [name for name in os.environ if name.startswith("XDG_")]:
+_PLACES = ("XDG_", "TORCH_HOME", "HF_", "KAGGLE_", "WANDB_", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
+for _name in [name for name in os.environ if name.startswith(_PLACES)]:
     del os.environ[_name]
 
 # A background job of a shell ignores Ctrl-C, and its child processes would inherit that.

@@ -124,7 +124,7 @@ class Ranks:
         try:
             return commands.recv() if commands.poll(480) else None
         except EOFError:
-            process.join(10)
+            process.join(240)
             return process.exitcode
 
     def close(self) -> None:

@@ -242,7 +242,7 @@ def test_without_the_server_the_run_ends_and_resumes_from_its_last_checkpoint(tm
     until(lambda: list(tmp_path.glob("runs/a/checkpoints/step-????????")), "there is a checkpoint", running=process)
     pids = by_rank(process.pid)
     os.kill(pids[0], signal.SIGKILL)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 128 + signal.SIGKILL, output
     assert "worldsize: rank 0 was killed by SIGKILL" in output
     all_end(list(pids.values()))
@@ -268,7 +268,7 @@ def test_a_stopped_run_resumes_with_fewer_workers_and_applies_each_step_once(tmp
     process = begin(tmp_path, *DIGITS, "--max-steps", "45")
     until_step(process, tmp_path, 15)
     process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 75, output
     assert "worldsize train --resume runs/a" in output
     run = tmp_path / "runs" / "a"

@@ -142,11 +142,11 @@ def test_interruptions_at_changing_world_sizes_change_no_bit(runs, tmp_path):
     first = start("train", recipe(tmp_path), "--name", "a", "--procs", "2", *save, cwd=tmp_path)
     reached = wait_for_two_steps(first, run)
     os.kill(random.Random(0).choice(workers(first.pid)), signal.SIGKILL)
-    first.communicate(timeout=60)
+    first.communicate(timeout=240)
     second = start("train", "--resume", run, *save, cwd=tmp_path)
     assert wait_for_two_steps(second, run) > reached
     second.send_signal(signal.SIGTERM)
-    assert second.communicate(timeout=60) and second.returncode == 75
+    assert second.communicate(timeout=240) and second.returncode == 75
     last = worldsize("train", "--resume", run, "--procs", "4", cwd=tmp_path)
     assert last.returncode == 0, last.stderr
     assert numbers(run) == numbers(runs(1))

@@ -231,7 +231,7 @@ def test_concurrent_reads_of_one_piece_wait_for_one_read(digits, monkeypatch):
     ahead, read, gate = Ahead(digits, lambda _: Pieces(np.array([0, 40]), np.array([99])), 4), digits.read, threading.Event()
 
     def slow(*arguments):
-        gate.wait(30)
+        gate.wait(240)
         return read(*arguments)
 
     monkeypatch.setattr(digits, "read", slow)

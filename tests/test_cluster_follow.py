@@ -155,7 +155,7 @@ def test_detached_by_ctrl_c_and_followed_again(cluster, image):
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert "line" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=240)
     assert process.returncode == 130 and f"Follow it with: worldsize logs j --namespace {cluster.namespace}" in err
     again = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode == 0

@@ -217,7 +217,7 @@ def test_the_same_command_refuses_and_resumes(runs, local):
     until(process, r" 0 \| +1 ")
     assert "already exists and is Running" in runs.train("pytorchjob", "s", code=2)
     process.send_signal(signal.SIGINT)
-    output = process.communicate(timeout=30)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 130 and f"Follow it with: worldsize logs s --namespace {runs.cluster.namespace}" in output
     runs.command("stop", "s")
     assert "Suspended" in runs.command("status", "s")

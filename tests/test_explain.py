@@ -354,7 +354,7 @@ def test_a_paused_rank_is_found(tmp_path: Path):
             until(lambda size=reached: metrics.stat().st_size > size + 1000, "the run goes on", running=run)
     finally:
         run.send_signal(signal.SIGTERM)
-        run.communicate(timeout=60)
+        run.communicate(timeout=240)
     seen = evidence.read(RunFolder(tmp_path / "runs/a"))
     paused = {rank: causes.split(its)["paused"] * seen.steps / 1000 for rank, its in seen.ranks.items()}
     assert paused[0] < 0.1 * paused[1]

@@ -51,7 +51,7 @@ def other_end(**request):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.05)
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(240) == 0
 
 
 def download(volume: Path, path: str, target: Path, force: bool = False) -> dict:

@@ -39,7 +39,7 @@ class Server:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(240)
 
     def _run(self) -> None:
         from aiohttp import web
@@ -301,7 +301,7 @@ def test_a_signal_removes_the_pod_and_the_partial_file(server, tmp_path, number)
         until(lambda: list(tmp_path.glob(".worldsize-*/new/big")), "the download has begun", running=process)
         assert server.pods
         process.send_signal(number)
-        process.communicate(timeout=30)
+        process.communicate(timeout=240)
     assert process.returncode in (130, 128 + number, -number)
     assert server.pods == {} and len(server.deleted) == 1
     assert not list(tmp_path.glob("back*")) and not list(tmp_path.glob(".worldsize-*"))

@@ -131,7 +131,7 @@ def test_worldsize_stop_ends_it_from_another_terminal(job):
     assert second.returncode == 64 and "already runs: its launcher is process" in second.stderr
     done = worldsize("stop", job.name, cwd=job.cwd)
     assert done.returncode == 0, done.stderr
-    running.communicate(timeout=60)
+    running.communicate(timeout=240)
     assert running.returncode == 75 and "Suspended" in worldsize("status", job.name, cwd=job.cwd).stdout
     job.ends_everywhere()
 
@@ -140,7 +140,7 @@ def test_kill_9_of_the_launcher_leaves_nothing_and_loses_no_step(job, undisturbe
     running = job.start()
     job.until("saved")
     running.kill()
-    running.communicate(timeout=60)
+    running.communicate(timeout=240)
     job.ends_everywhere()
     assert len(job.history("stopped")) == 1
     job.completes(undisturbed)
@@ -155,7 +155,7 @@ def test_a_launcher_that_stands_still_is_taken_for_gone(job):
         job.ends_everywhere()
     finally:
         running.send_signal(signal.SIGCONT)
-    out, _ = running.communicate(timeout=60)
+    out, _ = running.communicate(timeout=240)
     assert running.returncode == 69 and "lost contact with this launcher" in out
     assert len(job.history("stopped")) == 1
 

@@ -332,7 +332,7 @@ def test_no_more_is_prepared_than_asked_for():
 
 
 class Slow(FileSamples):
-    """Slow storage: each read waits until ``at_once`` reads are in flight, or 5 seconds."""
+    """Slow storage: each read waits until ``at_once`` reads are in flight, or 60 seconds."""
 
     def watch(self, at_once: int) -> Slow:
         self.barrier = threading.Barrier(at_once)
@@ -341,7 +341,7 @@ class Slow(FileSamples):
 
     def encoded(self, index: int) -> bytes:
         with suppress(threading.BrokenBarrierError):
-            self.barrier.wait(5)
+            self.barrier.wait(60)
             self.waited += 1
         return super().encoded(index)
 
@@ -378,8 +378,8 @@ def test_closing_does_not_wait_for_reads_that_have_not_begun(tmp_path):
         loading.join(0.01)
     closing.start()
     samples.barrier.abort()
-    closing.join(30)
-    loading.join(30)
+    closing.join(240)
+    loading.join(240)
     assert not closing.is_alive() and not loading.is_alive()
     assert samples.waited == 0
 

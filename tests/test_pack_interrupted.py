@@ -50,7 +50,7 @@ def interrupted(larger: Path, out: Path, number: int, after: int, delay: float =
             running.send_signal(number)
             break
         time.sleep(0.001)
-    running.communicate(timeout=60)
+    running.communicate(timeout=240)
     return running.returncode
 
 
@@ -233,7 +233,7 @@ def test_two_at_once_succeed_without_locks(larger, unbroken, tmp_path):
     )
     line = [sys.executable, "-c", program, *map(str, command(larger, tmp_path / "out"))]
     both = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [running.communicate(timeout=60)[1] for running in both]
+    outputs = [running.communicate(timeout=240)[1] for running in both]
     assert [text.count("cannot be locked (No locks available)") for text in outputs] == [1, 1]
     assert 0 in [running.returncode for running in both]
     # The slower one may create a file while the faster one removes the folder.

@@ -22,7 +22,7 @@ from worldsize.parallel.ledger import Ledger
 from worldsize.parallel.parameter_server import Report, Server
 from worldsize.tree import fold
 
-TIMEOUT_S = 10.0  # for events that must happen
+TIMEOUT_S = 120.0  # for events that must happen
 
 
 def report(step: int, version: int, gradient: bool = True, leaving: bool = False) -> Report:

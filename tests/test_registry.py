@@ -115,7 +115,7 @@ def running_registry(folder: Path, auth: str = "") -> Iterator[str]:
         yield host
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(240)
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ def test_a_second_signal_exits_immediately(tmp_path):
     until((tmp_path / "in-step").exists, "the first step has begun", running=process)
     process.send_signal(signal.SIGINT)
     while "stopping after this step" not in (line := process.stdout.readline()):
-        assert line, process.wait(60)
+        assert line, process.wait(240)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=240)

@@ -104,7 +104,7 @@ def test_runs_that_start_together_get_different_folders(tmp_path, monkeypatch):
 
     def listed_by_all_before_any_continues(folder: Path) -> list[Path]:
         found = list(real(folder))
-        together.wait(timeout=30)
+        together.wait(timeout=240)
         return found
 
     monkeypatch.setattr(Path, "iterdir", listed_by_all_before_any_continues)
@@ -118,7 +118,7 @@ def test_only_one_of_several_runs_gets_the_same_name(tmp_path, monkeypatch):
 
     def checked_by_all_before_any_continues(out: Path, name: str | None) -> None:
         real(out, name)
-        together.wait(timeout=30)
+        together.wait(timeout=240)
 
     def create(_: int) -> str:
         try:

@@ -107,7 +107,7 @@ def sshd(worker: Worker) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         if process.poll() is None:
             process.terminate()
-            process.wait(60)
+            process.wait(240)
 
 
 @needs_sshd

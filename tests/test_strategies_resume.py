@@ -106,7 +106,7 @@ def test_an_exact_run_resumes_only_with_an_exact_strategy(runs, ranks):
 def test_sigterm_loses_no_step_and_no_bit(runs, ranks, tmp_path, name, arguments):
     process = start_until(tmp_path, "a", 2, random.Random(name).randint(4, STEPS // 2), *arguments)
     process.send_signal(signal.SIGTERM)
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=240)[0]
     assert process.returncode == 75, output
     run = tmp_path / "runs" / "a"
     assert newest(run).name == f"step-{len(losses(run)):08d}"

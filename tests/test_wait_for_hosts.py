@@ -45,7 +45,7 @@ def test_the_command_begins_when_the_last_host_is_there_and_gets_its_place(launc
     process = launcher(port, "sh", "-c", "echo $$ is here; exit 3")
     assert process.stderr.readline() == f"worldsize: waiting for 127.0.0.1:{port} ([Errno 111] Connection refused)\n"
     with socket.create_server(("127.0.0.1", port)):
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     assert (process.returncode, out, err) == (3, f"{process.pid} is here\n", "")
 
 
@@ -53,7 +53,7 @@ def test_a_launcher_that_waits_leaves_when_it_is_asked_to(launcher):
     process = launcher(free_port(), "true")
     process.stderr.readline()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
+    assert process.wait(timeout=240) == 143
 
 
 def test_an_unreachable_host_and_a_missing_hostfile_are_reported(tmp_path):
