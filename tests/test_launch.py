@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 
 import pytest
+import torch.distributed as dist
 
-from worldsize.launch import async_workers
+from worldsize.launch import async_workers, failure
 from worldsize.launch.local import Outcome, cause
 
 EXPECTED, INTERNAL = Outcome(64, "wrong"), Outcome(70, "lost a peer")
@@ -43,3 +45,32 @@ def test_nobody_gets_the_port_of_an_asynchronous_run_before_rank_0_listens(monke
     monkeypatch.setattr(async_workers, "_start", rank)
     assert async_workers.launch(["train"], 2) == Outcome(0)
     assert len(set(ports)) == 1
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """A process group of this process alone."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_a_process_leaves_its_group_before_it_fails_with_the_others(group, capsys):
+    """Python aborts if it exits while a thread of the group releases tensors."""
+    assert failure.fail("wrong", 64) == 64
+    assert not dist.is_initialized()
+    assert failure.fail("wrong", 64) == 64
+
+
+def test_a_process_that_cannot_leave_its_group_ends_at_once(group, monkeypatch, capsys):
+    ends, never = [], threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "destroy_process_group", never.wait)
+        patch.setattr(failure, "_LEAVE_S", 0.01)
+        patch.setattr(failure.os, "_exit", ends.append)
+        failure.fail("wrong", 64)
+    never.set()
+    assert ends == [64]
+    assert capsys.readouterr().err == "worldsize: wrong\n"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 from worldsize.errors import INTERNAL_ERROR
 from worldsize.launch.agent import retried, worker_exit_code
 from worldsize.launch.local import report
 from worldsize.place import LAUNCHED, LOCAL_LAUNCH, LOCAL_RANKS
+
+_LEAVE_S = 10.0
 
 
 def fail(message: str, code: int) -> int:
@@ -17,7 +20,24 @@ def fail(message: str, code: int) -> int:
     local_rank = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
     if message and local_rank == "0" and _prints(code):
         print(f"worldsize: {message}", file=sys.stderr)
+    if not _left_group():
+        _exit_now(code)
     return worker_exit_code(code)
+
+
+def _left_group() -> bool:
+    """Leave torch's process group, if this process is in one. Returns whether that succeeded within `_LEAVE_S` seconds.
+
+    Otherwise Python aborts ("terminate called without an active exception") if it exits while a thread of gloo releases
+    the tensors of the last message. All ranks fail together, so none waits for another.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return True
+    leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+    leaving.start()
+    leaving.join(_LEAVE_S)
+    return not leaving.is_alive()
 
 
 def fail_alone(message: str, code: int) -> int:
@@ -27,10 +47,14 @@ def fail_alone(message: str, code: int) -> int:
         print(f"worldsize: {message}", file=sys.stderr)
     if os.environ.get("WORLD_SIZE", "1") != "1" or any(name in os.environ for name in LAUNCHED):
         # A regular exit would wait for the other ranks, which wait for this one.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(worker_exit_code(code))
+        _exit_now(code)
     return worker_exit_code(code)
+
+
+def _exit_now(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(worker_exit_code(code))
 
 
 def fail_internally(trace: str) -> int:
