@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "worldsize"
 
 # Layers from the bottom up: a module may import from its own line and the lines above it.
 LAYERS = [
-    ("errors", "signals", "tree", "fingerprint", "usage", "entry"),
+    ("errors", "signals", "tree", "fingerprint", "usage", "entry", "wording"),
     ("network_names",),
     ("recipe", "clock", "place", "device_errors", "blurpool", "drop_path", "finetuning", "graph", "optimizers"),
     ("state_dicts",),

@@ -196,7 +196,7 @@ def test_mistakes_are_explained_and_nothing_is_written(mixed, capsys, arguments,
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [("class 0/nobody.jpg", "names 1 images that are not in"), ("", "names no image of")],
+    [("class 0/nobody.jpg", "names 1 image not in"), ("", "names no image of")],
 )
 def test_a_wrong_list_is_refused(mixed, names, message):
     Path("list.txt").write_text(names)

@@ -75,7 +75,7 @@ def test_a_column_without_an_image_is_a_class_too(tmp_path):
         (HOT.replace("1,1,0", "1,1"), VAL, "line 2 has 3 columns instead of 4$"),
         (HOT.replace("1,1,0", "1,yes,0"), VAL, "line 2: column 'dog' has 'yes' instead of 0 or 1"),
         (TRAIN + "im/./1.png,dog\n", VAL, "line 5: im/1.png has a row already"),
-        (TRAIN + "im/6.png,dog\nno/7.png,dog\n", VAL, "names 2 images that are not in ROOT; the first is im/6.png"),
+        (TRAIN + "im/6.png,dog\nno/7.png,dog\n", VAL, "names 2 images not in ROOT; the first is im/6.png"),
         (TRAIN + "../out.png,dog\n", VAL, "line 5: '../out.png' is not the path of an image"),
         (TRAIN + "/etc/out.png,dog\n", VAL, "is not the path of an image"),
         (TRAIN + ",dog\n", VAL, "'' is not the path of an image"),

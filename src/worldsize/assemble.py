@@ -70,6 +70,7 @@ from worldsize.supervision import Supervision
 from worldsize.track import console
 from worldsize.track.base import Facts, Summary
 from worldsize.train import Trainer
+from worldsize.wording import quoted
 from worldsize.world import World, join
 
 log = logging.getLogger(__name__)
@@ -311,7 +312,8 @@ def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Su
         _note(trainer.world, folder.result, asdict(summary))
         return summary
     except Stopped as stopped:
-        raise Stopped(f"{stopped}; the state is saved. Continue with: worldsize train --resume {folder.path}") from None
+        again = f"worldsize train --resume {quoted(folder.path)}"
+        raise Stopped(f"{stopped}; the state is saved. Continue with: {again}") from None
     finally:
         trainer.stop.disarm()
         trainer.train_loader.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from worldsize import __version__, entry
 from worldsize.errors import UserError, WorldsizeError, did_you_mean
+from worldsize.wording import count
 
 if TYPE_CHECKING:
     from worldsize.signals import StopFlag
@@ -214,9 +215,9 @@ def _eval(argv: list[str]) -> int:
         result = evaluate_checkpoint(path, parsed, place)
         if place.rank == 0:
             print(f"{path}")
-            print(result if parsed.real_labels is None else f"ReaL top-1 {result.top1:.2%} on {result.samples:,} images")
+            print(result if parsed.real_labels is None else f"ReaL top-1 {result.top1:.2%} on {count(result.samples)}")
             if result.broken:
-                print(f"{result.broken} images could not be decoded and are not counted")
+                print(f"{count(result.broken)} not counted: could not be decoded")
         return 0
 
     return distribute(["eval", *argv], parsed.procs, place, work)

@@ -17,6 +17,7 @@ from worldsize.data.loader import Batch, Loader
 from worldsize.data.pixels import Normalise
 from worldsize.errors import DataError
 from worldsize.precision import Precision
+from worldsize.wording import count
 from worldsize.world import World
 
 
@@ -48,7 +49,7 @@ class Result:
 
     def __str__(self) -> str:
         several = "" if self.map is None or self.f1 is None else f"mAP {self.map:.2%}, F1 {self.f1:.2%}, "
-        return f"{several}top-1 {self.top1:.2%}, top-5 {self.top5:.2%}, loss {self.loss:.4f} on {self.samples:,} images"
+        return f"{several}top-1 {self.top1:.2%}, top-5 {self.top5:.2%}, loss {self.loss:.4f} on {count(self.samples)}"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from worldsize.data.survey.verify import Found
 from worldsize.errors import UserError
 from worldsize.place import cores
 from worldsize.recipe import Recipe
+from worldsize.wording import count
 
 _LISTED = 5
 _TINY_IMAGE = 64  # pixels: an ImageNet stem leaves too little of it
@@ -163,16 +164,16 @@ def _side(dataset: Dataset) -> int:
 def _report(survey: Survey, found: dict[str, Found]) -> None:
     train, val = survey.dataset.train, survey.dataset.val
     numbers = np.bincount(train.labels, minlength=len(train.classes))
-    print(f"{len(train.classes):,} classes, {len(train):,} training and {len(val):,} validation images")
+    print(f"{len(train.classes):,} classes, {len(train):,} training and {count(len(val), 'validation image')}")
     print(f"training images per class: {numbers.min():,} to {numbers.max():,}; median shorter side {survey.side} pixels")
     if survey.chosen:
-        print(f"no validation folder: {len(val):,} images were chosen by their content and are listed in {survey.val_list}")
+        print(f"no validation folder: {count(len(val))} chosen by their content and listed in {survey.val_list}")
     if survey.dataset.validates_on:
         print(f"validation images: {survey.dataset.validates_on}")
     for note in survey.dataset.notes:
         print(f"warning: {note}")
     if survey.broken:
-        print(f"{len(survey.broken):,} broken images, which are not used:")
+        print(f"{count(len(survey.broken), 'broken image')}, not used:")
         for name, reason in list(survey.broken.items())[:_LISTED]:
             print(f"  {name}: {reason}")
     odd = sorted({kind for one in found.values() for kind in one.odd})

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsize.errors import NoProgress, UserError, WorldsizeError
+from worldsize.wording import quoted
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:
         raise UserError(f"--name {name!r} is not a folder name: use letters, digits, '.', '_' and '-'")
     if name is not None and not may_exist and (out / name).exists():
         raise UserError(
-            f"run {name!r} already exists in {out}: choose another --name, or resume it with --resume {out / name}"
+            f"run {name!r} already exists in {out}: choose another --name, or resume it with --resume {quoted(out / name)}"
         )
     parent = next((p for p in (out, *out.absolute().parents) if p.exists()), Path("/"))
     if not parent.is_dir():

@@ -6,6 +6,7 @@ from worldsize.attribution import advice, causes, evidence
 from worldsize.attribution.advice import Advice
 from worldsize.errors import UserError
 from worldsize.run import RunFolder
+from worldsize.wording import quoted
 
 _MUCH = 0.05  # of the run's time, to one cause
 
@@ -25,4 +26,4 @@ def of(folder: RunFolder) -> str | None:
     much = [advice.on(loss, seen) for loss in causes.losses(seen) if loss.lost >= _MUCH]
     if not much:
         return None
-    return f"Lost {line(max(much, key=lambda found: found.saved))}. More: worldsize explain {folder.path}"
+    return f"Lost {line(max(much, key=lambda found: found.saved))}. More: worldsize explain {quoted(folder.path)}"

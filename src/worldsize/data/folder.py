@@ -15,6 +15,7 @@ from worldsize.data.split import by_list
 from worldsize.data.unused import Unused
 from worldsize.errors import UserError
 from worldsize.recipe import Data
+from worldsize.wording import quoted
 
 _VALIDATION = ("val", "valid", "validation")
 _TEST = "test"
@@ -39,7 +40,7 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
             f"{root} does not have the expected layout: {root}/train/CLASS/IMAGE and "
             f"{root}/val/CLASS/IMAGE (val may also be named {', '.join(_VALIDATION[1:])} or {_TEST}); "
             f"missing: {'train' if not (root / 'train').is_dir() else 'val'}. "
-            f"For {root}/CLASS/IMAGE, `worldsize init {root}` chooses validation images and writes a recipe"
+            f"For {root}/CLASS/IMAGE, `worldsize init {quoted(root)}` chooses validation images and writes a recipe"
         )
     return two_splits(root / "train", validation, cache)
 

@@ -17,6 +17,7 @@ from worldsize.data.names import look_alikes
 from worldsize.data.samples import FileSamples
 from worldsize.data.unused import Unused, unsupported
 from worldsize.errors import UserError, of_system, of_the_place
+from worldsize.wording import count
 
 log = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ def require_files(images: Iterable[str], root: Path, source: Path) -> dict[str, 
     if missing:
         found = (posixpath.join(parent, name) for parent, names in present.items() for name in names)
         alike = look_alikes(missing, found)
-        raise UserError(f"{source} names {len(missing):,} images that are not in {root}; the first is {missing[0]}{alike}")
+        raise UserError(f"{source} names {count(len(missing))} not in {root}; the first is {missing[0]}{alike}")
     for image in images:
         parent, name = posixpath.split(image)
         present[parent].discard(name)

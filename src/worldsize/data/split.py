@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from worldsize.data.names import look_alikes
 from worldsize.data.samples import Dataset, FileSamples
 from worldsize.errors import UserError, of_system
+from worldsize.wording import count
 
 
 def stratified(labels: NDArray[np.int32], digests: NDArray[np.uint8], share: float) -> NDArray[np.bool_]:
@@ -64,7 +65,7 @@ def by_list(samples: FileSamples, listing: Path) -> Dataset:
     indices = {samples.path(i): i for i in range(len(samples))}
     if missing := sorted(names - indices.keys()):
         raise UserError(
-            f"--data.val-list {listing} names {len(missing)} images that are not in {samples.root}; "
+            f"--data.val-list {listing} names {count(len(missing))} not in {samples.root}; "
             f"the first is {missing[0]}{look_alikes(missing, indices)}"
         )
     validation = np.zeros(len(samples), bool)

@@ -14,6 +14,7 @@ from rich.text import Text
 from worldsize.recipe import Track
 from worldsize.run import RunFolder
 from worldsize.track import base
+from worldsize.wording import count, quoted
 
 _PLAIN_SECONDS = 15.0  # between step lines when stdout is not a terminal
 _HEADINGS = ("epoch", "train loss", "train top-1", "val loss", "val top-1", "val top-5", "images/s", "time")
@@ -111,7 +112,7 @@ def _header_lines(facts: base.Facts) -> list[str]:
     strategy = f"{e['strategy']} over {e['backend']}" if e["backend"] else e["strategy"]
     return [
         f"{facts.name}: {facts.model}, {facts.parameters / 1e6:.1f} M parameters, {facts.classes} classes, "
-        f"{facts.train_samples:,} training and {facts.val_samples:,} validation images",
+        f"{facts.train_samples:,} training and {count(facts.val_samples, 'validation image')}",
         *([f"validation images: {facts.validates_on}"] if facts.validates_on else []),
         f"{processes} on {e['device']}, {threads}, {strategy}, {e['precision']}",
         *([f"images decoded by {e['decoder']}"] if e["decoder"] else []),
@@ -146,7 +147,7 @@ def _summary_lines(summary: base.Summary, folder: RunFolder) -> list[str]:
         f"{summary.images_per_s:,.0f} images/s during training, {_duration(summary.seconds)} in total",
         f"{folder.path} contains",
         *(f"  {name:<{width}}  {description}" for name, description in folder.contents()),
-        f"Next: worldsize eval {folder.path}",
+        f"Next: worldsize eval {quoted(folder.path)}",
     ]
 
 

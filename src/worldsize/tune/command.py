@@ -18,6 +18,7 @@ from worldsize.reproduce.compare import processes
 from worldsize.tune import batches, chart, curve, runs
 from worldsize.tune.curve import Curve
 from worldsize.tune.runs import Workplace
+from worldsize.wording import quoted
 
 _SHOWN = 12  # rows of the range test
 _BAR = 30  # characters
@@ -143,7 +144,7 @@ def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: arguments.Tune
     print(f"learning rate {chosen:g} for global batches of {_batch(asked)}")
     if speeds:
         print(f"forward batch {forward_batch}, the fastest; it does not change the numbers")
-    print(f"{image}: the curve. {out}: the recipe; worldsize train {out}")
+    print(f"{image}: the curve. {out}: the recipe; worldsize train {quoted(out)}")
     if chosen in (min(tuned.ends), max(tuned.ends)):
         print("It is the lowest or the highest that was tried: a rate beyond it may be better still.")
 

@@ -14,6 +14,7 @@ from worldsize.errors import UserError, WorldsizeError
 from worldsize.jobs import targets
 from worldsize.jobs.base import Job, Where
 from worldsize.recipe import Recipe
+from worldsize.wording import quoted
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Jobs:
             raise
         if done.returncode and self._active(name):
             raise UserError(
-                f"job {name} still runs, but following it failed: {_said(done)}\nContinue with --resume {folder}"
+                f"job {name} still runs, but following it failed: {_said(done)}\nContinue with --resume {quoted(folder)}"
             )
         try:
             _check(done, "train")

@@ -8,6 +8,7 @@ from typing import Any
 from worldsize.data.fetching.progress import size
 from worldsize.data.samples import Dataset, Samples
 from worldsize.data.survey.verify import TURNED, Found, Place, duplicates
+from worldsize.wording import count
 
 LISTED = 20
 _SMALLEST = 5
@@ -26,7 +27,7 @@ def overview(dataset: Dataset) -> Iterator[str]:
         numbers = counts(samples)
         spread = sorted(numbers.values())
         low, middle, high = spread[0], spread[len(spread) // 2], spread[-1]
-        line = f"  {name:<5} {len(samples):,} images; per class {low:,} to {high:,}, median {middle:,}"
+        line = f"  {name:<5} {count(len(samples))}; per class {low:,} to {high:,}, median {middle:,}"
         if low < high:
             smallest = sorted(numbers, key=lambda name: (numbers[name], name))[:_SMALLEST]
             line += f"; smallest: {', '.join(f'{_printable(label)} ({numbers[label]:,})' for label in smallest)}"

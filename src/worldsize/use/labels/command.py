@@ -13,6 +13,7 @@ from worldsize import arguments, catalog, checkpoint
 from worldsize.errors import SUCCESS, DataError, UserError
 from worldsize.place import cores
 from worldsize.signals import ends_at_once
+from worldsize.wording import quoted
 
 if TYPE_CHECKING:
     from worldsize.checkpoint import Tensors
@@ -135,4 +136,4 @@ def _report(asked: Labels, found: list[Suspect], ranked: int) -> None:
     print(f"{len(found):,} of {ranked:,} training images; the label of {changed:,} would change. Labels: {asked.out}")
     if asked.sheet is not None:
         print(f"Look at them and choose the correct labels: {asked.sheet}")
-    print(f"Train with these labels: worldsize train RECIPE --data.labels {asked.out}")
+    print(f"Train with these labels: worldsize train RECIPE --data.labels {quoted(asked.out)}")

@@ -1,0 +1,59 @@
+"""Messages: nouns agree with their numbers, and commands can be pasted into a shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from packing import encode, noise
+from trees import put
+from worldsize import wording
+from worldsize.data.folder import open_dataset
+from worldsize.data.split import by_list
+from worldsize.data.survey import words
+from worldsize.errors import UserError
+from worldsize.evaluate import Result
+from worldsize.recipe import Data
+from worldsize.run import check_name
+
+
+def test_nouns_agree_with_their_numbers():
+    assert [wording.count(n) for n in (0, 1, 2, 1200)] == ["0 images", "1 image", "2 images", "1,200 images"]
+    assert (wording.count(1, "class", "classes"), wording.count(2, "class", "classes")) == ("1 class", "2 classes")
+    assert str(Result(1.0, 1.0, 1.0, 1, 0)).endswith("on 1 image")
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Four training images, two validation images; the path has a blank."""
+    for label in "ab":
+        for i in range(2):
+            put(tmp_path / "my data" / "train" / label / f"{i}.png", encode(noise(40, 40, i), "PNG"))
+        put(tmp_path / "my data" / "val" / label / "0.png", encode(noise(40, 40, 9), "PNG"))
+    return tmp_path / "my data"
+
+
+def test_one_image_is_one_image(small, tmp_path):
+    dataset = open_dataset(Data(name="folder", root=small), tmp_path / "cache")
+    (tmp_path / "list").write_text("a/9.png\n")
+    with pytest.raises(UserError, match=r"names 1 image not in"):
+        by_list(dataset.train, tmp_path / "list")
+    (tmp_path / "list").write_text("a/1.png\n")
+    assert "  val   1 image; per class" in "\n".join(words.overview(by_list(dataset.train, tmp_path / "list")))
+
+
+def test_commands_in_messages_are_quoted(small, tmp_path, ranks):
+    model = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "4", "--micro-batch", "4", "--max-steps", "2")
+    settings = ("--data.name", "folder", "--data.root", small, *model, "--out", "my runs", "--name", "r")
+    stopped = ranks(1).run("train", "digits", *settings, "--stop-after", "1", code=75)
+    [again] = re.findall("Continue with: (.*)", stopped)
+    assert shlex.split(again) == ["worldsize", "train", "--resume", "my runs/r"]
+    ended = ranks(1).run(*shlex.split(again)[1:])
+    [following] = re.findall("Next: (.*)", ended)
+    assert shlex.split(following) == ["worldsize", "eval", "my runs/r"]
+    with pytest.raises(UserError, match=r"--resume '.*my runs/r'"):
+        check_name(ranks.cwd / "my runs", "r")
+    with pytest.raises(UserError, match=r"`worldsize init '.*my data/train'`"):
+        open_dataset(Data(name="folder", root=small / "train"), tmp_path / "cache")
