@@ -81,6 +81,7 @@ class FakeCluster:
         self.denied = set()  # (verb, resource)
         self.dead = set()  # paths for which the connection is closed
         self.refusals = {}
+        self.admit = lambda pod: None  # changes pods, as admission controllers do
         self.requests = 0
         self.add("Namespace", "team")
         self.add("Node", **gpu_node("n0", 8))
@@ -129,6 +130,8 @@ class FakeCluster:
             return status, {"message": message}
         if f"{path}/{body['metadata']['name']}" in self.objects:
             return 409, {"message": "already exists", "reason": "AlreadyExists"}
+        if body["kind"] == "Pod":
+            self.admit(body)
         return 201, body
 
     def read(self, path, query):

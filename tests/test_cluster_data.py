@@ -42,9 +42,14 @@ spec:
       onPodConditions: [{status: "True", type: DisruptionTarget}]
   template:
     metadata:
-      annotations: {sidecar.istio.io/inject: "false"}
+      annotations:
+        consul.hashicorp.com/connect-inject: "false"
+        kuma.io/sidecar-injection: disabled
+        linkerd.io/inject: disabled
+        sidecar.istio.io/inject: "false"
       labels:
         <<: *labels
+        kuma.io/sidecar-injection: disabled
         sidecar.istio.io/inject: "false"
     spec:
       automountServiceAccountToken: false

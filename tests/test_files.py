@@ -66,7 +66,11 @@ def test_pod_manifest():
     apiVersion: v1
     kind: Pod
     metadata:
-      annotations: {sidecar.istio.io/inject: "false"}
+      annotations:
+        consul.hashicorp.com/connect-inject: "false"
+        kuma.io/sidecar-injection: disabled
+        linkerd.io/inject: disabled
+        sidecar.istio.io/inject: "false"
       name: files-imagenet-a1b2c3
       namespace: ns
     spec:
@@ -96,7 +100,7 @@ def test_pod_manifest():
     rendered = file_pod.manifest(settings)
     labels = rendered["metadata"].pop("labels")
     assert rendered == yaml.safe_load(expected)
-    assert labels == pod.labels("imagenet", "files") | {"sidecar.istio.io/inject": "false"}
+    assert labels == pod.labels("imagenet", "files") | pod.NO_MESH_LABELS
 
 
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?", fullmatch=True))

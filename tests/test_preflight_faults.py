@@ -14,6 +14,7 @@ from worldsize.cluster.manifests.spec import Placement, PodJobSpec
 
 SIXTEEN_GPUS = replace(SPEC, procs=16, resources=replace(SPEC.resources, gpus=16))
 TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+OBJECTS = {"services": "3", "count/configmaps": "3"}
 DELETING = {"deletionTimestamp": "2026-11-20T00:00:00Z"}
 
 
@@ -63,6 +64,16 @@ def job(kind, condition=None, **metadata):
     """Returns a function that adds a job with the same name."""
     conditions = [{"type": condition, "status": "True"}] if condition else []
     return lambda fake: fake.add(kind, "r50", metadata=metadata, status={"conditions": conditions})
+
+
+def with_default_limit(pod):
+    """As a LimitRange does."""
+    pod["spec"]["containers"][0]["resources"]["limits"]["memory"] = "512Mi"
+
+
+def with_sidecar(pod):
+    """As a mutating webhook does."""
+    pod["spec"]["containers"].append({"name": "vault-agent"})
 
 
 def limited(fake_cluster):
@@ -227,6 +238,21 @@ ERRORS = {
         "older than the versions that worldsize supports",
         lambda fake: fake.refuse("PyTorchJob", 400, 'strict decoding error: unknown field "spec.managedBy"'),
     ),
+    "volume of blocks": Fault(
+        "volume data is a raw block device",
+        "worldsize cluster volume create data-files",
+        lambda fake: fake.volume("data", "ReadWriteMany", volumeMode="Block"),
+    ),
+    "quota of objects": Fault(
+        "quota team is too small for all pods of the job: count/configmaps: 1 requested, 3 of 3 in use; services: 2 req",
+        "worldsize jobs",
+        lambda fake: fake.add("ResourceQuota", **quota(OBJECTS, OBJECTS | {"services": "2"})),
+    ),
+    "leftover Service": Fault(
+        "Service r50-worker-1 exists, but job r50 does not",
+        "kubectl -n team delete services/r50-worker-1",
+        lambda fake: fake.add("Service", "r50-worker-1"),
+    ),
     "job runs": Fault("PyTorchJob r50 already exists and is Running", "worldsize logs r50", job("PyTorchJob", "Running")),
     "job has succeeded": Fault(
         "MPIJob r50 already exists and is Succeeded", "worldsize delete r50", job("MPIJob", "Succeeded")
@@ -301,6 +327,33 @@ WARNINGS = {
         "--memory 3Gi with --procs 8 leaves 384Mi per process; at least 512Mi is needed",
         "request more",
         spec=replace(SPEC, resources=replace(SPEC.resources, memory="3Gi")),
+    ),
+    "cordoned": Fault(
+        "capacity for 1 of 2 pods: .*1 is tainted node.kubernetes.io/unschedulable:NoSchedule",
+        "kubectl get nodes",
+        lambda fake: fake.objects["/api/v1/nodes/n1"]["spec"].update(unschedulable=True),
+    ),
+    "not ready": Fault(
+        "capacity for 1 of 2 pods: .*1 is tainted node.kubernetes.io/not-ready:NoSchedule",
+        "kubectl get nodes",
+        lambda fake: fake.objects["/api/v1/nodes/n1"]["status"].update(conditions=[{"type": "Ready", "status": "Unknown"}]),
+    ),
+    "an autoscaler that may not be looked up": Fault(
+        "16 nvidia.com/gpu per node requested",
+        "no permission to see whether the cluster adds nodes",
+        lambda fake: fake.denied.add(("get", "apis")),
+        SIXTEEN_GPUS,
+    ),
+    "default limit of memory": Fault(
+        "the namespace's default limit of memory, 512Mi, with --procs 8 leaves 64Mi per process",
+        "request more",
+        lambda fake: setattr(fake, "admit", with_default_limit),
+        replace(SPEC, resources=replace(SPEC.resources, memory=None)),
+    ),
+    "sidecar": Fault(
+        "the cluster adds containers to the job's pods: vault-agent",
+        "a container that does not end",
+        lambda fake: setattr(fake, "admit", with_sidecar),
     ),
     "no dry run": Fault(
         "cannot check whether the namespace admits the pods",

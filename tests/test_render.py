@@ -62,7 +62,10 @@ def test_required_fields_of_every_job(spec, target):
     assert templates
     for template in templates:
         assert template["metadata"]["labels"]["app.kubernetes.io/instance"] == spec.name
-        assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+        # As documented by each mesh.
+        opted_out = {"linkerd.io/inject": "disabled", "consul.hashicorp.com/connect-inject": "false"}
+        opted_out |= {"kuma.io/sidecar-injection": "disabled", "sidecar.istio.io/inject": "false"}
+        assert opted_out.items() <= template["metadata"]["annotations"].items()
         pod = template["spec"]
         assert pod["terminationGracePeriodSeconds"] == spec.grace_s
         assert (
@@ -259,6 +262,7 @@ REJECTED_BY_SERVERS = [
         "--resource rdma/ib: given more than once",
     ),
     ({"resources": PodResources(gpus=8, gpu_resource="gpu")}, "--gpu-resource 'gpu' is not the name of a resource"),
+    ({"resources": PodResources(gpus=8, gpu_resource="nvidia.com/mig-1g.5gb")}, "use --procs 1 and more --nodes"),
     (device("rdma/ib", 2**31), "--resource rdma/ib 2147483648 must be at most 2147483647"),
     ({"retries": 2**30}, r"--retries 2147483648 \(times --nodes\) must be at most"),
     ({"deadline_s": 2**31}, "--deadline 2147483648 must be at most"),

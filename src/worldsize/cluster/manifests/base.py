@@ -57,6 +57,10 @@ class Target(ABC):
     def suspension(self) -> Object:
         """The merge patch of the job that terminates all its pods."""
 
+    def created(self, spec: PodJobSpec) -> list[tuple[str, str]]:
+        """(kind, name) of the objects, other than pods, that the operator creates for the job."""
+        return []
+
     def selector(self, name: str) -> str:
         """Label selector for the job's pods."""
         return training_pods(name)

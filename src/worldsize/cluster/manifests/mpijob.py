@@ -81,6 +81,11 @@ class Target(Base):
         index = int(labels.get(_INDEX, 0))
         return index, f"worker-{index}"
 
+    def created(self, spec: PodJobSpec) -> list[tuple[str, str]]:
+        name = spec.name
+        own = (("ConfigMap", f"{name}-config"), ("Secret", f"{name}-ssh"), ("Service", name), ("Job", f"{name}-launcher"))
+        return [*own]
+
     def suspension(self) -> Object:
         return {"spec": {"runPolicy": {"suspend": True}}}
 

@@ -25,6 +25,15 @@ POD_SECURITY: Object = {
 }
 # OpenShift gives each namespace a range of users, and refuses others.
 _ANY_USER = {key: POD_SECURITY[key] for key in ("runAsNonRoot", "seccompProfile")}
+# The sidecar of a service mesh never ends, so the job would not end either. Old versions of Istio and Kuma read the
+# annotation, new ones the label.
+NO_MESH_ANNOTATIONS = {
+    "consul.hashicorp.com/connect-inject": "false",
+    "kuma.io/sidecar-injection": "disabled",
+    "linkerd.io/inject": "disabled",
+    "sidecar.istio.io/inject": "false",
+}
+NO_MESH_LABELS = {"kuma.io/sidecar-injection": "disabled", "sidecar.istio.io/inject": "false"}
 CONTAINER_SECURITY: Object = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -84,10 +93,8 @@ def template(spec: PodJobSpec, container: Object, resources: bool = True) -> Obj
         pod["topologySpreadConstraints"] = [_spread(spec.name, place.spread)]
     return {
         "metadata": {
-            # The sidecar of a service mesh never ends, so the job would not end either. Old Istio versions read the
-            # annotation, new ones the label.
-            "annotations": {"sidecar.istio.io/inject": "false"},
-            "labels": labels(spec.name) | {"sidecar.istio.io/inject": "false"},
+            "annotations": NO_MESH_ANNOTATIONS,
+            "labels": labels(spec.name) | NO_MESH_LABELS,
         },
         "spec": pod,
     }

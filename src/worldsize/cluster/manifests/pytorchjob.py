@@ -77,6 +77,9 @@ class Target(Base):
         index = int(labels.get(_INDEX, 0))
         return index, f"{labels.get(_ROLE, 'worker')}-{index}"
 
+    def created(self, spec: PodJobSpec) -> list[tuple[str, str]]:
+        return [("Service", f"{spec.name}-worker-{index}") for index in range(spec.nodes)]
+
     def suspension(self) -> Object:
         return {"spec": {"runPolicy": {"suspend": True}}}
 

@@ -180,6 +180,11 @@ def _devices(spec: PodJobSpec) -> Iterable[str]:
             yield f"--resource {name} is not the name of a resource: expected DOMAIN/NAME, such as rdma/ib"
     if not syntax.is_device(r.gpu_resource):
         yield f"--gpu-resource {r.gpu_resource!r} is not the name of a resource: expected DOMAIN/NAME, such as amd.com/gpu"
+    if "/mig-" in r.gpu_resource and spec.procs > 1:
+        yield (
+            f"--gpu-resource {r.gpu_resource} with --procs {spec.procs}: CUDA shows one MIG slice to a process, "
+            "whatever the pod has; use --procs 1 and more --nodes"
+        )
     yield from _repeated("--resource", [name for name, _ in r.devices])
 
 

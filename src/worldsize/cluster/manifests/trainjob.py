@@ -95,6 +95,9 @@ class Target(Base):
     def selector(self, name: str) -> str:
         return f"jobset.sigs.k8s.io/jobset-name={name}"
 
+    def created(self, spec: PodJobSpec) -> list[tuple[str, str]]:
+        return [("JobSet", spec.name), ("Job", f"{spec.name}-node-0"), ("Service", spec.name)]
+
     def suspension(self) -> Object:
         return {"spec": {"suspend": True}}
 

@@ -34,6 +34,16 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Admitted:
+    """``count`` equal pods: the spec that was asked for, the one after admission, and the server's error if it refuses."""
+
+    count: int
+    asked: Object
+    spec: Object
+    error: str | None
+
+
+@dataclass(frozen=True)
 class Context:
     """The job to check and the cluster.
 
@@ -69,6 +79,21 @@ class Context:
         if self.kinds != ("MPIJob",):
             return (workers,)
         return (workers, (1, template(self.spec, container, resources=False)))
+
+    @cached_property
+    def admitted(self) -> tuple[Admitted, ...]:
+        """`pods` as a dry run returns them: with the defaults and containers that the namespace adds."""
+        return tuple(self._admitted(count, template) for count, template in self.pods)
+
+    def _admitted(self, count: int, template: Object) -> Admitted:
+        pod = {"apiVersion": "v1", "kind": "Pod", **template}
+        pod["metadata"] = template["metadata"] | {"name": f"{self.spec.name}-preflight"}
+        try:
+            return Admitted(count, template["spec"], self.cluster.create(pod, dry_run=True)["spec"], None)
+        except (Unreachable, Unauthenticated):
+            raise
+        except ClusterError as error:
+            return Admitted(count, template["spec"], template["spec"], str(error))
 
 
 Check = Callable[[Context], Iterable[Finding]]

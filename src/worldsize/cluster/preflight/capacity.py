@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
+from worldsize.cluster.api.errors import ClusterError
+from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.objects import Object
 from worldsize.cluster.preflight import scheduling
-from worldsize.cluster.preflight.base import Context, Finding, denied, get_optional
+from worldsize.cluster.preflight.base import Admitted, Context, Finding, denied, get_optional
 from worldsize.jobs.quantities import quantity
 
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
@@ -39,14 +42,19 @@ _REMEDIES = (
 def nodes(context: Context) -> Iterable[Finding]:
     """Check the capacity of the nodes for the pods: currently free, and in total."""
     objects = context.cluster.list("Node")
-    (count, pod), *others = context.pods
-    demand = scheduling.Demand.of(pod["spec"])
-    launcher = scheduling.Demand.of(others[0][1]["spec"]) if others else None
+    workers, *others = context.admitted
+    count, demand = workers.count, scheduling.Demand.of(workers.spec)
+    launcher = scheduling.Demand.of(others[0].spec) if others else None
     empty = scheduling.nodes(objects, ())
     min_nodes = context.spec.bounds[0]
     total = scheduling.capacity(empty, demand, launcher)
     if total < min_nodes:
-        yield _too_large(context, scheduling.shortage(empty, demand), min_nodes, total)
+        ready = scheduling.capacity([scheduling.recovered(node) for node in empty], demand, launcher)
+        if ready >= min_nodes:
+            what = f"capacity for {total} of {_pods(min_nodes)}: {scheduling.shortage(empty, demand)}"
+            yield Finding("warning", what, "the pods wait until nodes are ready and schedulable again: kubectl get nodes")
+        else:
+            yield _too_large(context, scheduling.shortage(empty, demand), min_nodes, total)
         return
     try:
         pods = context.cluster.list("Pod", fields=_LIVE, everywhere=True)
@@ -67,13 +75,17 @@ def nodes(context: Context) -> Iterable[Finding]:
 def _too_large(context: Context, why: str, min_nodes: int, total: int) -> Finding:
     what = f"capacity for {total} of {_pods(min_nodes)} even on empty nodes: {why}"
     remedy = "request less per node or use other nodes: --gpus, --cpu, --memory, --node-selector, --toleration"
-    if _autoscales(context):
+    autoscales = _autoscales(context)
+    if autoscales is None:
+        return Finding("warning", what, f"no permission to see whether the cluster adds nodes; if it does not, {remedy}")
+    if autoscales:
         return Finding("warning", what, f"the cluster may add nodes; if it does not, {remedy}")
     return Finding("error", what, remedy)
 
 
-def _autoscales(context: Context) -> bool:
-    """Whether the cluster seems to have an autoscaler that adds nodes on demand."""
+def _autoscales(context: Context) -> bool | None:
+    """Whether the cluster seems to have an autoscaler that adds nodes on demand; None if that may not be looked up."""
+    unknown = False
     for path in ("/apis/karpenter.sh", "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"):
         try:
             if get_optional(context.cluster, path) is not None:
@@ -81,7 +93,8 @@ def _autoscales(context: Context) -> bool:
         except ClusterError as error:
             if not denied(error):
                 raise
-    return False
+            unknown = True
+    return None if unknown else False
 
 
 def _pods(count: int) -> str:
@@ -91,40 +104,42 @@ def _pods(count: int) -> str:
 def memory(context: Context) -> Iterable[Finding]:
     """Check that each process has enough memory to start."""
     requested, procs = context.spec.resources.memory, context.spec.procs
+    own = f"--memory {requested}"
+    if requested is None:
+        limit = (context.admitted[0].spec["containers"][0].get("resources") or {}).get("limits", {}).get("memory")
+        requested, own = limit, f"the namespace's default limit of memory, {limit},"
     if requested is None or (each := quantity(requested) / procs) >= _MIN_PROCESS_MEMORY:
         return
     left, needed = (scheduling.formatted("memory", Fraction(amount)) for amount in (each, _MIN_PROCESS_MEMORY))
-    what = f"--memory {requested} with --procs {procs} leaves {left} per process; at least {needed} is needed"
+    what = f"{own} with --procs {procs} leaves {left} per process; at least {needed} is needed"
     remedy = "request more: a pod that runs out of memory before training starts is restarted without limit"
     yield Finding("warning", what, remedy)
 
 
 def admission(context: Context) -> Iterable[Finding]:
     """Check that the namespace admits the pods: each pod (by a dry run on the server), and all pods (by its quotas)."""
-    trials = [(count, *_try(context, template)) for count, template in context.pods]
-    errors = list(dict.fromkeys(error for _, _, error in trials if error))
+    errors = list(dict.fromkeys(pods.error for pods in context.admitted if pods.error))
     by_quota = [error for error in errors if "exceeded quota" in error]
     for error in errors:
         if error not in by_quota:
             yield _rejected(error)
-    exceeded = list(_quotas(context, [(count, pod) for count, pod, _ in trials]))
+    exceeded = list(_quotas(context, [(pods.count, pods.spec) for pods in context.admitted]))
     yield from exceeded
+    added = list(dict.fromkeys(name for pods in context.admitted for name in _added(pods)))
+    if added:
+        what = f"the cluster adds containers to the job's pods: {', '.join(added)}"
+        yield Finding("warning", what, "a container that does not end keeps the job from ending: exclude it here")
     if by_quota and not exceeded:
         yield _rejected(by_quota[0])
     if not errors and not exceeded:
         yield Finding("ok", "the namespace admits the pods")
 
 
-def _try(context: Context, template: Object) -> tuple[Object, str | None]:
-    """The pod's spec after admission, and the server's error if it would reject the pod."""
-    pod = {"apiVersion": "v1", "kind": "Pod", **template}
-    pod["metadata"] = template["metadata"] | {"name": f"{context.spec.name}-preflight"}
-    try:
-        return context.cluster.create(pod, dry_run=True)["spec"], None
-    except (Unreachable, Unauthenticated):
-        raise
-    except ClusterError as error:
-        return template["spec"], str(error)
+def _added(pods: Admitted) -> list[str]:
+    """Names of the containers that were not asked for."""
+    asked = {one["name"] for one in pods.asked["containers"]}
+    found = [*pods.spec["containers"], *(pods.spec.get("initContainers") or [])]
+    return [str(one["name"]) for one in found if one["name"] not in asked]
 
 
 def _rejected(why: str) -> Finding:
@@ -137,9 +152,24 @@ def _rejected(why: str) -> Finding:
     return Finding("error", f"the cluster would reject the job's pods: {why}", remedy)
 
 
+def _objects(context: Context) -> dict[str, int]:
+    """The job's own objects and those that its operator creates, counted by their names in quotas."""
+    counts: Counter[str] = Counter()
+    if len(context.kinds) == 1:
+        target = next((one for one in map(load_target, TARGETS) if one.kind == context.kinds[0]), None)
+        made = [(one["kind"], one["metadata"]["name"]) for one in context.manifests]
+        for kind, _ in [*made, *(target.created(context.spec) if target else ())]:
+            group, plural = KINDS[kind].group_version.rpartition("/")[0], KINDS[kind].plural
+            counts[f"count/{plural}.{group}" if group else f"count/{plural}"] += 1
+            if not group:
+                counts[plural] += 1
+    return dict(counts)
+
+
 def _quotas(context: Context, pods: Sequence[tuple[int, Object]]) -> Iterable[Finding]:
+    objects = _objects(context)
     for quota in context.cluster.list("ResourceQuota"):
-        exceeded = scheduling.over_quota(quota, pods)
+        exceeded = scheduling.over_quota(quota, pods, objects)
         if exceeded:
             name = quota["metadata"]["name"]
             remedy = "request less (--nodes, --gpus, --cpu, --memory), or see what else is running: worldsize jobs"

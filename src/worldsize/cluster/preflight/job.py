@@ -73,6 +73,9 @@ def volumes(context: Context) -> Iterable[Finding]:
 def _volume(context: Context, name: str, claim: Object) -> Finding:
     if claim["metadata"].get("deletionTimestamp"):
         return Finding("error", f"volume {name} is being deleted", "choose another with --volume")
+    if claim["spec"].get("volumeMode") == "Block":
+        what = f"volume {name} is a raw block device (volumeMode Block), which pods cannot mount as a folder"
+        return Finding("error", what, f"worldsize cluster volume create {name}-files --size ...")
     problem = _access(context, name, claim)
     if problem:
         return problem
@@ -174,6 +177,12 @@ def leftovers(context: Context) -> Iterable[Finding]:
             job, pods = existing[target.kind], cluster.list("Pod", target.selector(name))
             yield _existing_job(cluster, target.kind, job, target.state(job, pods).phase)
             return
+    made = load_target(context.kinds[0].lower()).created(context.spec) if rendered and len(context.kinds) == 1 else ()
+    for kind, taken in made:
+        if (one := _get(context, kind, taken)) is not None and not one["metadata"].get("deletionTimestamp"):
+            what = f"{kind} {taken} exists, but job {name} does not: its operator could not create its own"
+            delete = f"kubectl -n {cluster.namespace} delete {KINDS[kind].plural}/{taken}"
+            yield Finding("error", what, f"choose another --name, or delete it: {delete}")
     if existing:
         yield _other_objects(cluster.namespace, name, existing)
     elif rendered and (pods := cluster.list("Pod", base.training_pods(name))):

@@ -6,11 +6,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from types import MappingProxyType
 
 from worldsize.cluster.objects import Object
 from worldsize.jobs.quantities import quantity
 
 Amounts = Mapping[str, Fraction]
+
+_NONE: Mapping[str, int] = MappingProxyType({})
+# Taints that Kubernetes and autoscalers set for a while.
+_TEMPORARY = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/", "ToBeDeletedByClusterAutoscaler")
+_CORDONED = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+_NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 
 
 def formatted(resource: str, amount: Fraction) -> str:
@@ -100,9 +107,19 @@ def nodes(objects: Iterable[Object], pods: Iterable[Object]) -> list[Node]:
         allocatable = _parse(item["status"].get("allocatable"))
         used = _sum([*map(amounts, specs), {"pods": Fraction(len(specs))}])
         free = {name: amount - used.get(name, 0) for name, amount in allocatable.items()}
-        taints = item.get("spec", {}).get("taints") or []
+        taints = [*(item.get("spec", {}).get("taints") or [])]
+        ready = {one["type"]: one["status"] for one in item["status"].get("conditions") or []}.get("Ready", "True")
+        # Kubernetes sets the taint a moment after the field or the condition.
+        for applies, taint in ((item.get("spec", {}).get("unschedulable"), _CORDONED), (ready != "True", _NOT_READY)):
+            if applies and taint["key"] not in [one["key"] for one in taints]:
+                taints.append(taint)
         found.append(Node(item["metadata"].get("labels") or {}, taints, allocatable, free))
     return found
+
+
+def recovered(node: Node) -> Node:
+    """The node once it is ready and no longer cordoned; other taints, such as of GPU nodes, remain."""
+    return replace(node, taints=[taint for taint in node.taints if not taint["key"].startswith(_TEMPORARY)])
 
 
 def exclusion(node: Node, demand: Demand) -> str | None:
@@ -191,14 +208,21 @@ def _available_devices(nodes: Sequence[Node]) -> str:
 # Quotas ---------------------------------------------------------------------------------------------------------------
 
 
-def over_quota(quota: Object, pods: Sequence[tuple[int, Object]]) -> list[str]:
-    """The resources for which a ResourceQuota is too small for all ``pods`` (count, spec): one message per resource."""
+def over_quota(quota: Object, pods: Sequence[tuple[int, Object]], objects: Mapping[str, int] = _NONE) -> list[str]:
+    """What a ResourceQuota is too small for, one message each.
+
+    Args:
+        pods: (count, spec) of equal pods.
+        objects: numbers of other objects, by resource, such as services.
+    """
     status = quota.get("status") or {}
     hard = status.get("hard") or quota["spec"].get("hard") or {}
     counted = [(count, pod) for count, pod in pods if _in_scope(quota["spec"], pod)]
     found = []
     for name, limit in sorted(hard.items()):
         need = sum((count * _counted(name, pod) for count, pod in counted), Fraction(0))
+        if not (quota["spec"].get("scopes") or quota["spec"].get("scopeSelector")):  # which only pods can match
+            need += objects.get(name, 0)
         used = quantity((status.get("used") or {}).get(name, 0))
         if need > max(Fraction(0), quantity(limit) - used):
             resource = name.removeprefix("requests.").removeprefix("limits.")

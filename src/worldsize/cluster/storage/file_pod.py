@@ -88,12 +88,12 @@ def manifest(settings: FilePod) -> Object:
         on_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [settings.node]}]}
         required = {"nodeSelectorTerms": [on_node]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    pod_labels = labels(settings.volume[:63].rstrip("-."), "files") | {"sidecar.istio.io/inject": "false"}
+    pod_labels = labels(settings.volume[:63].rstrip("-."), "files") | pod.NO_MESH_LABELS
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "annotations": {"sidecar.istio.io/inject": "false"},
+            "annotations": pod.NO_MESH_ANNOTATIONS,
             "labels": pod_labels,
             "name": name,
             "namespace": settings.namespace,
