@@ -69,6 +69,8 @@ spec:
         - {name: WORLDSIZE_ADDRESS, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
         - {name: WORLDSIZE_NODES, value: "1"}
         - {name: WORLDSIZE_PROCS, value: "1"}
+        - {name: KAGGLE_USERNAME, valueFrom: {secretKeyRef: {key: KAGGLE_USERNAME, name: kaggle, optional: true}}}
+        - {name: KAGGLE_KEY, valueFrom: {secretKeyRef: {key: KAGGLE_KEY, name: kaggle, optional: true}}}
         resources:
           limits: {cpu: "2", memory: 4Gi}
           requests: {cpu: "2", memory: 4Gi}
@@ -200,6 +202,22 @@ def sent_again(fake_cluster, condition, labels=()) -> bool:
 def test_a_stopped_job_is_replaced_and_one_in_a_kueue_queue_is_not(fake_cluster):
     assert sent_again(fake_cluster, "Suspended")
     assert not sent_again(fake_cluster, "Suspended", {QUEUE_LABEL: "team"})
+
+
+@pytest.mark.parametrize(
+    "keys", [["kaggle.json"], ["access_token"], ["KAGGLE_API_TOKEN"], ["KAGGLE_USERNAME", "KAGGLE_KEY"]]
+)
+def test_every_kind_of_kaggle_token_is_accepted(fake_cluster, keys):
+    fake_cluster.volume("images", "ReadWriteMany")
+    fake_cluster.add("Secret", "kaggle", data=dict.fromkeys(keys, "eA=="))
+    assert fetch.fetch(asked(*IMAGENET, "--detach"), fake_cluster.cluster) == 0
+
+
+def test_half_a_kaggle_token_is_refused(fake_cluster):
+    fake_cluster.volume("images", "ReadWriteMany")
+    fake_cluster.add("Secret", "kaggle", data={"KAGGLE_KEY": "eA=="})
+    with pytest.raises(UserError, match=r"no Secret kaggle with a key kaggle.json, access_token, KAGGLE_API_TOKEN, or"):
+        fetch.fetch(asked(*IMAGENET, "--detach"), fake_cluster.cluster)
 
 
 def test_a_missing_secret_is_reported_before_a_pod_waits_for_it(fake_cluster):

@@ -46,6 +46,7 @@ import json, os, pathlib, sys, time
 notes = pathlib.Path({notes!r})
 plan = json.loads((notes / "plan").read_text())
 (notes / "calls").open("a").write(json.dumps([sys.argv[1:], os.environ.get("KAGGLE_CONFIG_DIR")]) + "\\n")
+(notes / "token").write_text(os.environ.get("KAGGLE_API_TOKEN", ""))
 if plan["message"]:
     print(plan["message"], file=sys.stderr)
     sys.exit(1)
@@ -75,6 +76,9 @@ def program(tmp_path, monkeypatch, challenge):
     monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
     put(tmp_path / "secret" / "kaggle.json", b'{"username": "me", "key": "canary-in-a-mine"}')
     monkeypatch.setenv("KAGGLE_CONFIG_DIR", str(tmp_path / "secret"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("KAGGLE_API_TOKEN", "KAGGLE_USERNAME", "KAGGLE_KEY"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _, usage=fetch.shutil.disk_usage: PlentyOfSpace)
 
     def plan(message: str = "", holds: bool = False) -> Path:
@@ -158,7 +162,34 @@ def test_competition_rules_are_not_accepted(program, tmp_path, message):
 @pytest.mark.parametrize("message", [UNAUTHENTICATED, UNAUTHENTICATED_2, UNAUTHENTICATED_1])
 def test_token_is_rejected(program, tmp_path, message):
     program(message)
-    with pytest.raises(UserError, match=r"rejected the token in .*secret/kaggle.json: create a new one at https://"):
+    with pytest.raises(UserError, match=r"rejected the token in .*secret/kaggle.json: create a token at https://"):
+        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+
+
+@pytest.mark.parametrize("folder", ["secret", ".kaggle"])
+@pytest.mark.parametrize("name", ["access_token", "KAGGLE_API_TOKEN", "access_token.txt"])
+def test_a_token_of_the_current_kind_is_passed_by_its_file(program, tmp_path, folder, name):
+    """The Kaggle CLI would not look into the folder where a cluster mounts a Secret."""
+    token = put(tmp_path / folder / name, b"KGAT_canary\n")
+    assert fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
+    assert (program() / "token").read_text() == str(token)
+    program(UNAUTHENTICATED_2)
+    with pytest.raises(UserError, match=f"rejected the token in {token}: "):
+        fetch.run(fetch.Fetch("imagenet", tmp_path / "another"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "source"),
+    [
+        ({"KAGGLE_API_TOKEN": "KGAT_canary"}, "KAGGLE_API_TOKEN"),
+        ({"KAGGLE_USERNAME": "me", "KAGGLE_KEY": "canary"}, "KAGGLE_USERNAME and KAGGLE_KEY"),
+    ],
+)
+def test_a_token_in_variables_is_named_if_it_is_rejected(program, tmp_path, monkeypatch, variables, source):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    program(UNAUTHENTICATED_2)
+    with pytest.raises(UserError, match=f"rejected the token in {source}: "):
         fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
 
 
@@ -167,7 +198,7 @@ def test_no_token(program, tmp_path, message):
     program(message)
     (tmp_path / "secret" / "kaggle.json").unlink()
     with pytest.raises(
-        UserError, match=r"requires a token.*worldsize cluster secret create kaggle --from ~/.kaggle/kaggle.json"
+        UserError, match=r"requires a token.*worldsize cluster secret create kaggle --from ~/.kaggle/access_token"
     ):
         fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
 

@@ -21,7 +21,7 @@ from worldsize.cluster.objects import Object
 from worldsize.cluster.options import Where
 from worldsize.cluster.preflight import job as job_checks
 from worldsize.cluster.preflight.base import Context, findings_of
-from worldsize.data.fetching.kaggle import SECRET, TOKEN
+from worldsize.data.fetching.kaggle import ACCESS_TOKENS, CREATE, SECRET, TOKEN, USER_AND_KEY
 from worldsize.data.fetching.known import KAGGLE, KNOWN, Name
 from worldsize.errors import DETACHED, FAILED, SUCCESS, UserError
 from worldsize.jobs import display
@@ -168,11 +168,11 @@ def _check_requirements(asked: Fetch, spec: PodJobSpec, cluster: Cluster) -> Non
         if error.status == 403:  # a job can use Secrets that the user may not read
             return
         raise
-    if secret is None or TOKEN not in secret.get("data", {}):
+    keys = set((secret or {}).get("data") or {})
+    if not keys & {TOKEN, *ACCESS_TOKENS} and not keys >= {*USER_AND_KEY}:
         raise UserError(
-            f"Kaggle requires a token, and namespace {cluster.namespace} has no Secret {SECRET} with a key {TOKEN}: "
-            f"create a token at https://www.kaggle.com/settings/api, then run: "
-            f"worldsize cluster secret create {SECRET} --from ~/.kaggle/{TOKEN}"
+            f"Kaggle requires a token, and namespace {cluster.namespace} has no Secret {SECRET} with a key {TOKEN}, "
+            f"{', '.join(ACCESS_TOKENS)}, or {' and '.join(USER_AND_KEY)}: {CREATE}"
         )
 
 

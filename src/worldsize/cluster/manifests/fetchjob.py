@@ -10,7 +10,7 @@ from worldsize.cluster.manifests.base import Target as Base
 from worldsize.cluster.manifests.base import from_conditions
 from worldsize.cluster.manifests.spec import PodJobSpec, general_problems
 from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
-from worldsize.data.fetching.kaggle import SECRET
+from worldsize.data.fetching.kaggle import SECRET, USER_AND_KEY
 from worldsize.errors import DataError, UserError
 from worldsize.jobs.spec import refuse
 from worldsize.jobs.state import JobState, Phase
@@ -49,6 +49,11 @@ class Target(Base):
         return f"{RUN_LABEL}={name},{COMPONENT_LABEL}={COMPONENT}"
 
 
+def _optional(name: str) -> Object:
+    """A variable with the value of the Secret's key of this name, if it has one."""
+    return {"name": name, "valueFrom": {"secretKeyRef": {"key": name, "name": SECRET, "optional": True}}}
+
+
 def render(spec: PodJobSpec) -> list[Object]:
     """Render the Job. If an environment variable is set to `KAGGLE_FOLDER`, the Secret with the token is mounted there.
 
@@ -62,9 +67,11 @@ def render(spec: PodJobSpec) -> list[Object]:
     pod_spec = template["spec"]
     pod_spec["restartPolicy"] = "Never"  # a new pod per attempt keeps the log of each attempt
     if KAGGLE_FOLDER in dict(spec.env).values():
+        given = {variable["name"] for variable in pod_spec["containers"][0]["env"]}
         pod_spec["volumes"].append({"name": SECRET, "secret": {"defaultMode": 0o440, "secretName": SECRET}})
         mount = {"mountPath": KAGGLE_FOLDER, "name": SECRET, "readOnly": True}
         pod_spec["containers"][0]["volumeMounts"].append(mount)
+        pod_spec["containers"][0]["env"] += [_optional(name) for name in USER_AND_KEY if name not in given]
     codes = sorted(kind.exit_code for kind in (UserError, DataError))
     return [
         {

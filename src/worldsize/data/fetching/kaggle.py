@@ -18,6 +18,14 @@ from worldsize.data.fetching.progress import ByteProgress
 from worldsize.errors import UserError, WorldsizeError
 
 SECRET, TOKEN = "kaggle", "kaggle.json"
+# Keys of the Secret, or files, with a token of the current kind.
+ACCESS_TOKENS = ("access_token", "KAGGLE_API_TOKEN")
+# Environment variables with a token of the older kind.
+USER_AND_KEY = ("KAGGLE_USERNAME", "KAGGLE_KEY")
+CREATE = (
+    "create a token at https://www.kaggle.com/settings/api and save it as ~/.kaggle/access_token (or kaggle.json, for the "
+    "older kind); on a cluster, then run: worldsize cluster secret create kaggle --from ~/.kaggle/access_token"
+)
 _POLL_S = 0.5
 # The output differs between versions, and is sometimes only the server's message.
 _UNAUTHENTICATED = re.compile(r"\b401\b|Unauth|Authentication required|Could not find kaggle\.json|Missing username")
@@ -48,7 +56,12 @@ def download(competition: str, folder: Path, lock: int, meter: ByteProgress) -> 
     meter.start_at(length(archive))
     with tempfile.TemporaryFile("w+", errors="replace") as output_file:
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output_file, stderr=output_file, pass_fds=(lock,)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output_file,
+            stderr=output_file,
+            pass_fds=(lock,),
+            env=_environment(),
         ) as process:
             _running.append(process)
             while process.poll() is None:
@@ -60,7 +73,7 @@ def download(competition: str, folder: Path, lock: int, meter: ByteProgress) -> 
         output_file.seek(0)
         text = output_file.read().strip()
     if process.returncode or not archive.is_file():
-        raise explain(text, competition, _has_token())
+        raise explain(text, competition, _credentials())
     return archive
 
 
@@ -70,20 +83,18 @@ def stop() -> None:
         process.terminate()
 
 
-def explain(text: str, competition: str, has_token: bool) -> WorldsizeError:
-    """The error that the output of the Kaggle CLI stands for (pure)."""
+def explain(text: str, competition: str, credentials: str | None) -> WorldsizeError:
+    """The error that the output of the Kaggle CLI stands for (pure).
+
+    Args:
+        credentials: the file or variable from which it read the user's credentials; None if there are none.
+    """
     url = f"https://www.kaggle.com/competitions/{competition}"
     last_lines = "\n".join(f"  {line}" for line in text.splitlines()[-3:]) or "  (no output)"
-    if _UNAUTHENTICATED.search(text) and not has_token:
-        return UserError(
-            f"Kaggle requires a token: create one at https://www.kaggle.com/settings/api and save it as "
-            f"~/.kaggle/{TOKEN}; on a cluster, then run: worldsize cluster secret create {SECRET} --from ~/.kaggle/{TOKEN}"
-        )
+    if _UNAUTHENTICATED.search(text) and credentials is None:
+        return UserError(f"Kaggle requires a token: {CREATE}")
     if _UNAUTHENTICATED.search(text):
-        return UserError(
-            f"Kaggle rejected the token in {_token_file()}: create a new one at https://www.kaggle.com/settings/api; "
-            f"on a cluster, then run: worldsize cluster secret create {SECRET} --from ~/.kaggle/{TOKEN}"
-        )
+        return UserError(f"Kaggle rejected the token in {credentials}: {CREATE}, with --replace")
     if _FORBIDDEN.search(text):
         return UserError(
             f"Kaggle requires that you have accepted the competition's rules: log in, open {url}/rules, "
@@ -111,12 +122,29 @@ def _total_bytes(marker: Path) -> int | None:
     return None
 
 
-def _token_file() -> Path:
+def _config_folder() -> Path:
     configured = os.environ.get("KAGGLE_CONFIG_DIR")
-    home = Path.home() / ".kaggle"
-    return Path(configured) / TOKEN if configured else home / TOKEN
+    return Path(configured) if configured else Path.home() / ".kaggle"
 
 
-def _has_token() -> bool:
-    files = (_token_file(), Path.home() / ".kaggle" / "access_token")
-    return any(file.is_file() for file in files) or any(name in os.environ for name in ("KAGGLE_KEY", "KAGGLE_API_TOKEN"))
+def _credentials() -> str | None:
+    """Where the Kaggle CLI finds the user's credentials, in the order in which it looks; None: nowhere."""
+    if "KAGGLE_API_TOKEN" in _environment():
+        given = os.environ.get("KAGGLE_API_TOKEN")
+        return "KAGGLE_API_TOKEN" if given else _environment()["KAGGLE_API_TOKEN"]
+    if os.environ.get("KAGGLE_USERNAME") and os.environ.get("KAGGLE_KEY"):
+        return "KAGGLE_USERNAME and KAGGLE_KEY"
+    files = (_config_folder() / TOKEN, _config_folder() / "credentials.json")
+    return next((str(file) for file in files if file.is_file()), None)
+
+
+def _environment() -> dict[str, str]:
+    """The environment of the Kaggle CLI. It looks for an access token in ~/.kaggle only, not in KAGGLE_CONFIG_DIR, where a
+    cluster mounts it; but its variable KAGGLE_API_TOKEN may name a file."""
+    found = dict(os.environ)
+    folders = (_config_folder(), Path.home() / ".kaggle")
+    files = (folder / name for folder in folders for name in (*ACCESS_TOKENS, "access_token.txt"))
+    token = next((file for file in files if file.is_file()), None)
+    if token is not None and not found.get("KAGGLE_API_TOKEN"):
+        found["KAGGLE_API_TOKEN"] = str(token)
+    return found
