@@ -17,7 +17,7 @@ from processes import records
 from worldsize import catalog, finetuning, initialize
 from worldsize.cli import main
 from worldsize.data import open_dataset
-from worldsize.data.split import stratified
+from worldsize.data.split import apart, stratified
 from worldsize.errors import UserError
 from worldsize.recipe import Recipe
 
@@ -91,6 +91,71 @@ def test_a_folder_with_a_split_keeps_it(mixed):
     assert (len(dataset.train), len(dataset.val)) == (16, 16)
 
 
+@pytest.fixture
+def patients(tmp_path, monkeypatch) -> Path:
+    """Images in two parts, and a table with several labels and a patient for each; the current folder is their parent."""
+    root = tmp_path / "scans"
+    rows = ["Image Index,Finding Labels,Patient ID"]
+    for i in range(48):
+        path = root / f"part_{i % 2}" / f"{i:03}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(i))
+        rows.append(f"{i:03}.jpg,{('Mass', 'Nodule', 'Mass|Nodule', 'No Finding')[i // 3 % 4]},{i // 3}")
+    (root / "labels.csv").write_text("\n".join([*rows, "gone.jpg,Mass,99\n"]))
+    (root / "part_0" / "other.jpg").write_bytes(jpeg(99))
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+def test_the_recipe_of_a_table_with_several_labels_trains(patients, capsys, ranks):
+    assert main(["init", str(patients), "--weights", "none", "--out", "scans.yaml"]) == 0
+    printed = capsys.readouterr().out
+    said = [
+        "labels: the column 'Finding Labels' of labels.csv; an image may have several",
+        "images with the same Patient ID are on one side",
+        "'No Finding' in labels.csv is read as no label",
+        "1 image has no label and is not used, in part_0",
+        "1 label is of an image that is not there: gone.jpg",
+    ]
+    comments = "".join(line for line in Path("scans.yaml").read_text().splitlines() if line.startswith("#"))
+    assert all(sentence in printed and sentence in comments for sentence in said)
+    recipe = catalog.load("scans.yaml")
+    dataset = open_dataset(recipe.data, patients.parent / "cache")
+    assert (dataset.classes, len(dataset.train) + len(dataset.val)) == (("Mass", "Nodule"), 48)
+    sides = [{int(Path(one.path(i)).stem) // 3 for i in range(len(one))} for one in (dataset.train, dataset.val)]
+    assert sides[1] and not sides[0] & sides[1]
+    small = ("--epochs", "1", "--schedule.warmup-epochs", "0", "--model.name", "shufflenet_v2_x0_5", "--max-steps", "1")
+    more = ("--model.stem", "imagenet", "--global-batch", "8", "--micro-batch", "4", "--name", "scans")
+    ranks(2).run("train", Path("scans.yaml").absolute(), *small, *more)
+
+
+def test_flags_decide_what_is_unclear(patients, capsys):
+    table = (patients / "labels.csv").read_text().replace("Finding Labels", "genre").replace("Patient ID", "emotion")
+    (patients / "labels.csv").write_text(table.replace("No Finding", "Mass").replace("Mass|Nodule", "Mass"))
+    init = ["init", str(patients), "--weights", "none"]
+    assert main(init) == 64
+    assert "labels.csv has 2 columns that may have the labels (genre, emotion)" in capsys.readouterr().err
+    assert not list(Path().glob("scans.*"))
+    assert main([*init, "--labels", "labels.csv", "--label-column", "genre"]) == 0
+    assert catalog.load("scans.yaml").data.name == "folder"
+    listed = Path("scans.labels.csv").read_text()
+    assert main(["init", str(patients / "labels.csv"), "--weights", "none", "--label-column", "genre", "--force"]) == 0
+    assert Path("scans.labels.csv").read_text() == listed
+
+
+def test_test_images_are_listed_and_not_used(mixed):
+    for split in ("Training", "valid", "Test"):
+        for label in range(2):
+            folder = mixed.parent / "split" / split / f"k{label}"
+            folder.mkdir(parents=True)
+            for i in range(3):
+                (folder / f"{i}.jpg").write_bytes(jpeg(10 * label + i + 100 * len(split)))
+    assert main(["init", "split", "--weights", "none"]) == 0
+    dataset = open_dataset(catalog.load("split.yaml").data, mixed.parent / "cache")
+    assert (len(dataset.train), len(dataset.val)) == (6, 6)
+    assert Path("split.labels.csv").read_text().count(",test\n") == 6
+
+
 def test_a_leftover_list_matters_only_if_a_list_is_written(mixed, capsys):
     Path("a.val.txt").write_text("kept")
     assert main(["init", str(mixed), "--weights", "none", "--out", "a.yaml"]) == 64
@@ -146,6 +211,31 @@ def test_a_split_is_stratified_and_keeps_copies_together(images, share):
         assert len(inside) == min(max(round(share * different), int(different > 1)), different - 1)
     order = np.random.default_rng(0).permutation(len(images))
     np.testing.assert_array_equal(stratified(labels[order], digests[order], share), validation[order])
+
+
+@given(
+    st.lists(st.tuples(st.sets(st.integers(0, 3)), st.integers(0, 30), st.integers(0, 9)), min_size=1, max_size=60),
+    st.floats(0.05, 0.5),
+)
+def test_a_split_keeps_groups_together_and_a_training_image_of_each_class(images, share):
+    labels = np.array([[label in found for label in range(4)] for found, _, _ in images], np.uint8)
+    digests = np.repeat(np.array([[content] for _, content, _ in images]), 16, 1).astype(np.uint8)
+    groups = [f"{group}" if group else None for _, _, group in images]
+    validation = apart(labels, digests, groups, share)
+    for of in ([content for _, content, _ in images], groups):
+        sides = [{key for key, side in zip(of, validation, strict=True) if side == which and key} for which in (True, False)]
+        assert not sides[0] & sides[1]
+    assert (labels[~validation].any(0) == labels.any(0)).all() and not validation.all()
+
+
+def test_a_split_by_group_has_about_the_share_of_each_class():
+    labels = np.arange(2000, dtype=np.int32) % 5
+    digests = np.random.default_rng(0).integers(0, 256, (2000, 16), np.uint8)
+    validation = apart(labels, digests, [f"{i // 4}" for i in range(2000)], 0.1)
+    counts = np.bincount(labels[validation])
+    assert counts.min() >= 36 and counts.max() <= 46
+    by_driver = apart(labels, digests, [f"{i // 500}" for i in range(2000)], 0.1)  # each group is a quarter of the images
+    assert by_driver.sum() == 500
 
 
 @pytest.mark.parametrize(

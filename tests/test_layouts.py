@@ -268,6 +268,7 @@ def test_several_labels_in_a_cell(tmp_path, cells, expected):
 @pytest.mark.parametrize(
     ("table", "several", "expected"),
     [
+        ("image,labels\n0a1.jpg,a;b\n7.jpg,b\n0012.jpg,\nx-y.jpg,a\n", True, ["a+b", "b", "", "a"]),
         ("id,cat,dog\n0a1,1,0\n7,0,1\n0012,1,0\nx-y,1,0\n", False, ["cat", "dog", "cat", "cat"]),
         ("id,age,cat,dog\n0a1,9,1.0,1.0\n7,9,0.0,1.0\n0012,8,0.0,0.0\nx-y,7,1.0,0.0\n", True, ["cat+dog", "dog", "", "cat"]),
         ("id,LabelName,Confidence\n0a1,a,1\n0a1,b,1\n7,b,1\n7,a,0\n0012,a,0\nx-y,a,1\n", True, ["a+b", "b", "", "a"]),

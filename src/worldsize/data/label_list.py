@@ -70,10 +70,11 @@ def open_dataset(root: Path, listing: Path, several: bool) -> Dataset:
     if unknown := sorted({label for one in val for label in one.labels} - set(classes)):
         named = ", ".join(unknown[:5]) + (" and more" if len(unknown) > 5 else "")
         raise UserError(f"{listing}: the validation split has labels that the training split does not have: {named}")
-    return Dataset(_samples(root, train, classes, several), _samples(root, val, classes, several))
+    return Dataset(samples(root, train, classes, several), samples(root, val, classes, several))
 
 
-def _samples(root: Path, entries: list[Entry], classes: tuple[str, ...], several: bool) -> FileSamples:
+def samples(root: Path, entries: list[Entry], classes: tuple[str, ...], several: bool) -> FileSamples:
+    """The images of ``entries`` as a split; ``several``: an image may have several labels, or none."""
     number = {name: i for i, name in enumerate(classes)}
     if several:
         labels = np.zeros((len(entries), len(classes)), np.uint8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +37,71 @@ def stratified(labels: NDArray[np.int32], digests: NDArray[np.uint8], share: flo
         wanted = round(share * len(different)) if len(different) > 1 else 0
         chosen[members] = group < min(max(wanted, len(different) > 1), len(different) - 1)
     return chosen
+
+
+def apart(
+    labels: NDArray[np.int32] | NDArray[np.uint8], digests: NDArray[np.uint8], groups: Sequence[str | None], share: float
+) -> NDArray[np.bool_]:
+    """Choose validation images like `stratified`, for images that belong together or have several labels.
+
+    Images of a group, or with the same content, are all on the same side. Each class keeps an image to train on. A group is
+    chosen if classes still need at least half of its images, so a class whose groups are large may have none to validate.
+    If all groups are larger, the smallest one is chosen.
+
+    Args:
+        labels: int32 (n,), or uint8 (n, classes).
+        digests: uint8 (n, 16), a hash of each image's content.
+        groups: of each image; None: on its own.
+        share: of the images of each class, 0 to 1.
+
+    Returns:
+        bool (n,).
+    """
+    of_image = [row.nonzero()[0].tolist() or [-1] for row in labels] if labels.ndim == 2 else [[int(i)] for i in labels]
+    together = _together(digests, groups)
+    contents = [Counter(label for i in members for label in of_image[i]) for members in together]
+    count, parts = sum(contents, Counter[int]()), Counter(label for content in contents for label in content)
+    need = {label: max(1, round(share * count[label])) if parts[label] > 1 else 0 for label in count}
+    chosen, validating = np.zeros(len(labels), bool), Counter[int]()
+
+    def choose(members: list[int], content: Counter[int]) -> None:
+        if all(validating[label] + n < count[label] for label, n in content.items()):
+            chosen[members] = True
+            validating.update(content)
+
+    sets = list(zip(together, contents, strict=True))
+    for members, content in sets:
+        useful = sum(min(n, max(0, need[label] - validating[label])) for label, n in content.items())
+        if 2 * useful >= sum(content.values()):
+            choose(members, content)
+    for members, content in sets:  # for classes that have none yet, any group that is not too large
+        lacking = any(need[label] and not validating[label] for label in content)
+        if lacking and len(members) <= max(1, share * len(labels)):
+            choose(members, content)
+    for members, content in sorted(sets, key=lambda one: len(one[0])):
+        if not chosen.any():
+            choose(members, content)
+    return chosen
+
+
+def _together(digests: NDArray[np.uint8], groups: Sequence[str | None]) -> list[list[int]]:
+    """The images that must be on one side, ordered by the smallest digest of each set."""
+    parent: dict[object, object] = {}
+
+    def root(key: object) -> object:
+        while (above := parent.setdefault(key, key)) != key:
+            parent[key] = parent.setdefault(above, above)
+            key = parent[key]
+        return key
+
+    keys = [row.tobytes() for row in digests]
+    for key, group in zip(keys, groups, strict=True):
+        if group is not None:
+            parent[root(key)] = root(("group", group))
+    found: dict[object, list[int]] = defaultdict(list)
+    for i, key in enumerate(keys):
+        found[root(key)].append(i)
+    return sorted(found.values(), key=lambda members: min(keys[i] for i in members))
 
 
 def split(samples: FileSamples, validation: NDArray[np.bool_]) -> Dataset:

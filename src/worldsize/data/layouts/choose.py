@@ -200,7 +200,8 @@ def _left_out(seen: _Seen) -> list[str]:
     reasons = Counter(reason.split(" of ")[0] for reason in seen.inventory.ignored.values())
     for reason, count in sorted(reasons.items()):
         example = min(image for image, why in seen.inventory.ignored.items() if why.startswith(reason))
-        notes.append(f"{count:,} images are left out ({reason}), such as {example}")
+        verb = "image is" if count == 1 else "images are"
+        notes.append(f"{count:,} {verb} left out ({reason}), such as {example}")
     notes += [f"{source} is a template for submissions, no labels" for source in _templates(seen)]
     if seen.inventory.empty and seen.folders.labels:
         named = ", ".join(seen.inventory.empty[:_LISTED]) + (" and more" if len(seen.inventory.empty) > _LISTED else "")

@@ -13,6 +13,7 @@ _FLOAT = re.compile(r"-?\d*\.\d*[1-9]\d*(e-?\d+)?")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _TRUE, _FALSE = frozenset(("1", "1.0", "true", "yes")), frozenset(("0", "0.0", "-1", "-1.0", "false", "no"))
 _BOX_NUMBERS = 4
+_OWN_HEADER = ("image", "labels")  # of the tables that data.name multilabel reads: an empty cell has no label
 
 
 @dataclass
@@ -80,6 +81,8 @@ def roles(
     if len(matches) == 1:
         found.column = table.columns[matches[0]]
         found.labels, found.several = cells.labels(columns[matches[0]], _same_column(found.column, table, like))
+        if found.several and table.columns[:2] == _OWN_HEADER:
+            found.labels = [one or () for one in found.labels]
         found.groups.pop(found.column, None)
     found.candidates = [table.columns[i] for i in matches]
     return found

@@ -1,0 +1,126 @@
+"""Write the recipe of `worldsize init`, with comments that explain it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from worldsize import finetuning
+from worldsize.initialize.survey import Survey
+from worldsize.recipe import Recipe
+
+_TINY_IMAGE = 64  # pixels: an ImageNet stem leaves too little of it
+_SMALL_IMAGE = 96  # pixels; BiT-HyperRule has another size for images of fewer than 96 x 96
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The network, its initial weights (None: random), and the number of GPUs."""
+
+    model: str
+    weights: str | None
+    gpus: int
+
+
+def text(survey: Survey, choice: Choice, root: Path) -> str:
+    """The recipe as YAML with comments."""
+    images, classes = len(survey.dataset.train), len(survey.dataset.classes)
+    resize, size = _sizes(survey.side, choice)
+    lines = [
+        *(f"# {_printable(sentence)}" for sentence in survey.sentences),
+        f"about: {_quoted(f'{choice.model} on {root.resolve().name}, {classes} classes, {images:,} training images')}",
+        *(_finetuned(images, choice) if choice.weights else _from_scratch(images, choice, survey.side < _TINY_IMAGE)),
+        *(["loss:", "  name: bce  # an image may have several labels"] if survey.dataset.multilabel else []),
+        "data:",
+        f"  name: {'multilabel' if survey.dataset.multilabel else 'folder'}",
+        f"  root: {_quoted(root.resolve())}",
+        *_listed(survey),
+        *_allowance(survey),
+        f"  # The median image has a shorter side of {survey.side} pixels.",
+        f"  train_crop_size: {size}",
+        f"  val_resize_size: {resize}",
+        f"  val_crop_size: {size}",
+        "  # Milder than ImageNet's 8 %: with few images, small crops lose what the class depends on.",
+        "  crop_area: [0.25, 1.0]",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(value: object) -> str:
+    """A YAML string, whatever characters it contains."""
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _sizes(side: int, choice: Choice) -> tuple[int, int]:
+    """(size after resizing, size of the crop): those of the pretrained networks, or less on a CPU and for small images."""
+    if choice.weights is None and side < _SMALL_IMAGE:
+        return side, side
+    return (256, 224) if choice.gpus and side >= _SMALL_IMAGE else (146, 128)
+
+
+def _listed(survey: Survey) -> list[str]:
+    if survey.setting is None:
+        return []
+    what = "the names of the validation images" if survey.setting == "val_list" else "each image with its labels and split"
+    return [f"  {survey.setting}: {_quoted(survey.listing.resolve())}  # {what}"]
+
+
+def _printable(text: str) -> str:
+    """The text in one line, whatever the names in it contain."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def _allowance(survey: Survey) -> list[str]:
+    default = Recipe().data.max_broken
+    share = len(survey.broken) / len(survey.dataset.train)
+    if share <= default:
+        return []
+    return [f"  max_broken: {math.ceil(share * 100) / 100:g}  # {len(survey.broken)} images are broken"]
+
+
+def _finetuned(images: int, choice: Choice) -> list[str]:
+    plan = finetuning.plan(images, finetuning.REFERENCE_BATCH if choice.gpus else 64)
+    return [
+        "source: BiT-HyperRule, Kolesnikov et al. 2020, arXiv 1912.11370, section 3.3",
+        f"epochs: {plan.epochs}  # 500 steps below 20,000 images, 10,000 below 500,000, else 20,000",
+        f"global_batch: {plan.global_batch}  # 512, or less for a small dataset and on a CPU",
+        f"micro_batch: {min(32, plan.global_batch)}",
+        f"evaluate_every: {max(1, plan.epochs // 20)}  # epochs",
+        "model:",
+        f"  name: {choice.model}",
+        f"  weights: {_quoted(choice.weights)}",
+        "  zero_head: true  # the classifier is new: zeros do not disturb the pretrained features at first",
+        "optimizer:",
+        f"  lr: {finetuning.LR}",
+        f"  lr_reference_batch: {finetuning.REFERENCE_BATCH}  # smaller batches get a proportionally smaller lr",
+        "  nesterov: false",
+        "  weight_decay: 0",
+        "schedule:",
+        f"  name: step  # a tenth after {finetuning.drops(images)} % of the steps",
+        f"  milestones: [{', '.join(f'{milestone:g}' for milestone in plan.milestones)}]",
+        f"  warmup_epochs: {plan.warmup_epochs:g}",
+        *([f"augment:\n  mixup: {plan.mixup:g}  # from 20,000 images on"] if plan.mixup else []),
+    ]
+
+
+def _from_scratch(images: int, choice: Choice, tiny: bool) -> list[str]:
+    batch = finetuning.plan(images, 256 if choice.gpus else 64).global_batch
+    epochs = 90 if choice.gpus else 30
+    return [
+        "source: the values of the recipe imagenet (Goyal et al. 2017, arXiv 1706.02677) for a smaller dataset",
+        f"epochs: {epochs}",
+        f"global_batch: {batch}",
+        f"micro_batch: {min(32, batch)}",
+        "label_smoothing: 0.1",
+        "model:",
+        f"  name: {choice.model}  # from random weights",
+        *(["  stem: cifar  # for tiny images"] if tiny and choice.model.startswith("resnet") else []),
+        "optimizer:",
+        "  lr: 0.1  # for batches of 256; smaller batches get a proportionally smaller lr",
+        "  weight_decay: 5.0e-4",
+        "schedule:",
+        "  name: cosine",
+        "  warmup_epochs: 3",
+    ]
