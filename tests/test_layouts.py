@@ -391,6 +391,127 @@ def test_shards_do_not_outweigh_a_table(tmp_path, folders):
     assert layouts.read(tmp_path).classes == ["x", "y"]
 
 
+# Other forms of lists ------------------------------------------------------------------------------------------------------
+
+
+def test_tables_that_number_the_images(tmp_path):
+    paths = [f"images/{kind}/x{kind[:3]}_{i}.png" for kind in ("001.Ant", "002.Bee") for i in range(3)]
+    unequal(tmp_path, *paths)
+    written(
+        tmp_path,
+        images_txt="".join(f"{i} {path.removeprefix('images/')}\n" for i, path in enumerate(paths, 1)),
+        image_class_labels_txt="".join(f"{i} {1 + (i > 3)}\n" for i in range(1, 7)),
+        train_test_split_txt="".join(f"{i} {int(i % 3 > 0)}\n" for i in range(1, 7)),
+        classes_txt="1 001.Ant\n2 002.Bee\n",
+        bounding_boxes_txt="".join(f"{i} 1.0 2.0 3{i}.5 4.0\n" for i in range(1, 7)),
+    )
+    found = layouts.read(tmp_path)
+    assert found.classes == ["001.Ant", "002.Bee"]
+    assert [splits(found)[path] for path in paths] == ["train", "train", "val"] * 2
+
+
+@pytest.mark.parametrize("extension", ["txt", "csv"])
+def test_attributes_of_faces_with_a_partition(tmp_path, extension):
+    root = unequal(tmp_path, *(f"img_align/{i:06}.jpg" for i in range(6)))
+    rows = [(1, -1), (1, 1), (-1, -1), (-1, 1), (-1, 1), (1, 1)]
+    if extension == "txt":
+        attributes = "6\n5_o_Clock Bald\n" + "".join(f"{i:06}.jpg {a:2} {b:2}\n" for i, (a, b) in enumerate(rows))
+        written(root, list_eval_partition_txt="".join(f"{i:06}.jpg {i % 3}\n" for i in range(6)), list_attr_txt=attributes)
+    else:
+        attributes = "image_id,5_o_Clock,Bald\n" + "".join(f"{i:06}.jpg,{a},{b}\n" for i, (a, b) in enumerate(rows))
+        partition = "image_id,partition\n" + "".join(f"{i:06}.jpg,{i % 3}\n" for i in range(6))
+        written(root, list_eval_partition_csv=partition, list_attr_csv=attributes)
+    found = layouts.read(root)
+    assert [sorted(row.labels) for row in found.rows] == [
+        [n for n, v in zip(("5_o_Clock", "Bald"), r, strict=True) if v > 0] for r in rows
+    ]
+    assert [row.split for row in found.rows] == ["train", "val", "test"] * 2
+
+
+def test_lists_of_one_subject_are_one_table(tmp_path):
+    root = unequal(tmp_path, *(f"data/images/{i:04}.jpg" for i in range(8)))
+    for part, numbers in (("train", range(4)), ("test", range(4, 8))):
+        for subject, kinds in (("variant", ("707", "A300 B4", "747")), ("family", ("Boeing", "Airbus", "Boeing"))):
+            (root / f"images_{subject}_{part}.txt").write_text("".join(f"{i:04} {kinds[i % 3]}\n" for i in numbers))
+    assert "images_family_test.txt" in (message := refusal(root)) and "images_variant_test.txt" in message
+    found = layouts.read(root, Hints(labels="images_variant_train.txt"))
+    assert (found.classes, sum(row.split == "train" for row in found.rows)) == (["707", "747", "A300 B4"], 4)
+
+
+def test_a_list_for_each_label(tmp_path):
+    root = unequal(tmp_path, *(f"JPEGImages/{i:06}.jpg" for i in range(6)))
+    for name, numbers in (("cat", (0, 1, 3)), ("dog", (1, 2, 4))):
+        for part, inside in (("train", range(4)), ("val", range(4, 6)), ("trainval", range(6))):
+            text = "".join(f"{i:06} {1 if i in numbers else -1:2}\n" for i in inside)
+            put(root / "ImageSets" / "Main" / f"{name}_{part}.txt", text.encode())
+    for part, inside in (("train", range(4)), ("val", range(4, 6)), ("trainval", range(6))):
+        put(root / "ImageSets" / "Main" / f"{part}.txt", "".join(f"{i:06}\n" for i in inside).encode())
+    found = layouts.read(root)
+    assert list(labels(found).values()) == ["cat", "cat+dog", "dog", "cat", "dog", ""]
+    assert list(splits(found).values()) == ["train"] * 4 + ["val"] * 2
+
+
+@pytest.mark.parametrize(
+    ("place", "form"),
+    [("train/{}.cls", "{}"), ("labels/{}.txt", "{}\n"), ("train/{}.json", '{{"label": "{}", "width": 8}}')],
+)
+def test_a_file_for_each_image(tmp_path, place, form):
+    root = unequal(tmp_path, *(f"train/s{i:03}.png" for i in range(6)))
+    for i in range(6):
+        put(root / place.format(f"s{i:03}"), form.format(i % 2).encode())
+    written(root, classnames_txt="ant\nbee\n")
+    assert list(labels(layouts.read(root)).values()) == ["ant", "bee"] * 3
+
+
+def test_captions_are_no_labels(tmp_path):
+    root = unequal(tmp_path, *(f"train/s{i:03}.png" for i in range(6)))
+    for i in range(6):
+        put(root / f"train/s{i:03}.txt", f"a photo of thing {i}".encode())
+    assert "nothing has their labels" in refusal(root)
+
+
+def test_patients_are_groups_and_no_classes(tmp_path):
+    root = unequal(tmp_path / "a", *numbered("train/patient_1", "train/patient_2"))
+    assert "look like parts, not classes" in refusal(root)
+    paths = numbered("benign/patient_1", "benign/patient_2", "malignant/patient_3", "malignant/patient_4")
+    found = layouts.read(unequal(tmp_path / "b", *paths))
+    assert {(row.labels, row.group) for row in found.rows} == {((p.split("/")[0],), p.split("/")[1]) for p in paths}
+
+
+def test_uncertain_labels_are_unclear(tmp_path):
+    paths = numbered("small/train/patient1/study1", "small/train/patient2/study1")
+    root = unequal(tmp_path, *paths)
+    values = ["1.0,0.0", "-1.0,1.0", "0.0,-1.0", "0.0,", "1.0,1.0", "0.0,0.0"]
+    rows = "".join(f"{path},60,{value}\n" for path, value in zip(paths, values, strict=True))
+    written(root, train_csv=f"Path,Age,Edema,Fracture\n{rows}")
+    assert "columns that may have the labels (Edema, Fracture)" in refusal(root)
+
+
+def test_yes_and_no_about_images_with_another_column_are_unclear(tmp_path):
+    root = written(four(tmp_path), t_csv="file,bird,night,flipped\n0a1,owl,1,0\n7,owl,0,0\n0012,kite,0,1\nx-y,kite,1,1\n")
+    assert "3 columns that may have the labels (bird, night, flipped)" in refusal(root)
+
+
+def test_a_column_without_a_telling_name_does_not_outweigh_the_folders(tmp_path):
+    paths = numbered("ant", "bee")
+    unequal(tmp_path, *paths)
+    written(tmp_path, t_csv="file,weather\n" + "".join(f"{p},{('sun', 'rain')[i % 2]}\n" for i, p in enumerate(paths)))
+    assert layouts.read(tmp_path).classes == ["ant", "bee"]
+
+
+def test_measurements_are_no_labels(tmp_path):
+    root = unequal(tmp_path, *(f"{i}.jpg" for i in range(60)))
+    written(root, t_csv="file,grams\n" + "".join(f"{i}.jpg,{i // 2}\n" for i in range(60)))
+    assert "nothing has their labels" in refusal(root)
+
+
+def test_two_datasets_in_one_folder_are_unclear(tmp_path):
+    paths = numbered(
+        *(f"{name}/{split}/{kind}" for name in ("zoo", "farm") for split in ("train", "val") for kind in ("pig", "cow"))
+    )
+    assert "pass --class-level" in refusal(unequal(tmp_path, *paths))
+
+
 # Splits, groups and names -------------------------------------------------------------------------------------------------
 
 
@@ -403,9 +524,11 @@ def test_lists_give_the_split(tmp_path):
     (tmp_path / "meta" / "test.txt").write_text("".join(entries[i] for i in (2, 5)).rstrip())
     found = layouts.read(tmp_path)
     assert [splits(found)[path] for path in paths] == ["train", "train", "val"] * 2
-    (tmp_path / "meta" / "val.txt").write_text(entries[0])
-    assert f"{paths[0]} is in meta/trainval.txt and in meta/val.txt" in refusal(tmp_path)
+    (tmp_path / "meta" / "val.txt").write_text(entries[2])
+    assert f"{paths[2]} is in meta/test.txt and in meta/val.txt" in refusal(tmp_path)
     assert layouts.read(tmp_path, Hints(ignore=("meta/val.txt",))).rows == found.rows
+    (tmp_path / "meta" / "val.txt").write_text(entries[0])  # trainval has the images of val too
+    assert [splits(layouts.read(tmp_path))[path] for path in paths] == ["val", "train", "test", "train", "train", "test"]
 
 
 @pytest.mark.parametrize(
@@ -425,7 +548,23 @@ def test_names_of_files(tmp_path):
     assert len(found.unlabelled) == 2
 
 
-@pytest.mark.parametrize("names", [("IMG_{}", "DSC_{}"), ("photo{}", "photo{}"), ("{}", "{}"), ("a{}", "b")])
+def test_names_of_files_with_the_number_first(tmp_path):
+    paths = [f"{10 * k + i}_{kind}.png" for k, kind in enumerate(("cat", "dog")) for i in range(3)]
+    assert labels(layouts.read(unequal(tmp_path, *paths))) == {path: path[:-4].split("_")[1] for path in paths}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("IMG_{}", "DSC_{}"),
+        ("photo{}", "photo{}"),
+        ("{}", "{}"),
+        ("a{}", "b"),
+        ("{}_left", "{}_right"),
+        ("0001_c1s1_000151_{}", "0002_c1s1_000151_{}"),
+        ("person1_{}", "person2_{}"),
+    ],
+)
 def test_names_of_cameras_are_no_classes(tmp_path, names):
     root = unequal(tmp_path, *(f"x/{name.format(10 * k + i)}.jpg" for k, name in enumerate(names) for i in range(3)))
     assert "nothing has their labels" in refusal(root)
@@ -468,6 +607,10 @@ def test_names_give_groups(tmp_path, names, group):
         (
             {"images/1.png": None, "labels/1.xml": "<annotation><object><name>cat</name></object></annotation>"},
             "has boxes or",
+        ),
+        (
+            {"jpg/1.png": None, "imagelabels.mat": "x", "labels.xlsx": "x"},
+            "imagelabels.mat is not read; labels.xlsx is not read",
         ),
         ({"train/1.png": None, "train_masks/1_mask.gif": None}, "has images and masks, but no labels"),
         ({"train/cat/1.png": None, "test/2.png": None}, "nothing in"),

@@ -6,7 +6,18 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize.data.layouts import evidence, file_names, folders, inventory, label_tables, maps, refusals, splits, tables
+from worldsize.data.layouts import (
+    evidence,
+    file_names,
+    folders,
+    inventory,
+    label_tables,
+    maps,
+    refusals,
+    sidecars,
+    splits,
+    tables,
+)
 from worldsize.data.layouts.columns import is_renaming
 from worldsize.data.layouts.evidence import Evidence
 from worldsize.data.layouts.folders import Folders
@@ -63,13 +74,11 @@ def _look(root: Path, hints: Hints) -> _Seen:
         raise Unclear(refusals.no_images(found))
     places = folders.read(found.images, hints.level)
     finder = Finder(found.images, {image: place.split for image, place in places.places.items()})
-
-    def known(text: str, source: str) -> bool:
-        return finder.find(text, source) is not None
-
     stems = {inventory.stem(image) for image in found.images}
-    sources = [other for other in found.others if inventory.stem(other) not in stems or not refusals.is_beside(other)]
-    read_tables = [table for source in sources if (table := tables.read(root, source, known)) is not None]
+    beside = [other for other in found.others if inventory.stem(other) in stems and refusals.is_beside(other)]
+    sources = sorted(set(found.others) - set(beside))
+    read_tables = [table for source in sources if (table := tables.read(root, source, finder.certainty)) is not None]
+    read_tables = label_tables.with_numbers(read_tables) + sidecars.tables(root, beside, finder)
     families = label_tables.gather(read_tables, finder, hints.column)
     # Images to predict often have other names.
     candidates = [image for image in found.images if places.places[image].split != "test"]
@@ -93,8 +102,11 @@ def _choose(seen: _Seen, hints: Hints) -> Evidence:
         return _with_folders(table, seen)
     unclear = [one for one in seen.families if one.candidates]
     if seen.folders.labels and seen.folders.strength != "parts":
-        if not _confirmed(unclear, seen.folders.labels) and seen.folders.unclear is not None:
-            raise Unclear(seen.folders.unclear)
+        if not _confirmed(unclear, seen.folders.labels):
+            if seen.folders.unclear is not None:
+                raise Unclear(seen.folders.unclear)
+            if unclear and seen.folders.strength == "numbers":
+                raise Unclear(_which_column(unclear[0]))
         return _of_folders(seen)
     if unclear and not _confirmed(unclear, seen.names):
         raise Unclear(_which_column(unclear[0]))
@@ -136,19 +148,20 @@ def _with_folders(table: Evidence, seen: _Seen) -> Evidence:
             names = dict(pairs)
             labels = {image: _single(names.get(label[0], label[0])) for image, label in table.labels.items()}
             labels |= {image: _single(label) for image, label in inside.items()}
-            return Evidence(labels, False, _joined(table, labels, inside), table.missing, table.notes)
+            return Evidence(labels, False, _joined(table, labels, inside), table.missing, notes=table.notes)
     if not inside or seen.folders.strength == "parts":
         return _renamed(table, seen)
     if not both:
         classes = set(inside.values())
         if not table.several and {label for one in table.labels.values() for label in one} <= classes:
             labels = table.labels | {image: _single(label) for image, label in inside.items()}
-            return Evidence(labels, False, _joined(table, labels, inside), table.missing, table.notes)
+            return Evidence(labels, False, _joined(table, labels, inside), table.missing, notes=table.notes)
     elif seen.folders.strength == "numbers":
         return _renamed(table, seen)
-    if evidence.is_small(len(table.labels), len(inside)):
+    if table.weak or evidence.is_small(len(table.labels), len(inside)):
         found = _of_folders(seen)
-        found.notes.append(f"{table.source} is not used: it is about {len(table.labels)} images only")
+        why = "its name is not that of labels" if table.weak else f"it is about {len(table.labels)} images only"
+        found.notes.append(f"{table.source} is not used: {why}")
         return found
     image = min(both or table.labels)
     said = " and ".join(map(repr, table.labels[image]))
@@ -173,7 +186,11 @@ def _renamed(table: Evidence, seen: _Seen) -> Evidence:
     source, names = found
     renamed = {image: tuple(names[label] for label in one) for image, one in table.labels.items()}
     return Evidence(
-        renamed, table.several, table.source, table.missing, [*table.notes, f"the names of the classes are in {source}"]
+        renamed,
+        table.several,
+        table.source,
+        table.missing,
+        notes=[*table.notes, f"the names of the classes are in {source}"],
     )
 
 

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from worldsize.data.layouts import cells, words
+from worldsize.data.layouts.inventory import stem
 from worldsize.data.layouts.tables import Cell, Table
 
 _FLOAT = re.compile(r"-?\d*\.\d*[1-9]\d*(e-?\d+)?")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _TRUE, _FALSE = frozenset(("1", "1.0", "true", "yes")), frozenset(("0", "0.0", "-1", "-1.0", "false", "no"))
+_ZERO, _MINUS, _UNCERTAIN = frozenset(("0", "0.0")), frozenset(("-1", "-1.0")), frozenset(("", "u", "0.5"))
 _BOX_NUMBERS = 4
+_MOST_NUMBERS = 20  # different numbers in a column without a telling name that may be classes; more are measurements
 _OWN_HEADER = ("image", "labels")  # of the tables that data.name multilabel reads: an empty cell has no label
 
 
@@ -30,6 +33,7 @@ class Roles:
         splits: the split of each row, None where it has none; None without such a column.
         groups: the columns that say what belongs together, by name.
         boxed: whether the labels are those of boxes within images.
+        weak: whether the labels are those of a column whose name does not say so.
     """
 
     labels: list[cells.Parts] | None = None
@@ -40,6 +44,7 @@ class Roles:
     splits: list[str | None] | None = None
     groups: dict[str, list[str]] = field(default_factory=dict)
     boxed: bool = False
+    weak: bool = False
 
 
 def roles(
@@ -60,7 +65,7 @@ def roles(
     # A box in each image, such as that of the traffic sign, does not make a table of boxes; several do.
     found.boxed = bool(named & words.BOXES) or (bool(named & words.BOX) and len(set(rows)) < len(rows))
     for i, column in list(columns.items()):
-        splits = _splits(table.columns[i], column) if table.headed else None
+        splits = _splits(table.columns[i], column) if table.headed else _numbered_splits(stem(table.source), column)
         if splits is not None and table.columns[i] != chosen:
             found.splits = splits
             del columns[i]
@@ -78,6 +83,9 @@ def roles(
             found.several = any(one is None or len(one) != 1 for one in block)
             found.column = "one column per label"
             return found
+        block_columns = [] if matches or not table.headed else _binary(table, columns, set(found.groups))
+        if len(block_columns) > 1:  # some values are uncertain
+            matches = block_columns
     if len(matches) == 1:
         found.column = table.columns[matches[0]]
         found.labels, found.several = cells.labels(columns[matches[0]], _same_column(found.column, table, like))
@@ -85,6 +93,7 @@ def roles(
             found.labels = [one or () for one in found.labels]
         found.groups.pop(found.column, None)
     found.candidates = [table.columns[i] for i in matches]
+    found.weak = table.headed and len(matches) == 1 and chosen is None and score(found.column) == 0
     return found
 
 
@@ -112,8 +121,18 @@ def _splits(name: str, column: Sequence[Cell]) -> list[str | None] | None:
         return [None if not cell else yes if str(cell).lower() in _TRUE else no for cell in column]
     known = {value: words.split_of(value) for value in values}
     if not values or None in known.values():
-        return None
+        return _numbered_splits(name, column)
     return [known.get(str(cell).lower()) for cell in column]
+
+
+def _numbered_splits(name: str, column: Sequence[Cell]) -> list[str | None] | None:
+    """The splits in `partition` (0, 1 and 2 are train, val and test) and `train_test_split` (1 is train)."""
+    parts, values = set(words.words(name)), {str(cell) for cell in column}
+    if parts & words.TRAIN and parts & words.TEST and values == {"0", "1"}:
+        return ["train" if cell == "1" else "test" for cell in column]
+    if "partition" in parts and {"0", "1"} <= values <= {"0", "1", "2"}:
+        return [{"0": "train", "1": "val", "2": "test"}[str(cell)] for cell in column]
+    return None
 
 
 def _is_group(name: str, column: Sequence[Cell]) -> bool:
@@ -157,7 +176,12 @@ def _unnamed(table: Table, columns: dict[int, list[Cell]], usable: list[int]) ->
     """Of columns without a telling name, those whose values look like labels."""
     rest = [i for i in usable if not set(words.words(table.columns[i])) & words.ABOUT]
     rest = [i for i in rest if len(set(columns[i])) * 2 <= len(columns[i])]
-    return [] if _one_hot(table, columns, set()) and len(rest) > 1 else _one_of_equals(rest, columns)
+    rest = [i for i in rest if not _numeric(columns[i]) or len(set(columns[i])) <= _MOST_NUMBERS]
+    block = _binary(table, columns, set())
+    if len(block) > 1:  # a column for each label; unless other columns may have the labels
+        other = [i for i in rest if i not in block]
+        return [*other, *block] if other else []
+    return _one_of_equals(rest, columns)
 
 
 def _usable(column: Sequence[Cell], named: int) -> bool:
@@ -193,21 +217,29 @@ def is_renaming(pairs: Iterable[tuple[object, object]]) -> bool:
     return len({one for one, _ in different}) == len(different) == len({other for _, other in different})
 
 
+def _binary(table: Table, columns: dict[int, list[Cell]], groups: set[str]) -> list[int]:
+    """The columns whose values say yes or no, or that this is uncertain."""
+    allowed = _TRUE | _FALSE | _UNCERTAIN
+    return [
+        i
+        for i, column in columns.items()
+        if table.columns[i] not in groups and not set(words.words(table.columns[i])) & words.ABOUT
+        if {str(cell).lower() for cell in column} <= allowed and set(map(str, column)) != {""}
+    ]
+
+
+def _is_uncertain(column: Sequence[Cell]) -> bool:
+    """Whether some values are neither yes nor no. -1 next to 0 means uncertain, without 0 it means no."""
+    values = {str(cell).lower() for cell in column}
+    return bool(values & _UNCERTAIN) or bool(values & _MINUS and values & _ZERO)
+
+
 def _one_hot(table: Table, columns: dict[int, list[Cell]], groups: set[str]) -> list[cells.Parts] | None:
     """The labels of a table with a column of zeros and ones for each."""
     if not table.headed:
         return None
-    block = []
-    for i, column in columns.items():
-        values = {str(cell).lower() for cell in column}
-        if table.columns[i] in groups or set(words.words(table.columns[i])) & words.ABOUT:
-            continue
-        if not values <= _TRUE | _FALSE:
-            if values <= {"0.5", "", "u"} | _TRUE | _FALSE:
-                return None  # uncertain labels
-            continue
-        block.append(i)
-    if len(block) < 2:
+    block = _binary(table, columns, groups)
+    if len(block) < 2 or any(_is_uncertain(columns[i]) for i in block):
         return None
     rows = zip(*(columns[i] for i in block), strict=True)
     names = [table.columns[i] for i in block]

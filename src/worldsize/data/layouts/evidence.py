@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
+from worldsize.data.layouts.inventory import stem
 from worldsize.data.layouts.label_tables import Labels
 from worldsize.data.layouts.reading import Hints, Unclear
 
@@ -19,6 +21,7 @@ class Evidence:
     several: bool
     source: str
     missing: list[str] = field(default_factory=list)
+    weak: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -31,6 +34,7 @@ def from_tables(families: list[Labels], hints: Hints) -> Evidence | None:
     usable = [one for one in families if one.labels and not one.boxed]
     if hints.labels not in (None, "folders", "names"):
         usable = _named(families, str(hints.labels), hints.column)
+    usable = _yes_or_no(usable)
     if not usable:
         return None
     first, *others = sorted(usable, key=lambda one: -len(one.labels or ()))
@@ -38,6 +42,24 @@ def from_tables(families: list[Labels], hints: Hints) -> Evidence | None:
     for other in others:
         _join(found, first, other, hints)
     return found
+
+
+def _yes_or_no(usable: list[Labels]) -> list[Labels]:
+    """Lists such as cat_train.txt and dog_val.txt, in which 1 means that the image has the label, as one with all labels."""
+    lists = [one for one in usable if set[str]().union(*(one.labels or {}).values()) <= {"1", "0", "-1"} and not one.several]
+    lists = [one for one in lists if one.column.startswith("column ") and _label(one)]
+    if len(lists) < 2:
+        return usable
+    images = set[str]().union(*(one.labels or () for one in lists))
+    labels = {image: tuple(_label(one) for one in lists if (one.labels or {}).get(image) == ("1",)) for image in images}
+    sources = [source for one in lists for source in one.sources]
+    joined = Labels(sources, "1", labels, several=True, missing=sorted(set[str]().union(*(one.missing for one in lists))))
+    return [joined, *(one for one in usable if one not in lists)]
+
+
+def _label(table: Labels) -> str:
+    """The label that the name of a list contains, such as cat in cat_train.txt."""
+    return re.sub(r"[ _-]?(trainval|train|val|test)$", "", stem(table.sources[0]))
 
 
 def _named(families: list[Labels], source: str, column: str | None) -> list[Labels]:
@@ -64,7 +86,8 @@ def _one(table: Labels, hints: Hints) -> Evidence:
                 "it, or pass --kind multi if an image may have several labels"
             )
         several = True
-    found = Evidence(dict(table.labels), several, f"the column {table.column!r} of {table.title}", list(table.missing))
+    source = f"the column {table.column!r} of {table.title}"
+    found = Evidence(dict(table.labels), several, source, list(table.missing), table.weak)
     if table.no_label is not None:
         found.notes.append(f"{table.no_label!r} in {table.title} is read as no label")
     return found

@@ -135,6 +135,8 @@ def _classes(node: _Node, split: str | None, level: int | None, found: Folders) 
     names = [_name(child) for child in children]
     strength = _strength(names)
     inner = {_name(child): _inner(child) for child in children}
+    if not _same_inside(list(inner.values())):
+        inner = {name: {one for one in names if not _is_number(one)} for name, names in inner.items()}
     if level is not None:
         if level > 1:
             for child in children:
@@ -164,12 +166,22 @@ def _label(child: _Node, split: str | None, found: Folders) -> None:
 
 def _inner(child: _Node) -> set[str]:
     """Names in a class folder that may be classes themselves."""
-    return {name for name in child.children if not _means_nothing(name) and words.split_of(name) is None}
+    found = set[str]()
+    for name, inside in child.children.items():
+        if words.split_of(name) is not None and words.is_only_split(name):
+            found |= _inner(inside)
+        elif _is_number(name) or not _means_nothing(name):
+            found.add(name)
+    return found
+
+
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and _DATE.fullmatch(name) is None
 
 
 def _means_nothing(name: str) -> bool:
-    rest = set(words.without_numbers(name)) - words.CONTAINER - words.SHARD - _MONTHS
-    return not rest or _DATE.fullmatch(name) is not None
+    rest = set(words.without_numbers(name))
+    return not rest - words.CONTAINER - words.SHARD - _MONTHS or bool(rest & words.GROUP) or bool(_DATE.fullmatch(name))
 
 
 def _same_inside(inner: list[set[str]]) -> bool:
@@ -208,7 +220,7 @@ def _strength(names: list[str]) -> Strength:
     [rest] = rests
     if set(rest) & words.LABEL:
         return "names"
-    return "parts" if set(rest) & (words.CONTAINER | words.SHARD) else "numbers"
+    return "parts" if set(rest) & (words.CONTAINER | words.SHARD | words.GROUP) else "numbers"
 
 
 def _add(found: Folders, images: Iterable[str], place: Place) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from worldsize.data.layouts import cells, columns, words
+from worldsize.data.layouts.inventory import stem
 from worldsize.data.layouts.resolve import Finder
 from worldsize.data.layouts.tables import Cell, Table, is_template
 
@@ -29,6 +30,7 @@ class Labels:
         no_label: the label that means that there is none.
         boxed: whether the labels are those of boxes within images.
         disagree: images with several labels where others have one.
+        weak: whether the name of the column does not say that it has the labels.
     """
 
     sources: list[str]
@@ -43,6 +45,7 @@ class Labels:
     no_label: str | None = None
     boxed: bool = False
     disagree: list[str] = field(default_factory=list)
+    weak: bool = False
 
     @property
     def images(self) -> set[str]:
@@ -67,10 +70,16 @@ def gather(tables: Iterable[Table], finder: Finder, column: str | None) -> list[
     naming = [table for table in tables if table.file is not None and not is_template(table.source)]
     for table in naming:
         extension = posixpath.splitext(table.source)[1].lower()
-        same = (table.columns,) if table.headed else (len(table.columns), extension)
+        same = (table.columns,) if table.headed else (len(table.columns), extension, *_topic(table.source))
         families[same].append(table)
     found = [_read(family, finder, column, naming) for family in families.values()]
     return sorted((one for one in found if one.images), key=lambda one: (-len(one.images), one.sources))
+
+
+def _topic(source: str) -> tuple[str, ...]:
+    """What a list is about: images_variant_train.txt and images_variant_test.txt are about the same."""
+    ignored = words.TRAIN | words.VAL | words.TEST | {"trainval"}
+    return tuple(word for word in words.without_numbers(stem(source)) if word not in ignored)
 
 
 def _read(family: list[Table], finder: Finder, column: str | None, naming: list[Table]) -> Labels:
@@ -93,7 +102,7 @@ def _read(family: list[Table], finder: Finder, column: str | None, naming: list[
     found.missing = list(dict.fromkeys(found.missing))
     table = Table(first.source, first.columns, rows, first.headed, first.file)
     roles = columns.roles(table, column if column in first.columns else None, _row_numbers(family), naming)
-    found.column, found.boxed = roles.column, roles.boxed
+    found.column, found.boxed, found.weak = roles.column, roles.boxed, roles.weak
     _add_splits_and_groups(found, images, roles)
     if roles.labels is not None:
         _add_labels(found, images, roles)
@@ -111,6 +120,22 @@ def _row_numbers(family: list[Table]) -> frozenset[int]:
         return frozenset()
     found = range(len(family[0].columns))
     return frozenset(i for i in found if all(_counts(list(table.column(i))) for table in family))
+
+
+def with_numbers(tables: list[Table]) -> list[Table]:
+    """The tables, and those that call images by the numbers that another one gives them: ``1 a.jpg`` and ``1 cat``."""
+    found = list(tables)
+    for numbered in tables:
+        if numbered.headed or numbered.file != 1 or len(numbered.columns) != 2:
+            continue
+        files = {row[0]: row[1] for row in numbered.rows if len(row) == 2}
+        if not _counts(list(numbered.column(0))):
+            continue
+        for other in tables:
+            if other.file is None and {row[0] for row in other.rows} == files.keys():
+                rows: list[tuple[Cell, ...]] = [(files[row[0]], *row[1:]) for row in other.rows]
+                found.append(Table(other.source, other.columns, rows, headed=False, file=0))
+    return found
 
 
 def _counts(column: list[Cell]) -> bool:

@@ -69,16 +69,17 @@ def no_labels(found: Inventory, places: Folders, families: list[Labels]) -> str:
         )
     if any("mask" in reason for reason in found.ignored.values()):
         return f"{root} has images and masks, but no labels of images: worldsize trains classifiers, not segmentation"
-    parents = {posixpath.dirname(image) for image in found.images}
+    parents = {posixpath.dirname(image) or "." for image in found.images}
+    files = "".join(f" ({'; '.join(notes)})" for notes in [unread(found)] if notes)
     if len(parents) == 1:
         return (
-            f"all {len(found.images):,} images of {root} are in one folder ({parents.pop() or '.'}), and nothing has their "
-            "labels: one class is nothing to tell apart. Sort them into a folder for each class, or add a table with their "
-            "files and labels"
+            f"all {len(found.images):,} images of {root} are in one folder ({parents.pop()}), and nothing has their "
+            f"labels{files}: one class is nothing to tell apart. Sort them into a folder for each class, or add a table with "
+            "their files and labels"
         )
     return (
-        f"nothing in {root} has labels of its {len(found.images):,} images: sort them into a folder for each class, or add "
-        "a table with their files and labels"
+        f"nothing in {root} has labels of its {len(found.images):,} images{files}: sort them into a folder for each class, "
+        "or add a table with their files and labels"
     )
 
 

@@ -46,6 +46,14 @@ class Finder:
             found = self._nearest(found, path, table)
         return found[0] if len(found) == 1 else None
 
+    def certainty(self, text: str, table: str) -> int:
+        """How surely ``text`` means an image: 2 if it ends like its path, 1 if only the name agrees, 0 if it means none."""
+        image = self.find(text, table)
+        if image is None:
+            return 0
+        path, whole = f"/{_path(text)}", f"/{_normal(image)}"
+        return 2 if whole.endswith(path) or posixpath.splitext(whole)[0].endswith(path) else 1
+
     def _named(self, name: str) -> list[str]:
         exact = self._by_name.get(name)
         if exact:

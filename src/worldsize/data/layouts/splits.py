@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
-from worldsize.data.layouts import file_names, label_tables
+from worldsize.data.layouts import file_names, label_tables, words
 from worldsize.data.layouts.folders import Folders
 from worldsize.data.layouts.label_tables import Labels
 from worldsize.data.layouts.reading import Hints, Reading, Unclear
@@ -63,14 +63,21 @@ def _lists(labels: dict[str, tuple[str, ...]], families: list[Labels]) -> dict[s
 def _by_list(lists: dict[str, tuple[str, list[str]]]) -> dict[str, str]:
     splits: dict[str, str] = {}
     sources: dict[str, str] = {}
-    for source, (split, images) in sorted(lists.items()):
+    # trainval.txt is both; where train.txt and val.txt are there too, these decide.
+    for source, (split, images) in sorted(lists.items(), key=lambda one: (_is_both(one[0]), one[0])):
         for image in images:
             if splits.setdefault(image, split) != split:
+                if _is_both(source) and splits[image] == "val":
+                    continue
                 raise Unclear(
                     f"{image} is in {sources[image]} and in {source}: pass --ignore with the one that does not count"
                 )
             sources.setdefault(image, source)
     return splits
+
+
+def _is_both(source: str) -> bool:
+    return "trainval" in source.lower() or {"train", "val"} <= set(words.words(source))
 
 
 def settle(reading: Reading) -> None:

@@ -19,15 +19,21 @@ from worldsize.data.layouts import words
 
 # Several values in one cell, such as a JSON list, are a tuple.
 Cell = str | tuple[str, ...]
-# What says whether a text is the name of an image, given the table's path.
-Known = Callable[[str, str], bool]
+# How surely a text is the name of an image, given the table's path: 0 to 2.
+Known = Callable[[str, str], int]
 
 _TEXT = (".csv", ".tsv", ".tab", ".txt", ".lst", ".list", ".psv")
 _JSON = (".json", ".jsonl", ".ndjson")
 EXTENSIONS = (*_TEXT, *_JSON, ".xml")
 _LARGEST = 2_000_000_000  # bytes
 _TRIED = 300  # rows, to decide how a file is separated and which column names images
-_SEPARATORS = (",", ";", "\t", "|", " ", "last blank", "")
+_BLANKS: dict[str, Callable[[str], list[str]]] = {
+    "blanks": str.split,
+    "first blank": lambda line: line.split(None, 1),
+    "last blank": lambda line: line.rsplit(None, 1),
+    "none": lambda line: [line],
+}
+_SEPARATORS = (",", ";", "\t", "|", *_BLANKS)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def read(root: Path, source: str, known: Known) -> Table | None:
     if extension in _TEXT:
         return _separated(text, source, known)
     records = list(_xml(text) if extension == ".xml" else _records(text))
-    return _from_records(records, source, known) if records else None
+    return from_records(records, source, known) if records else None
 
 
 def decoded(data: bytes) -> str | None:
@@ -86,7 +92,11 @@ def _separated(text: str, source: str, known: Known) -> Table | None:
         if found > best[0]:
             best = found, separator, column
     found, separator, column = best
-    rows = list(_rows(text, separator if found else ("\t" if "\t" in text else ",")))
+    if separator == "blanks" and column == 0 and not _is_even(list(islice(_rows(text, separator), _TRIED))):
+        separator = "first blank"  # labels with blanks in them
+    rows = list(_rows(text, separator if found else _guess(text)))
+    if len(rows) > 1 and len(rows[0]) == 1 < len(rows[1]) and str(rows[0][0]).isdecimal():
+        rows = rows[1:]  # the number of rows
     if not rows:
         return None
     if not found:
@@ -95,8 +105,23 @@ def _separated(text: str, source: str, known: Known) -> Table | None:
     headed = not known(first, source) and not has_image_extension(first) and "/" not in first and len(rows) > 1
     if headed:
         names = tuple(str(cell).strip() or f"column {i + 1}" for i, cell in enumerate(rows[0]))
+        if column == 0 and len(names) + 1 == len(rows[1]) and separator in _BLANKS:
+            names = ("file", *names)
         return Table(source, names, rows[1:], headed=True, file=column)
     return Table(source, _numbered(max(islice(rows, _TRIED), key=len)), rows, headed=False, file=column)
+
+
+def _is_even(rows: list[tuple[Cell, ...]]) -> bool:
+    """Whether all rows have as many cells, after a line with their number and a line with the names of the columns."""
+    rows = rows[1:] if len(rows[0]) == 1 else rows
+    widths = {len(row) for row in rows[1:]}
+    return not rows or not widths or (len(widths) == 1 and max(widths) - len(rows[0]) in (0, 1))
+
+
+def _guess(text: str) -> str:
+    """The separator of a table that names no images."""
+    first = text.split("\n", 1)[0]
+    return next((separator for separator in ("\t", ",", ";") if separator in first), "first blank")
 
 
 def _numbered(row: tuple[Cell, ...]) -> tuple[str, ...]:
@@ -105,10 +130,10 @@ def _numbered(row: tuple[Cell, ...]) -> tuple[str, ...]:
 
 def _rows(text: str, separator: str) -> Iterator[tuple[Cell, ...]]:
     """The rows that are not empty; cells without the blanks around them."""
-    if separator in ("", " ", "last blank"):
+    if separator in _BLANKS:
         for line in text.splitlines():
             if (line := line.strip()) and not line.startswith("#"):
-                yield (line,) if not separator else tuple(line.split() if separator == " " else line.rsplit(None, 1))
+                yield tuple(_BLANKS[separator](line))
         return
     try:
         for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
@@ -120,7 +145,7 @@ def _rows(text: str, separator: str) -> Iterator[tuple[Cell, ...]]:
 
 
 def _file_column(rows: list[tuple[Cell, ...]], source: str, known: Known) -> tuple[int, int]:
-    """The column whose cells name the most images, and how many different ones it names."""
+    """The column whose cells name the most images, and how many different ones it names, weighted by certainty."""
     best = 0, 0
     for column in range(max(map(len, rows), default=0)):
         cells = {row[column] for row in rows if column < len(row)}
@@ -205,7 +230,8 @@ def _xml(text: str) -> Iterator[dict[str, Any]]:
             yield {"file": image.get("name"), "label": tags or None, **({"bbox": "box"} if shapes and not tags else {})}
 
 
-def _from_records(records: list[dict[str, Any]], source: str, known: Known) -> Table | None:
+def from_records(records: list[dict[str, Any]], source: str, known: Known) -> Table | None:
+    """A table with a column for each field of the records."""
     columns = tuple(dict.fromkeys(chain.from_iterable(records)))
     rows = [tuple(_cell(record.get(name)) for name in columns) for record in records]
     column, found = _file_column(rows[:_TRIED], source, known)

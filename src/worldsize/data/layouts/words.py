@@ -57,7 +57,9 @@ NO_LABEL = frozenset(("no finding", "no findings", "none", "no label", "no label
 CAMERA = _set(
     "img dsc dscn dscf dcim dji gopr gp pxl mvimg sam p pict pic image images photo foto picture frame frames scan "
     "screenshot screen shot whatsapp signal file sample im i train training test val valid validation vid video untitled "
-    "unnamed download isic cam camera snapshot capture rgb"
+    "unnamed download isic cam camera snapshot capture rgb "
+    "left right front back top bottom side small large copy edited final original "
+    "cropped resized"
 )
 
 
