@@ -190,6 +190,7 @@ def four(root: Path) -> Path:
         "\ufeffDatei;Klasse;\r\nC:\\Fotos\\0a1.jpg;0 ;\r\nC:\\Fotos\\7.jpg;1;\r\n0012.jpg;0;\r\nx-y.JPG;1;\r\n;;\r\n",
         "label\timage\n0\t./train_images/0a1.jpg\n1\t/data/train_images/7.jpg\n0\thttps://x.y/a/0012.jpg?s=1\n1\tx-y\n",
         "0a1 0\n7 1\n0012 0\nx-y 1\n",
+        "TRAIN,gs://x/0a1.jpg,0\nTRAIN,gs://x/7.jpg,1\nTRAIN,gs://x/0012.jpg,0\nTRAINING,gs://x/x-y.jpg,1\n",
         "0 0 0a1.jpg\n1 1 7.jpg\n2 0 0012.jpg\n3 1 x-y.jpg\n",
         "# a comment\n0a1.jpg,0\n7.jpg,1\n0012.jpg,0\nx-y.jpg,1",
     ],
@@ -512,6 +513,15 @@ def test_two_datasets_in_one_folder_are_unclear(tmp_path):
     assert "pass --class-level" in refusal(unequal(tmp_path, *paths))
 
 
+@pytest.mark.parametrize("inside", ["patient{}/study1_{}", "all/{1}"])
+def test_names_deep_inside_are_unclear(tmp_path, inside):
+    kinds = ("negative", "positive")
+    names = [inside.format(i, kind) for i, kind in enumerate(kinds)]
+    assert "those inside foot (" in refusal(
+        unequal(tmp_path, *numbered(*(f"{part}/{n}" for part in ("hand", "foot") for n in names)))
+    )
+
+
 # Splits, groups and names -------------------------------------------------------------------------------------------------
 
 
@@ -607,6 +617,15 @@ def test_names_give_groups(tmp_path, names, group):
         (
             {"images/1.png": None, "labels/1.xml": "<annotation><object><name>cat</name></object></annotation>"},
             "has boxes or",
+        ),
+        (
+            {
+                "1.png": None,
+                "1.json": '{"shapes": [{"label": "a"}]}',
+                "2.png": None,
+                "2.json": '{"shapes": [{"label": "b"}]}',
+            },
+            "boxes or",
         ),
         (
             {"jpg/1.png": None, "imagelabels.mat": "x", "labels.xlsx": "x"},

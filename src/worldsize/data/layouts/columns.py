@@ -65,7 +65,7 @@ def roles(
     # A box in each image, such as that of the traffic sign, does not make a table of boxes; several do.
     found.boxed = bool(named & words.BOXES) or (bool(named & words.BOX) and len(set(rows)) < len(rows))
     for i, column in list(columns.items()):
-        splits = _splits(table.columns[i], column) if table.headed else _numbered_splits(stem(table.source), column)
+        splits = _splits(table.columns[i], column) if table.headed else _unnamed_splits(stem(table.source), column)
         if splits is not None and table.columns[i] != chosen:
             found.splits = splits
             del columns[i]
@@ -125,6 +125,14 @@ def _splits(name: str, column: Sequence[Cell]) -> list[str | None] | None:
     return [known.get(str(cell).lower()) for cell in column]
 
 
+def _unnamed_splits(source: str, column: Sequence[Cell]) -> list[str | None] | None:
+    """The splits in a column without a name: train and val as words, or numbers if the file is called so."""
+    values = {str(cell) for cell in column}
+    if len(values) > 1 and all(words.is_only_split(value) for value in values):
+        return [words.split_of(str(cell)) for cell in column]
+    return _numbered_splits(source, column)
+
+
 def _numbered_splits(name: str, column: Sequence[Cell]) -> list[str | None] | None:
     """The splits in `partition` (0, 1 and 2 are train, val and test) and `train_test_split` (1 is train)."""
     parts, values = set(words.words(name)), {str(cell) for cell in column}
@@ -175,13 +183,19 @@ def _label_columns(table: Table, columns: dict[int, list[Cell]], groups: set[str
 def _unnamed(table: Table, columns: dict[int, list[Cell]], usable: list[int]) -> list[int]:
     """Of columns without a telling name, those whose values look like labels."""
     rest = [i for i in usable if not set(words.words(table.columns[i])) & words.ABOUT]
-    rest = [i for i in rest if len(set(columns[i])) * 2 <= len(columns[i])]
+    rest = [i for i in rest if _repeats(columns[i])]
     rest = [i for i in rest if not _numeric(columns[i]) or len(set(columns[i])) <= _MOST_NUMBERS]
     block = _binary(table, columns, set())
     if len(block) > 1:  # a column for each label; unless other columns may have the labels
         other = [i for i in rest if i not in block]
         return [*other, *block] if other else []
     return _one_of_equals(rest, columns)
+
+
+def _repeats(column: Sequence[Cell]) -> bool:
+    """Whether labels are those of two images on average. Captions and names are not."""
+    parts, _ = cells.labels(column)
+    return len({label for one in parts for label in one or ()}) * 2 <= len(parts)
 
 
 def _usable(column: Sequence[Cell], named: int) -> bool:

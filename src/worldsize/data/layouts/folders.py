@@ -168,10 +168,11 @@ def _inner(child: _Node) -> set[str]:
     """Names in a class folder that may be classes themselves."""
     found = set[str]()
     for name, inside in child.children.items():
-        if words.split_of(name) is not None and words.is_only_split(name):
-            found |= _inner(inside)
-        elif _is_number(name) or not _means_nothing(name):
-            found.add(name)
+        deeper = _inner(inside)
+        if words.is_only_split(name) or (_means_nothing(name) and not _is_number(name)):
+            found |= deeper
+        else:
+            found |= deeper if deeper and len(child.children) == 1 and not child.images else {name}
     return found
 
 
@@ -181,7 +182,7 @@ def _is_number(name: str) -> bool:
 
 def _means_nothing(name: str) -> bool:
     rest = set(words.without_numbers(name))
-    return not rest - words.CONTAINER - words.SHARD - _MONTHS or bool(rest & words.GROUP) or bool(_DATE.fullmatch(name))
+    return not rest - words.CONTAINER - words.SHARD - words.GROUP - _MONTHS or _DATE.fullmatch(name) is not None
 
 
 def _same_inside(inner: list[set[str]]) -> bool:
@@ -204,8 +205,8 @@ def _doubt(node: _Node, inner: dict[str, set[str]]) -> str | None:
         return None
     outer, example = sorted(inner)[:3], sorted(inner[deep[0]])[:3]
     return (
-        f"the classes may be the outer folders ({', '.join(outer)}) or those inside ({deep[0]}/{example[0]}, "
-        f"{deep[0]}/{example[1]}): pass --class-level 1 for the outer ones or --class-level 2"
+        f"the classes may be the outer folders ({', '.join(outer)}) or those inside {deep[0]} ({', '.join(example)}): "
+        "pass --class-level 1 for the outer ones or --class-level 2"
     )
 
 

@@ -74,8 +74,8 @@ def no_labels(found: Inventory, places: Folders, families: list[Labels]) -> str:
     if len(parents) == 1:
         return (
             f"all {len(found.images):,} images of {root} are in one folder ({parents.pop()}), and nothing has their "
-            f"labels{files}: one class is nothing to tell apart. Sort them into a folder for each class, or add a table with "
-            "their files and labels"
+            f"labels{files}: one class is nothing to tell apart. Sort them into a folder for each class, or add a table "
+            "with their files and labels"
         )
     return (
         f"nothing in {root} has labels of its {len(found.images):,} images{files}: sort them into a folder for each class, "
@@ -89,7 +89,7 @@ def _boxes(found: Inventory) -> bool:
     beside = (other for other in found.others if is_beside(other) and stem(other) in stems)
     for other in islice(beside, _TRIED):
         text = (found.root / other).read_text("utf-8", "replace")
-        if "<bndbox>" in text or "<object>" in text:
+        if any(mark in text for mark in ("<bndbox>", "<object>", '"shapes"', '"bbox"')):
             return True
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if lines and all(_BOX_LINE.fullmatch(line) for line in lines):

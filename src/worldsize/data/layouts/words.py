@@ -17,49 +17,49 @@ VAL = _set("val valid validation validate dev devel eval evaluation")
 TEST = _set("test testing tst holdout pred predict prediction predictions inference unlabeled unlabelled")
 # Folders that hold images of any class.
 CONTAINER = _set(
-    "images image img imgs pictures picture pics pic photos photo fotos foto jpg jpeg jpegs png jpegimages data dataset "
-    "datasets raw files file samples sample all original originals orig resized cropped crops upload uploads"
+    "images image img imgs pictures picture pics pic photos photo fotos foto jpg jpeg jpegs png jpegimages data "
+    "dataset datasets raw files file samples sample all original originals orig resized cropped crops upload uploads"
 )
 # Parts of a dataset without a meaning of their own; with a number.
 SHARD = _set("part parts batch batches shard shards chunk chunks volume vol disk disc fold folder dir split archive")
 MASK = _set(
-    "mask masks trimap trimaps segmentation segmentations segmaps seg groundtruth gt annotation annotations outlines edges "
-    "depth heatmaps overlays"
+    "mask masks trimap trimaps segmentation segmentations segmaps seg groundtruth gt annotation annotations outlines "
+    "edges depth heatmaps overlays"
 )
 THUMBNAIL = _set("thumb thumbs thumbnail thumbnails preview previews")
 
 # Names of columns.
 LABEL = _set(
-    "label labels labelname class classes classname classnames classid category categories target targets tag tags species "
-    "breed diagnosis diagnoses dx grade finding findings disease diseases choice choices emotion emotions style variety "
-    "cultivar genre klasse klassen etikett etiketten kategorie kategorien art classe clase clases etiqueta etiquetas "
-    "etiquette categoria categorias categorie 类别 标签 ラベル クラス"
+    "label labels labelname class classes classname classnames classid category categories target targets tag tags "
+    "species breed attribute attributes diagnosis diagnoses dx grade finding findings disease diseases choice choices "
+    "emotion emotions style variety cultivar genre klasse klassen etikett etiketten kategorie kategorien art classe "
+    "clase clases etiqueta etiquetas etiquette categoria categorias categorie 类别 标签 ラベル クラス"
 )
 LABEL_WEAK = _set("prediction predictions annotation gt truth groundtruth type")
 LABEL_FILLER = _set("id ids idx index no number num name names text string code image picture ground")
 SPLIT_COLUMN = _set("split subset set partition phase usage fold is") | TRAIN | VAL | _set("test")
 GROUP = _set(
-    "patient subject lesion person driver video clip track session participant group sequence individual case study scene "
-    "animal plant slide specimen series burst identity donor volunteer actor speaker writer"
+    "patient subject lesion person driver video clip track session participant group sequence individual case study "
+    "scene animal plant slide specimen series burst identity donor volunteer actor speaker writer"
 )
 PRESENCE = _set("confidence present presence value")
 # Columns about an image that are not its label, whatever their values.
 ABOUT = _set(
-    "width height size x y w h age sex gender source url uri path date time timestamp year month day created updated lat "
-    "lon latitude longitude confidence score id uid uuid index frame camera device license author photographer caption text "
-    "description comment comments note notes annotator annotators rater view position bytes md5 sha sha1 sha256 hash bbox "
-    "boxes box xmin xmax ymin ymax roi channels format mode title lead rotation orientation localization"
+    "width height size x y w h age sex gender source url uri path date time timestamp year month day created updated "
+    "lat lon latitude longitude confidence score id uid uuid index frame camera device license author photographer "
+    "caption text description comment comments note notes annotator annotators rater view position bytes md5 sha sha1 "
+    "sha256 hash bbox boxes box xmin xmax ymin ymax roi channels format mode title lead rotation orientation "
+    "localization"
 )
-BOXES = _set("bbox bboxes boundingbox")
+BOXES = _set("bbox bboxes boundingbox shapes polygon polygons points regions segmentation keypoints")
 BOX = BOXES | _set("xmin xmax ymin ymax roi x1 x2 y1 y2")
 NO_LABEL = frozenset(("no finding", "no findings", "none", "no label", "no labels", "nothing", "n/a", "-"))
 # What cameras, phones and programs put before a number, which is no class.
 CAMERA = _set(
     "img dsc dscn dscf dcim dji gopr gp pxl mvimg sam p pict pic image images photo foto picture frame frames scan "
-    "screenshot screen shot whatsapp signal file sample im i train training test val valid validation vid video untitled "
-    "unnamed download isic cam camera snapshot capture rgb "
-    "left right front back top bottom side small large copy edited final original "
-    "cropped resized"
+    "screenshot screen shot whatsapp signal file sample im i train training test val valid validation vid video "
+    "untitled unnamed download isic cam camera snapshot capture rgb left right front back top bottom side small large "
+    "copy edited final original cropped resized"
 )
 
 
