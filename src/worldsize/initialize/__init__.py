@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from worldsize import catalog
-from worldsize.data.layouts import Hints
+from worldsize.data.layouts import Hints, packed
 from worldsize.data.layouts.reading import Kind
 from worldsize.errors import UserError
 from worldsize.initialize import survey, writing
@@ -47,6 +47,8 @@ class Init:
     """Images with the same value in this column of a table stay in one split; `none`: all are on their own."""
     ignore: tuple[str, ...] = ()
     """Folders and files that do not belong to the dataset, relative to its folder."""
+    unpack: Path | None = None
+    """Images in tar, zip or Parquet files: write them to files in this new folder, and use it as the dataset."""
     model: str | None = None
     """The network (default: resnet50 on a GPU, else resnet18)."""
     weights: str | None = None
@@ -64,12 +66,15 @@ def run(options: Init) -> int:
     root, labels = _root(options)
     if not 0 < options.val_share < 1:
         raise UserError(f"--val-share {options.val_share:g} must be between 0 and 1")
-    out = options.out or Path(f"{root.resolve().name}.yaml")
+    out = options.out or Path(f"{(options.unpack or root).resolve().name}.yaml")
 
     def check(path: Path) -> None:
         _check_new(path, options.force)
 
     check(out)
+    if options.unpack is not None:
+        packed.unpack(root, options.unpack.expanduser())
+        root = options.unpack.expanduser()
     hints = Hints(labels, options.label_column, options.kind, options.class_level, options.group_by, options.ignore)
     found = survey.take(root, out, options.val_share, hints, check)
     choice = _choose(options)

@@ -10,6 +10,7 @@ from itertools import islice
 from worldsize.data.layouts.folders import Folders
 from worldsize.data.layouts.inventory import Inventory, stem
 from worldsize.data.layouts.label_tables import Labels
+from worldsize.data.layouts.packed import FORMATS
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 _RECORDS = (
@@ -37,11 +38,16 @@ def is_beside(other: str) -> bool:
 
 def no_images(found: Inventory) -> str:
     """The message about a folder without images."""
+    known = [other for other in found.others if other.lower().endswith(FORMATS)]
     archives = [other for other in found.others if other.lower().endswith(_ARCHIVES)]
     packed = [other for other in found.others if other.lower().endswith(_RECORDS)]
+    if known:
+        return (
+            f"{found.root} has no image files, but {known[0]} may contain images: pass --unpack FOLDER to write them to "
+            "files in a new folder, and to read that"
+        )
     if archives:
-        how = f"tar -xf {posixpath.basename(archives[0])}" if ".t" in archives[0].lower() else "unpack them"
-        return f"{found.root} has no image files, only archives such as {archives[0]}: unpack them first ({how})"
+        return f"{found.root} has no image files, only archives such as {archives[0]}: unpack them first"
     if packed:
         return (
             f"{found.root} has no image files; {packed[0]} may contain images: write them to files in a folder for each "
