@@ -90,6 +90,26 @@ def test_class_first_then_split(tmp_path):
     assert (labels(found), splits(found)) == ({p: p.split("/")[0] for p in paths}, {p: p.split("/")[1] for p in paths})
 
 
+def test_one_folder_per_label(tmp_path):
+    for kind, numbers in (("cat", (0, 1, 2, 3)), ("dog", (2, 3, 4)), ("cow", (3, 5))):
+        for i in numbers:
+            put(tmp_path / kind / f"{i}.png", image_bytes(f"#00000{i}"))
+    assert "3 images are in the folders of several classes, such as cow/3.png and cat/3.png" in refusal(tmp_path)
+    found = layouts.read(tmp_path, Hints(kind="multi"))
+    files = ["cat/0.png", "cat/1.png", "cat/2.png", "cat/3.png", "cow/5.png", "dog/4.png"]
+    assert labels(found) == dict(zip(files, ["cat", "cat", "cat+dog", "cat+cow+dog", "cow", "dog"], strict=True))
+    assert len(layouts.read(tmp_path, Hints(kind="single")).rows) == 9
+
+
+def test_linked_folders_count(tmp_path):
+    unequal(tmp_path / "store", *numbered("cat", "dog"))
+    for split in ("train", "val"):
+        (tmp_path / "data" / split).mkdir(parents=True)
+        for name in ("cat", "dog"):
+            (tmp_path / "data" / split / name).symlink_to(tmp_path / "store" / name)
+    assert len(layouts.read(tmp_path / "data").rows) == 12
+
+
 def test_dates_in_a_class_are_no_classes(tmp_path):
     paths = numbered("cats/2024-01", "cats/2024-02", "dogs")
     assert labels(layouts.read(unequal(tmp_path, *paths))) == {path: path.split("/")[0] for path in paths}
@@ -173,8 +193,9 @@ def test_masks_are_no_images(tmp_path, mask):
 
 
 def test_classes_about_masks_are_classes(tmp_path):
-    for name in ("mask", "bare"):
-        unequal(tmp_path / name, "1.png", "2.png")
+    for name, color in (("mask", "red"), ("bare", "lime")):
+        for i in (1, 2):
+            put(tmp_path / name / f"{i}.png", image_bytes(color, "PNG" if i == 1 else "BMP"))
     assert layouts.read(tmp_path).classes == ["bare", "mask"]
 
 
@@ -688,7 +709,9 @@ def test_shards_of_webdataset(tmp_path):
 
 
 def test_a_zip_of_class_folders(tmp_path):
-    archive(tmp_path / "in" / "pets.zip", {f"{kind}/{i}.png": image_bytes() for kind in ("cat", "dog") for i in range(2)})
+    archive(
+        tmp_path / "in" / "pets.zip", {f"{kind}/{kind}{i}.png": image_bytes() for kind in ("cat", "dog") for i in range(2)}
+    )
     packed.unpack(tmp_path / "in", tmp_path / "out")
     assert layouts.read(tmp_path / "out").classes == ["cat", "dog"]
 

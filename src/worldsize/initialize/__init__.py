@@ -94,6 +94,10 @@ def _root(options: Init) -> tuple[Path, str | None]:
         return root.parent, root.name
     if not root.is_dir():
         raise UserError(f"{options.root}: no such folder")
+    if options.labels is not None and not (root / options.labels).exists():
+        given = Path(options.labels).expanduser().resolve()
+        if given.is_file() and given.is_relative_to(root.resolve()):
+            return root, given.relative_to(root.resolve()).as_posix()
     return root, options.labels
 
 

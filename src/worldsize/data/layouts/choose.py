@@ -14,6 +14,7 @@ from worldsize.data.layouts import (
     label_tables,
     maps,
     refusals,
+    shared_images,
     sidecars,
     splits,
     tables,
@@ -28,6 +29,7 @@ from worldsize.data.layouts.resolve import Finder
 from worldsize.data.layouts.tables import Table
 
 _LISTED = 5
+_FOLDERS = "the names of the folders"
 
 
 @dataclass
@@ -51,6 +53,8 @@ def read(root: Path, hints: Hints | None = None) -> Reading:
     hints = hints or Hints()
     seen = _look(root, hints)
     found = _choose(seen, hints)
+    if found.source == _FOLDERS:
+        found = shared_images.settle(found, seen.folders, root, hints)
     several = _kind(found, hints)
     listed = splits.of_images(found.labels, seen.folders, seen.families)
     reading = Reading(several, [], [], seen.inventory.ignored, found.missing, found.source)
@@ -120,7 +124,7 @@ def _of_folders(seen: _Seen) -> Evidence:
     if not labels:
         raise Unclear(refusals.no_labels(seen.inventory, seen.folders, seen.families))
     folders.require_same_classes(seen.folders)
-    return Evidence(labels, False, "the names of the folders")
+    return Evidence(labels, False, _FOLDERS)
 
 
 def _single(label: str) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ def take(root: Path, ignore: tuple[str, ...] = ()) -> Inventory:
     for name in unwanted:
         if not os.path.lexists(root / name):
             raise UserError(f"--ignore {name}: {root} has no such folder or file")
-    _walk(found, "", None, unwanted, {os.path.realpath(root)})
+    _walk(found, "", None, unwanted, (os.path.realpath(root),))
     for images in (found.images, found.others):
         images.sort()
     _leave_out(found, _masks(found.images))
@@ -65,7 +65,7 @@ def take(root: Path, ignore: tuple[str, ...] = ()) -> Inventory:
     return found
 
 
-def _walk(found: Inventory, folder: str, reason: str | None, unwanted: set[str], seen: set[str]) -> None:
+def _walk(found: Inventory, folder: str, reason: str | None, unwanted: set[str], above: tuple[str, ...]) -> None:
     try:
         with os.scandir(found.root / folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
@@ -76,9 +76,8 @@ def _walk(found: Inventory, folder: str, reason: str | None, unwanted: set[str],
         why = reason or ("named by --ignore" if path in unwanted else _hidden(entry.name))
         if is_folder(entry):
             real = os.path.realpath(entry.path)
-            if real not in seen:  # a link to a folder above would never end
-                seen.add(real)
-                _walk(found, path, why, unwanted, seen)
+            if real not in above:  # a link to a folder above would never end
+                _walk(found, path, why, unwanted, (*above, real))
         elif has_image_extension(entry.name) or _begins_like_one(entry):
             if why is None:
                 found.images.append(path)
@@ -160,37 +159,42 @@ def _copies(root: Path, images: list[str]) -> dict[str, str]:
             below[folder].append(image)
             folder = posixpath.dirname(folder)
     known, copies = set(images), dict[str, str]()
-    for folder in sorted(below, key=lambda name: (name.count("/"), name)):
+    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)  # folders that may have the same content
+    for folder in sorted(below, key=lambda name: (name.count("/"), len(name), name)):
         inside = [image[len(folder) + 1 :] for image in below[folder]]
         if not any("/" in name for name in inside) or below[folder][0] in copies:
             continue
-        for other in _counterparts(folder, below):
+        signature = (size(root / below[folder][0]), *inside)
+        twins = alike[signature]
+        for other in _counterparts(folder, twins):
             pairs = {f"{folder}/{name}": posixpath.join(other, name) for name in inside}
-            if all(to in known and to not in copies and _same(root / one, root / to) for one, to in pairs.items()):
+            if all(to in known and to not in copies and same(root / one, root / to) for one, to in pairs.items()):
                 copies |= {one: f"second copy of {to}" for one, to in pairs.items()}
                 break
+        twins.append(folder)
     return copies
 
 
-def _counterparts(folder: str, below: dict[str, list[str]]) -> list[str]:
-    """Folders that ``folder`` may repeat: those around it, and those with as many images."""
+def size(path: Path) -> int:
+    """The size of a file in bytes, -1 if it cannot be read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _counterparts(folder: str, twins: list[str]) -> list[str]:
+    """Folders that ``folder`` may repeat: those around it, and ``twins`` that are not other splits."""
     around, parent = [], folder
     while parent:
         parent = posixpath.dirname(parent)
         around.append(parent)
     split = words.split_of(posixpath.basename(folder))
-    twins = [
-        other
-        for other in below
-        if len(below[other]) == len(below[folder])
-        and (other.count("/"), len(other), other) < (folder.count("/"), len(folder), folder)
-        and not folder.startswith(f"{other}/")
-        and words.split_of(posixpath.basename(other)) == split
-    ]
-    return around + twins
+    return around + [other for other in twins if words.split_of(posixpath.basename(other)) == split]
 
 
-def _same(one: Path, other: Path) -> bool:
+def same(one: Path, other: Path) -> bool:
+    """Whether two files have the same bytes."""
     try:
         return one.stat().st_size == other.stat().st_size and one.read_bytes() == other.read_bytes()
     except OSError:
