@@ -72,7 +72,7 @@ def test_a_list_of_the_folders_has_their_order_and_labels(tmp_path):
         ("2.png,dog", "2.png,", "line 3: 2.png has no label"),
         ("2.png,dog", "a/1.png,dog", "line 3: a/1.png has a label already, 'cat': images with several need data.name"),
         ("2.png,dog,train", "a/1.png,dog,val", "a/1.png is in the split val here and in train above"),
-        ("4.png", "5.png", "names 1 images that are not in"),
+        ("4.png", "5.png", "names 1 image not in"),
         ("dog,val", "dog,test", "names no image with the split val"),
         ("dog,val", "cow,val", "labels that the training split does not have: cow"),
         ("dog,train", "cat,train", "only the label 'cat' in the training split"),

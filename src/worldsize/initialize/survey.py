@@ -19,6 +19,7 @@ from worldsize.data.survey import info, verify
 from worldsize.data.survey.verify import Found
 from worldsize.errors import UserError
 from worldsize.place import cores
+from worldsize.wording import count
 
 _LISTED = 5
 # Checks that a file may be written, before images are decoded for minutes.
@@ -80,6 +81,7 @@ def take(root: Path, out: Path, share: float, hints: Hints, check: Check) -> Sur
         content = "".join(f"{name}\n" for name in _paths(dataset.val)).encode("utf-8", "surrogateescape")
     elif setting == "label_list":
         content = label_list.write(_entries(dataset, reading))
+    verify.require_read(found)
     survey = Survey(dataset, _broken(found), _side(dataset), reading, setting, listing, content)
     _report(survey, found)
     return survey
@@ -174,8 +176,7 @@ def _sentences(survey: Survey) -> list[str]:
     if survey.setting is not None and not reading.split:
         kept = f"; images with the same {reading.group_by} are on one side" if reading.group_by else ""
         said.append(
-            f"no validation folder: {len(dataset.val):,} images were chosen by their content and are listed in "
-            f"{survey.listing}{kept}"
+            f"no validation folder: {count(len(dataset.val))} chosen by their content and listed in {survey.listing}{kept}"
         )
     elif survey.setting is not None:
         said.append(f"the images, their labels and splits are listed in {survey.listing}")
@@ -200,12 +201,16 @@ def _named(names: list[str]) -> str:
 def _report(survey: Survey, found: dict[str, Found]) -> None:
     train, val = survey.dataset.train, survey.dataset.val
     numbers = train.class_counts()
-    print(f"{len(train.classes):,} classes, {len(train):,} training and {len(val):,} validation images")
+    print(f"{len(train.classes):,} classes, {len(train):,} training and {count(len(val), 'validation image')}")
     print(f"training images per class: {numbers.min():,} to {numbers.max():,}; median shorter side {survey.side} pixels")
+    if survey.dataset.validates_on:
+        print(f"validation images: {survey.dataset.validates_on}")
+    for note in survey.dataset.notes:
+        print(f"warning: {note}")
     for sentence in survey.sentences:
         print(sentence)
     if survey.broken:
-        print(f"{len(survey.broken):,} broken images, which are not used:")
+        print(f"{count(len(survey.broken), 'broken image')}, not used:")
         for name, reason in list(survey.broken.items())[:_LISTED]:
             print(f"  {name}: {reason}")
     odd = sorted({kind for one in found.values() for kind in one.odd})
