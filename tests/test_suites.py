@@ -24,7 +24,7 @@ def test_fails_once():
         seen.touch()
         raise RuntimeError("the first time")
 
-@pytest.mark.timeout(3)
+@pytest.mark.timeout(10)
 def test_waits_for_a_child_for_ever():
     code = "import time\\ndef stuck_here(): time.sleep(3600)\\nstuck_here()"
     subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -84,7 +84,8 @@ def test_a_child_that_a_test_waits_for_is_shown_and_ended_in_time(accidents):
 
 def test_no_process_is_left(tmp_path):
     """Nor does one keep the suite waiting by holding its output open."""
-    done = suite(tmp_path, "r.run(Step('leave', ['bash', '-c', 'setsid sleep 3600 & echo $! > left']))")
+    has_begun = "until grep -qa ^sleep /proc/$!/cmdline; do :; done"
+    done = suite(tmp_path, f"r.run(Step('leave', ['bash', '-c', 'setsid sleep 3600 & {has_begun}; echo $! > left']))")
     assert done.returncode == 0, done.stdout
     assert "leave: ended 1 processes that were left: sleep 3600" in done.stdout
     assert not is_running(int((tmp_path / "left").read_text()))
