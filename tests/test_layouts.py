@@ -547,6 +547,31 @@ def test_names_deep_inside_are_unclear(tmp_path, inside):
     )
 
 
+def test_a_box_in_each_image_is_no_label(tmp_path):
+    root = four(tmp_path)
+    images = [{"id": i, "file_name": f"{name}.jpg"} for i, name in enumerate(IDS)]
+    boxes = [{"image_id": i, "category_id": i % 2, "bbox": [1, 1, 2, 2]} for i in range(4)]
+    text = json.dumps(
+        {"images": images, "annotations": boxes, "categories": [{"id": 0, "name": "a"}, {"id": 1, "name": "b"}]}
+    )
+    assert "has boxes or regions" in refusal(written(root, instances_json=text))
+
+
+def test_equal_names_are_found_by_the_split_that_the_table_is_called_after(tmp_path):
+    root = unequal(tmp_path, *(f"{split}/{i}.png" for split in ("train", "test") for i in range(1, 5)))
+    written(root, trainLabels_csv="id,label\n1,frog\n2,truck\n3,frog\n4,truck\n")
+    found = layouts.read(root)
+    assert labels(found) == {f"train/{i}.png": ("truck", "frog")[i % 2] for i in range(1, 5)}
+    assert set(splits(found).values()) == {None}
+
+
+def test_numbered_folders_next_to_an_unclear_table_are_unclear(tmp_path):
+    paths = numbered("c0", "c1", count=4)
+    rows = "".join(f"{path},{'xy'[i % 2]},{'uv'[i // 2 % 2]}\n" for i, path in enumerate(paths))
+    root = written(unequal(tmp_path, *paths), t_csv=f"file,genre,emotion\n{rows}")
+    assert "2 columns that may have the labels (genre, emotion)" in refusal(root)
+
+
 # Splits, groups and names -------------------------------------------------------------------------------------------------
 
 
@@ -598,6 +623,7 @@ def test_names_of_files_with_the_number_first(tmp_path):
         ("{}_left", "{}_right"),
         ("0001_c1s1_000151_{}", "0002_c1s1_000151_{}"),
         ("person1_{}", "person2_{}"),
+        ("cat_{}", "dog_{}", *["{}"] * 3),
     ],
 )
 def test_names_of_cameras_are_no_classes(tmp_path, names):
