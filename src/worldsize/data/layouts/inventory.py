@@ -167,6 +167,8 @@ def _copies(root: Path, images: list[str]) -> dict[str, str]:
         signature = (size(root / below[folder][0]), *inside)
         twins = alike[signature]
         for other in _counterparts(folder, twins):
+            if posixpath.join(other, inside[0]) not in known:
+                continue
             pairs = {f"{folder}/{name}": posixpath.join(other, name) for name in inside}
             if all(to in known and to not in copies and same(root / one, root / to) for one, to in pairs.items()):
                 copies |= {one: f"second copy of {to}" for one, to in pairs.items()}

@@ -25,7 +25,8 @@ class Finder:
     """
 
     def __init__(self, images: Iterable[str], splits: dict[str, str | None]) -> None:
-        self._splits = splits
+        images = list(images)
+        self._splits, self._paths = splits, set(images)
         self._by_name: dict[str, list[str]] = defaultdict(list)
         self._by_stem: dict[str, list[str]] = defaultdict(list)
         for image in images:
@@ -38,6 +39,9 @@ class Finder:
         if not text or len(text) > _LONGEST:
             return None
         path = _path(text)
+        for whole in (posixpath.join(posixpath.dirname(table), path), path):
+            if whole in self._paths:  # without this, equal names in a thousand folders take minutes
+                return whole
         name = posixpath.basename(path)
         found = self._named(name)
         if not found and (uploaded := _UPLOADED.fullmatch(name)):
