@@ -222,6 +222,20 @@ def test_the_silence_timeout_restarts_when_a_job_leaves_its_queue(fake_cluster, 
     assert texts == ["PyTorchJob r50: Suspended", "PyTorchJob r50: Pending"]
 
 
+def test_following_works_without_permission_to_read_events(fake_cluster):
+    is_in(fake_cluster, "PyTorchJob", "Running")
+    pod(fake_cluster, 0)
+    fake_cluster.denied = {("list", "events")}
+    follower, texts, started = Follower(fake_cluster.cluster, TORCH, "r50", logs=False), [], time.monotonic()
+    for event in follower.events():
+        texts += [event.text] if isinstance(event, Note) else []
+        if len(texts) == 2:
+            is_in(fake_cluster, "PyTorchJob", "Succeeded")
+        assert time.monotonic() - started < 120
+    assert follower.state.phase == "Succeeded"
+    assert any("you have no permission to read events" in text for text in texts)
+
+
 def queued(fake_cluster):
     """A job waiting in a Kueue queue, and the workload of an earlier job of the same name."""
     is_in(fake_cluster, "PyTorchJob", "Suspended", labels=labels("r50") | {QUEUE_LABEL: "team"})

@@ -76,6 +76,20 @@ def test_an_empty_namespace_is_the_default_one(use, tmp_path):
     assert Cluster().namespace == "default"
 
 
+def test_the_proxy_of_a_cluster_is_used(use, monkeypatch):
+    """Also with versions of the client that do not read it."""
+    import kubernetes.config
+
+    load = kubernetes.config.load_kube_config
+
+    def without_proxy(**options):
+        load(**options)
+        options["client_configuration"].proxy = None
+
+    monkeypatch.setattr(kubernetes.config, "load_kube_config", without_proxy)
+    assert use(SERVER | {"proxy-url": "http://proxy.example:3128"})._settings.proxy == "http://proxy.example:3128"
+
+
 @pytest.mark.parametrize("option", ["--context", "--namespace"])
 def test_an_empty_option_is_refused(use, option):
     use(SERVER)

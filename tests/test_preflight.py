@@ -291,6 +291,13 @@ def test_trainer_requires_a_newer_kubernetes_than_the_others(fake_cluster):
     )
 
 
+@pytest.mark.parametrize("kind", ["kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg"])
+def test_both_types_of_pull_secrets_are_accepted(fake_cluster, kind):
+    fake_cluster.add("Secret", "pull", data={}, type=kind)
+    found = preflight(fake_cluster.cluster, replace(SPEC, pull_secrets=("pull",)))
+    assert {one.level for one in found} == {"ok"}
+
+
 def test_data_may_be_on_a_read_only_volume(fake_cluster):
     fake_cluster.volume("images-data", "ReadOnlyMany")
     assert {one.level for one in preflight(fake_cluster.cluster, replace(SPEC, volumes=("data", "images-data")))} == {"ok"}

@@ -79,10 +79,11 @@ def test_values_come_from_files_variables_and_stdin(store, tmp_path, monkeypatch
     monkeypatch.setenv("ONE", CANARY)
     monkeypatch.setenv("TWO", "2\n")
     secrets.create(SecretCreate("env", from_env=("ONE", "TWO")), store.cluster)
-    assert stored(store, "env") == {"ONE": CANARY.encode(), "TWO": b"2\n"}
+    assert stored(store, "env") == {"ONE": CANARY.encode(), "TWO": b"2"}
 
     secrets.show(SecretList(), store.cluster)
     captured = capsys.readouterr()
+    assert "TWO: removed the newline at the end" in captured.err
     assert [line.split()[:2] for line in captured.out.splitlines()[2:]] == [
         ["kaggle", "kaggle.json"],
         ["token", "pem"],

@@ -32,7 +32,9 @@ def test_claim_manifest():
     assert "storageClassName" not in volumes.manifest("imagenet", "ns", "400Gi", "rwo", None)["spec"]
 
 
-@pytest.mark.parametrize(("name", "size"), [("Image", "1Gi"), ("a_b", "1Gi"), ("x" * 64, "1Gi"), ("x", "1GB"), ("x", "0")])
+@pytest.mark.parametrize(
+    ("name", "size"), [("Image", "1Gi"), ("a_b", "1Gi"), ("x" * 64, "1Gi"), ("x", "1GB"), ("x", "0"), ("x", "100")]
+)
 def test_invalid_name_or_size(name, size):
     with pytest.raises(UserError, match=name if size == "1Gi" else size):
         volumes.manifest(name, "ns", size, "rwx", None)
@@ -59,6 +61,9 @@ def test_unknown_class_is_refused_and_existing_ones_are_listed(store):
     store.put(f"{CLASSES}/standard")
     with pytest.raises(UserError, match=r"no default StorageClass; pass --class with one of: standard"):
         volumes.create(VolumeCreate("data", "1Gi"), store.cluster)
+    beta = {"storageclass.beta.kubernetes.io/is-default-class": "true"}
+    store.put(f"{CLASSES}/old", metadata={"name": "old", "annotations": beta})
+    assert volumes.create(VolumeCreate("beta", "1Gi"), store.cluster, wait_s=0) == 0
     assert volumes.create(VolumeCreate("data", "1Gi", ""), store.cluster, wait_s=0) == 0
     store.answer = lambda method, path, body: (403, b"{}") if path == CLASSES else None
     assert volumes.create(VolumeCreate("other", "1Gi", "nix"), store.cluster, wait_s=0) == 0

@@ -57,6 +57,9 @@ def _from_file(config: Any, settings: Any, context: str | None) -> str:
     plugin = _plugin(content, name, chosen.get("user"))
     with _errors_of_the_client() as problems:
         config.load_kube_config(context=name, client_configuration=settings)
+    # Versions of the client before 36 ignore it.
+    if proxy := _named(content, "cluster").get(str(chosen.get("cluster")), {}).get("proxy-url"):
+        settings.proxy = proxy
     # The client only logs what is wrong with a plugin, and would continue as an anonymous user.
     if plugin and not settings.api_key and not settings.cert_file:
         reason = "; ".join(problems) or "it returned no credentials"
@@ -68,7 +71,7 @@ def _from_file(config: Any, settings: Any, context: str | None) -> str:
 
 
 def _named(content: Object, kind: str) -> dict[str, Object]:
-    """The contexts or users of a merged kubeconfig, by name."""
+    """The contexts, clusters or users of a merged kubeconfig, by name."""
     entries = [dict(getattr(entry, "value", entry)) for entry in content.get(f"{kind}s") or []]
     return {str(entry["name"]): entry.get(kind) or {} for entry in entries}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worldsize.cluster.api.client import Cluster
-from worldsize.cluster.api.errors import ClusterError
+from worldsize.cluster.api.errors import ClusterError, Unauthenticated
 from worldsize.cluster.api.logs import Run
 from worldsize.cluster.jobs import diagnose
 from worldsize.cluster.manifests.base import Target
@@ -74,7 +74,7 @@ class Follower:
         watch, name = self._cluster.watch, self._name
         self._feed("job", lambda: watch(self._target.kind, fields=f"metadata.name={name}", stop=self._stopped.is_set))
         self._feed("pods", lambda: watch("Pod", self._target.selector(name), stop=self._stopped.is_set))
-        self._feed("events", lambda: watch("Event", stop=self._stopped.is_set))
+        self._feed("events", self._events)
         drain_since: float | None = None
         try:
             while True:
@@ -132,6 +132,8 @@ class Follower:
     def _handle(self, what: str, value: Any) -> Iterator[Line | Note]:
         if what == "line":
             yield value
+        elif what == "note":
+            yield Note(value)
         elif what == "lost":
             yield Note(f"cannot read a pod's log: {value}")
         elif what == "error":
@@ -229,6 +231,15 @@ class Follower:
                 yield from self._cluster.watch("Workload", stop=self._stopped.is_set)
 
         self._feed("workloads", workloads)
+
+    def _events(self) -> Iterator[list[Object]]:
+        """Events explain what happens; following works without the permission to read them."""
+        try:
+            yield from self._cluster.watch("Event", stop=self._stopped.is_set)
+        except ClusterError as error:
+            if error.status != 403 or isinstance(error, Unauthenticated):
+                raise
+            self._put("note", f"reasons for waiting may be missing, because you have no permission to read events: {error}")
 
     def _started(self) -> int:
         return sum(pod["status"].get("phase") != "Pending" for pod in self._seen.pods)

@@ -13,7 +13,7 @@ from worldsize.cluster.objects import Object, is_ours
 from worldsize.cluster.preflight.base import Context, Finding, concurrently, denied, get_optional, names
 from worldsize.jobs.state import Phase
 
-_DOCKER = "kubernetes.io/dockerconfigjson"
+_DOCKER = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 # (regular expression for the server's error, remedy)
 _REMEDIES = (
     (
@@ -50,8 +50,8 @@ def _secret(namespace: str, name: str, keys: list[str], is_pull: bool, secret: O
         existing = ", ".join(sorted(data)) or "none"
         what = f"Secret {name} has no key {', '.join(missing)}; its keys: {existing}"
         return Finding("error", what, f"--secret {name}/KEY")
-    if is_pull and secret.get("type") != _DOCKER:
-        what = f"Secret {name} is not a pull secret: its type is {secret.get('type')}, not {_DOCKER}"
+    if is_pull and secret.get("type") not in _DOCKER:
+        what = f"Secret {name} is not a pull secret: its type is {secret.get('type')}, not {_DOCKER[0]}"
         return Finding("error", what, f"create one: kubectl -n {namespace} create secret docker-registry ...")
     return Finding("ok", f"Secret {name}")
 

@@ -164,7 +164,7 @@ def values(options: SecretCreate) -> dict[str, bytes]:
     if sum((options.from_file is not None, bool(options.from_env), options.from_stdin is not None)) != 1:
         raise UserError("pass exactly one of --from FILE, --from-env VARIABLE and --from-stdin KEY")
     if options.from_env:
-        return {variable: _variable(variable) for variable in options.from_env}
+        return {variable: _cleaned(variable, _variable(variable)) for variable in options.from_env}
     if options.from_stdin is not None:
         return {options.from_stdin: _cleaned(options.from_stdin, _stdin(options.from_stdin))}
     assert options.from_file is not None

@@ -24,7 +24,9 @@ Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 MODES: dict[str, str] = {"rwx": "ReadWriteMany", "rwo": "ReadWriteOnce", "rox": "ReadOnlyMany"}
 
 _SHORT = {mode: short for short, mode in MODES.items()} | {"ReadWriteOncePod": "rwop"}
-_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+# Kubernetes accepts the beta name too.
+_DEFAULT_CLASS = tuple(f"storageclass.{beta}kubernetes.io/is-default-class" for beta in ("", "beta."))
+_MIN_SIZE = 1 << 20  # bytes; a smaller size is a size without its unit
 _BIND_WAIT_S = 10.0
 _DELETE_WAIT_S = 10.0
 
@@ -71,11 +73,11 @@ def manifest(name: str, namespace: str, size: str, access: str, storage_class: s
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
         raise UserError(f"invalid volume name {name!r}: use at most 63 lowercase letters, digits and '-'")
     try:
-        valid = quantity(size) >= 1
+        valid = quantity(size) >= _MIN_SIZE
     except ValueError:
         valid = False
     if not valid:
-        raise UserError(f"--size {size} is not a size; use a value such as 400Gi")
+        raise UserError(f"--size {size} is not a size of at least 1Mi; use a value such as 400Gi")
     spec: Object = {"accessModes": [MODES[access]], "resources": {"requests": {"storage": size}}}
     if storage_class is not None:
         spec["storageClassName"] = storage_class
@@ -212,7 +214,8 @@ def _require_known_class(cluster: Cluster, name: str | None) -> None:
             return
         raise
     names = ", ".join(item["metadata"]["name"] for item in classes) or "none"
-    defaults = [item for item in classes if item["metadata"].get("annotations", {}).get(_DEFAULT_CLASS) == "true"]
+    marks = [item["metadata"].get("annotations", {}) for item in classes]
+    defaults = [mark for mark in marks if "true" in (mark.get(key) for key in _DEFAULT_CLASS)]
     if name is None and not defaults:
         raise UserError(f"the cluster has no default StorageClass; pass --class with one of: {names}")
     if name is not None and name not in [item["metadata"]["name"] for item in classes]:
