@@ -136,6 +136,10 @@ class Counting(Local):
         self.reads.append((name, offset, length))
         return super().read(name, offset, length)
 
+    def peek(self, name, offset, length):
+        self.reads.append((name, offset, length))
+        return super().peek(name, offset, length)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

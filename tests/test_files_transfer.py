@@ -20,7 +20,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trees import snapshot
-from worldsize.cluster.api.client import Unreachable
+from worldsize.cluster.api.errors import Unreachable
 from worldsize.cluster.storage import files, transfer
 
 PROGRAM = Path(transfer.__file__).read_bytes()

@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from waiting import until
-from worldsize.cluster.api.client import Cluster, ClusterError, Unreachable
+from worldsize.cluster.api.client import Cluster, ClusterError
+from worldsize.cluster.api.errors import Unreachable
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.storage import file_pod, files, transfer
 from worldsize.errors import UserError

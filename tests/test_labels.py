@@ -76,7 +76,7 @@ def run(ranks, folder: Path, planted: dict[int, str]) -> Path:
 
 @pytest.fixture(scope="module")
 def brief(ranks, folder: Path, planted: dict[int, str]) -> Path:
-    return trained(ranks, folder, "--epochs", "1")
+    return trained(ranks, folder, "--epochs", "1", "--schedule.warmup-epochs", "0")
 
 
 def labels(run: Path, folder: Path, name: str) -> Path:
@@ -84,7 +84,7 @@ def labels(run: Path, folder: Path, name: str) -> Path:
     out = folder / f"{name}.csv"
     done = worldsize("labels", run, "--top", "144", "--out", out, "--sheet", folder / f"{name}.html", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "of 1,437 training images" in done.stdout
+    assert " training images; the label of " in done.stdout
     return out
 
 

@@ -61,6 +61,7 @@ def test_an_older_run_still_loads(tmp_path, monkeypatch):
     values = yaml.safe_load(catalog.to_yaml(catalog.load("digits")))
     values["data"]["mean"] = [123.675, 116.28, 103.53]
     recipe.write_text(yaml.safe_dump(values))
+    (recipe.parent / "metrics.jsonl").touch()  # it has begun
     shutil.copy(recipe, tmp_path / "r.yaml")
     assert from_arguments(["--resume", "runs/r"]).recipe.data.mean[0] == 123.675
     assert from_arguments(["r.yaml", "--name", "r", "--autoresume"]).recipe.data.mean[0] == 123.675

@@ -114,7 +114,8 @@ def _general_context(options: ClusterCheck, cluster: Cluster) -> Context:
     name = options.job.name or "worldsize-check"
     gpus = options.job.gpus if options.job.gpus is not None else options.job.procs if options.job.procs > 1 else 0
     job = replace(options.job, name=name, gpus=gpus, procs=gpus or options.job.procs, image=options.job.image or "worldsize")
-    spec = to_spec(Recipe(), "check", options.on or "pytorchjob", cluster.namespace, job)
+    recipe = Recipe(per_process_batch=Recipe().micro_batch)  # any number of processes can share its batch
+    spec = to_spec(recipe, "check", options.on or "pytorchjob", cluster.namespace, job)
     refuse([*reference_problems(spec), *amount_problems(spec)])
     if options.on is None:
         return Context(cluster, tuple(load_target(on).kind for on in TARGETS), spec)
