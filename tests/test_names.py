@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import subprocess
@@ -16,6 +17,7 @@ from PIL import Image
 from processes import environment
 from worldsize import entry
 from worldsize.data.names import look_alikes
+from worldsize.launch import distribute
 from worldsize.run import RunFolder, RunLog
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
@@ -39,6 +41,16 @@ def test_a_name_that_is_not_utf_8_is_escaped_in_the_log(tmp_path, capsys):
         logging.getLogger("worldsize.data").warning("broken image %s: %s", name, "é")
     assert "broken image br\\udcffken.jpg: é\n" in (tmp_path / "log.txt").read_text("utf-8")
     assert "Logging error" not in capsys.readouterr().err
+
+
+def test_a_warning_about_such_a_name_is_printed_where_python_would_refuse(monkeypatch):
+    strict = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
+    monkeypatch.setattr(sys, "stderr", strict)
+    record = logging.LogRecord(
+        "worldsize", logging.WARNING, "", 0, "broken image %s", (os.fsdecode(b"br\xffken.jpg"),), None
+    )
+    distribute._ToStderr().emit(record)
+    assert strict.buffer.getvalue() == b"warning: broken image br\\udcffken.jpg\n"
 
 
 @pytest.mark.parametrize("start", [[str(Path(sys.executable).parent / "worldsize")], entry.command(sys.executable)])

@@ -62,8 +62,9 @@ def check_procs(procs: int) -> int:
 class _ToStderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # Looks up sys.stderr each time: the live display replaces it.
+        message = record.getMessage().encode("utf-8", "backslashreplace").decode()  # names that are not UTF-8 are escaped
         with suppress(OSError):
-            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+            print(f"{record.levelname.lower()}: {message}", file=sys.stderr)
 
 
 def _log_to_terminal(place: Place) -> None:
