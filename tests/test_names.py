@@ -18,6 +18,7 @@ from processes import environment
 from worldsize import entry
 from worldsize.data.names import look_alikes
 from worldsize.launch import distribute
+from worldsize.place import here
 from worldsize.run import RunFolder, RunLog
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
@@ -51,6 +52,13 @@ def test_a_warning_about_such_a_name_is_printed_where_python_would_refuse(monkey
     )
     distribute._ToStderr().emit(record)
     assert strict.buffer.getvalue() == b"warning: broken image br\\udcffken.jpg\n"
+
+
+def test_several_commands_in_one_process_print_each_warning_once():
+    logger = logging.getLogger("worldsize")
+    for _ in range(3):
+        distribute._log_to_terminal(here(1))
+    assert sum(isinstance(handler, distribute._ToStderr) for handler in logger.handlers) == 1
 
 
 @pytest.mark.parametrize("start", [[str(Path(sys.executable).parent / "worldsize")], entry.command(sys.executable)])

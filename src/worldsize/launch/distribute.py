@@ -71,5 +71,6 @@ def _log_to_terminal(place: Place) -> None:
     """Warnings of rank 0 go to stderr."""
     logger = logging.getLogger("worldsize")
     logger.setLevel(logging.INFO)
-    if place.rank == 0:
+    # Once, although a program may run several commands in one process.
+    if place.rank == 0 and not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
         logger.addHandler(_ToStderr(logging.WARNING))
