@@ -49,11 +49,10 @@ def measured(folder: Path) -> list[dict]:
 
 
 def check(rows: list[dict], processes: int, through: str) -> None:
-    """Larger messages take longer at best, and the columns agree with each other."""
+    """The columns agree with each other."""
     assert [row["bytes"] for row in rows] == [4096, 2**18, 2**24]
     assert {row["processes"] for row in rows} == {processes}
     assert {row["through"] for row in rows} == {through}
-    assert rows[0]["low_us"] < rows[-1]["low_us"]
     for row in rows:
         assert row["low_us"] <= row["us"] <= row["high_us"]
         assert row["algorithm_gb_per_s"] == pytest.approx(row["bytes"] / row["us"] / 1000)

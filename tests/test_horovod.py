@@ -179,7 +179,8 @@ def test_predivide_and_clipping_give_the_numbers_of_single(runs):
 @needs_horovod
 @needs_mpirun
 def test_fp16_gradients_are_close(runs):
-    few = ("--max-steps", "3")  # later, rounding is amplified
+    # Later, rounding is amplified; in small networks at once.
+    few = ("--max-steps", "3", "--model.name", "resnet18")
     compressed = runs("mpirun", 2, *HOROVOD, "--parallel.compression", "fp16", *few)
     assert 1e-9 < overall_distance(weights(compressed), weights(runs("procs", 1, *few))) < 1e-3
 
