@@ -60,7 +60,7 @@ USER 1000:1000
 WORKDIR /home/worldsize
 # Must come before RUN: otherwise buildah reuses a cached layer with the label's old value.
 ARG CONTENT=unknown
-RUN worldsize --version && python -c "import torch, torchvision, worldsize.assemble" && worldsize env | grep "native, libjpeg"
+RUN worldsize --version && python -c "import torch, torchvision, worldsize.training.build" && worldsize env | grep "native, libjpeg"
 LABEL worldsize.content=$CONTENT
 
 FROM dependencies AS horovod
@@ -94,5 +94,5 @@ COPY --from=package /package /opt/worldsize
 USER 1000:1000
 WORKDIR /home/worldsize
 ARG CONTENT=unknown
-RUN worldsize --version && python -c "import torch, torchvision, horovod.torch, worldsize.assemble" && worldsize-sshd -t
+RUN worldsize --version && python -c "import torch, torchvision, horovod.torch, worldsize.training.build" && worldsize-sshd -t
 LABEL worldsize.content=$CONTENT

@@ -49,4 +49,4 @@ $(VENV)/ready: pyproject.toml constraints.txt setup.py $(wildcard native/src/*)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build native/build src/worldsize/data/_native.* src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build native/build src/worldsize/data/images/_native.* src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ NATIVE = Path("native/src")
 setup(
     ext_modules=[
         Extension(
-            "worldsize.data._native",  # a plain C library, not a Python module; loaded by worldsize.data.native
+            "worldsize.data.images._native",  # a plain C library, not a Python module; loaded by worldsize.data.images.native
             sources=[str(path) for path in sorted(NATIVE.glob("*.c"))],
             depends=[str(path) for path in sorted(NATIVE.glob("*.h"))],
             libraries=["jpeg", "m"],

@@ -24,8 +24,8 @@ os.environ.update(OMP_NUM_THREADS="1", RAYON_NUM_THREADS="1", OPENBLAS_NUM_THREA
 import numpy as np
 from PIL import Image
 
-from worldsize.data import native
-from worldsize.data.crops import random_boxes
+from worldsize.data.images import native
+from worldsize.data.images.crops import random_boxes
 
 SIZE = 224
 CHUNK = 8

@@ -30,9 +30,9 @@ import numpy as np
 from cable import free_port, inside, network, place
 from PIL import Image
 
-from worldsize.bench.markdown import table
-from worldsize.environment import device_name
-from worldsize.place import cores
+from worldsize.bench.tables import table
+from worldsize.distributed.rank import cores
+from worldsize.training.environment import device_name
 
 HERE = Path(__file__).parent
 CGROUPS = Path("/sys/fs/cgroup")

@@ -20,12 +20,13 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from worldsize import catalog, checkpoint
+from worldsize import checkpoint
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Data
 from worldsize.data import open_dataset
-from worldsize.data.crops import evaluation_crop
-from worldsize.data.native import PILLOW_13
-from worldsize.recipe import Data
-from worldsize.use.export import preprocess
+from worldsize.data.images.crops import evaluation_crop
+from worldsize.data.images.native import PILLOW_13
+from worldsize.inference.export import preprocess
 
 VARIANTS = (
     ("timm",),
@@ -80,7 +81,7 @@ def row(run: Path, words: tuple[str, ...]) -> str:
 def resizing(run: Path) -> list[str]:
     """Rows of both ways to resize."""
     path = checkpoint.find(run)
-    data = catalog.load(str(path / "recipe.yaml")).data
+    data = recipe_files.load(str(path / "recipe.yaml")).data
     samples = open_dataset(data, path.parents[2] / ".cache").val
     plain = data.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)})
     graph = onnx.parser.parse_model(preprocess.text(plain, OPSET, IR, PILLOW_13))

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from worldsize import cli, compute, fingerprint
-from worldsize.reproduce import scratch
-from worldsize.run import RunFolder
+from worldsize import cli
+from worldsize.reproduce import scratch_runs
+from worldsize.runs import step_hashes
+from worldsize.runs.run_folder import RunFolder
+from worldsize.training import gradients
 
 
 def timed(module: Any, name: str, spent: dict[str, float]) -> None:
@@ -33,13 +35,13 @@ def timed(module: Any, name: str, spent: dict[str, float]) -> None:
 
 def main(arguments: list[str]) -> None:
     spent: dict[str, float] = {}
-    timed(compute, "digest", spent)
-    timed(fingerprint, "link", spent)
-    timed(fingerprint, "of_samples", spent)
+    timed(gradients, "digest", spent)
+    timed(step_hashes, "link", spent)
+    timed(step_hashes, "of_samples", spent)
     with tempfile.TemporaryDirectory() as folder:
         code = cli.main(["train", *arguments, "--out", folder, "--name", "a"])
         assert code == 0
-        steps = scratch.steps_of(RunFolder(Path(folder) / "a"))
+        steps = scratch_runs.steps_of(RunFolder(Path(folder) / "a"))
     step_ms = sum(step["step_ms"] for step in steps) / len(steps)
     own_ms = sum(spent.values()) * 1000 / len(steps)
     print(f"\nfingerprints: {own_ms:.3f} ms of {step_ms:.1f} ms per step, {own_ms / step_ms:.4%}")

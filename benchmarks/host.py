@@ -18,18 +18,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from worldsize import assemble, batch, optim
-from worldsize.compute import Compute
-from worldsize.control import Control
-from worldsize.data.feed import Feed
-from worldsize.data.loader import Batch
-from worldsize.margins import Margins
-from worldsize.meter import Meter
-from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.recipe import Recipe
-from worldsize.step import StepRunner
-from worldsize.world import join
+from worldsize.config.recipe import Recipe
+from worldsize.data.loading.device_feed import Feed
+from worldsize.data.loading.loader import Batch
+from worldsize.distributed import batch_plan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import join
+from worldsize.optim import optimizers
+from worldsize.training import build
+from worldsize.training.gradients import Compute
+from worldsize.training.margins import Margins
+from worldsize.training.precision import Precision
+from worldsize.training.rank_decisions import Control
+from worldsize.training.step import StepRunner
+from worldsize.training.step_metrics import Meter
 
 IMAGES, SIZE, CLASSES, ROUNDS = 8, 8, 10, 7
 
@@ -51,8 +53,8 @@ def batches(device: torch.device) -> Iterator[Batch]:
 def product(recipe: Recipe) -> tuple[Callable[[], None], Callable[[], None]]:
     """A step of `train.Trainer`, and what it does from time to time: report the metrics."""
     world = join(Place("none", 0, 1, 0, 1), recipe)
-    plan = batch.plan(recipe, 1)
-    state = assemble.build_state(recipe, tiny(world.device), plan, world, Precision("fp32", world.device), 100)
+    plan = batch_plan.plan(recipe, 1)
+    state = build.build_state(recipe, tiny(world.device), plan, world, Precision("fp32", world.device), 100)
     state = replace(state, margins=Margins(IMAGES))
     runner, control = StepRunner(Compute(recipe, plan, 0, world.device, state)), Control(world)
     meter, feed = Meter(world, plan, state.strategy), Feed(batches(world.device), world.device)
@@ -75,7 +77,7 @@ def bare(recipe: Recipe) -> tuple[Callable[[], None], Callable[[], None]]:
     """The network's own step on constant tensors."""
     device = join(Place("none", 0, 1, 0, 1), recipe).device
     network = tiny(device)
-    optimizer = optim.build(network, recipe.optimizer, device)
+    optimizer = optimizers.build(network, recipe.optimizer, device)
     images, labels = torch.zeros(IMAGES, 3, SIZE, SIZE, device=device), torch.zeros(IMAGES, dtype=torch.int64, device=device)
 
     def step() -> None:

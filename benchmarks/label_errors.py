@@ -28,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 from small_runs import SEEDS, top1, tree
 
 import worldsize
-from worldsize import catalog
+from worldsize.config import recipe_files
 from worldsize.data import open_dataset
 from worldsize.data.samples import Dataset, Samples
 
@@ -116,7 +116,7 @@ def of_share(out: Path, name: str, settings: Sequence[str], right: Samples, coun
 
 def dataset(run: Path, labels: Path | None = None) -> Dataset:
     """The dataset of a run, with the labels of this file instead of its own."""
-    recipe = catalog.load(str(run / "recipe.yaml"))
+    recipe = recipe_files.load(str(run / "recipe.yaml"))
     return open_dataset(recipe.data.model_copy(update={"labels": labels}), run / ".cache")
 
 
@@ -136,7 +136,7 @@ def plant(path: Path, samples: Samples, count: int) -> NDArray[np.bool_]:
 
 def suspicions(run: Path) -> dict[str, NDArray[np.float64]]:
     """For each of `METHODS`, a number for each training sample that is higher for more suspicious ones, float64 (n,)."""
-    recipe = catalog.load(str(run / "recipe.yaml"))
+    recipe = recipe_files.load(str(run / "recipe.yaml"))
     train = dataset(run, recipe.data.labels).train
     model = worldsize.load(run, device="cpu")
     labels = np.asarray(train.labels, np.int64)

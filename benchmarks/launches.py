@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from worldsize.batch import BatchPlan
 from worldsize.data import shards
-from worldsize.data.crops import RandomResizedCrop
-from worldsize.data.loader import Loader, Stream
+from worldsize.data.images.crops import RandomResizedCrop
+from worldsize.data.loading.loader import Loader, Stream
 from worldsize.data.shards.store import Local
-from worldsize.world import _keep_freed_memory
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.world import _keep_freed_memory
 
 BATCH, SECONDS, LAUNCHING, DECODING = 128, 5.0, 0, 1
 

@@ -22,9 +22,9 @@ from typing import Any
 import altair as alt
 from cable import free_port, inside, network, place
 
-from worldsize.bench.markdown import table
-from worldsize.environment import device_name
-from worldsize.place import cores
+from worldsize.bench.tables import table
+from worldsize.distributed.rank import cores
+from worldsize.training.environment import device_name
 
 GBIT = (10.0, 1.0, 0.1)
 STRATEGIES = {

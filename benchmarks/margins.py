@@ -14,9 +14,10 @@ from pathlib import Path
 
 from fingerprints import timed
 
-from worldsize import cli, margins, objective
-from worldsize.reproduce import scratch
-from worldsize.run import RunFolder
+from worldsize import cli
+from worldsize.reproduce import scratch_runs
+from worldsize.runs.run_folder import RunFolder
+from worldsize.training import margins, objective
 
 ROUNDS = 3
 
@@ -44,7 +45,7 @@ def main(arguments: list[str]) -> None:
 def run(folder: Path, name: str, arguments: list[str]) -> list[float]:
     """Train. Returns the milliseconds of each step but the first two, which are slower."""
     assert cli.main(["train", *arguments, "--out", str(folder), "--name", name]) == 0
-    return [step["step_ms"] for step in scratch.steps_of(RunFolder(folder / name))][2:]
+    return [step["step_ms"] for step in scratch_runs.steps_of(RunFolder(folder / name))][2:]
 
 
 if __name__ == "__main__":

@@ -17,15 +17,15 @@ import torch
 from torch import nn
 
 from worldsize.bench.loader import BenchLoader, Ours
-from worldsize.data.pixels import Normalise
-from worldsize.loaders import val_loader
-from worldsize.place import discover
-from worldsize.precision import Precision
-from worldsize.recipe import Data, Recipe
-from worldsize.use.predict import images
-from worldsize.use.predict.command import Predict, _rows
-from worldsize.use.trained import Trained
-from worldsize.world import World, join
+from worldsize.config.recipe import Data, Recipe
+from worldsize.data.images.normalize import Normalise
+from worldsize.data.loading.build import val_loader
+from worldsize.distributed.rank import discover
+from worldsize.distributed.world import World, join
+from worldsize.inference.predict import images
+from worldsize.inference.predict.command import Predict, _rows
+from worldsize.inference.trained import Trained
+from worldsize.training.precision import Precision
 
 CLASSES = tuple(map(str, range(1000)))
 BATCH = 64

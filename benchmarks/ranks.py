@@ -28,18 +28,20 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from worldsize import checkpoint, model, writer
-from worldsize.batch import BatchPlan
-from worldsize.bench import markdown
-from worldsize.compute import Computed
-from worldsize.continuity import check_ranks
-from worldsize.control import Control
-from worldsize.meter import Meter
+from worldsize import checkpoint
+from worldsize.bench import tables
+from worldsize.checkpoint import writer
+from worldsize.config.recipe import Checkpoint as Retention
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
+from worldsize.models import factory
 from worldsize.parallel.base import Exchange
-from worldsize.place import Place
-from worldsize.recipe import Checkpoint as Retention
-from worldsize.recipe import Recipe
-from worldsize.world import World
+from worldsize.training.gradients import Computed
+from worldsize.training.rank_decisions import Control
+from worldsize.training.resume import check_ranks
+from worldsize.training.step_metrics import Meter
 
 CPU = torch.device("cpu")
 STEPS = 100
@@ -79,7 +81,7 @@ def milliseconds(work: Callable[[], object], times: int = 5) -> float:
 
 def measure(ranks: int, rank: int) -> dict[str, float]:
     world, found = steps(ranks, rank)
-    network = model.build(Recipe(), 1000, CPU, torch.float32)
+    network = factory.build(Recipe(), 1000, CPU, torch.float32)
     for strategy in ("ddp", "adasum", "localsgd"):
         found |= checkpoints(world, network, strategy)
     return found
@@ -121,7 +123,7 @@ def steps(ranks: int, rank: int) -> tuple[World, dict[str, float]]:
 def checkpoints(world: World, network: torch.nn.Module, strategy: str) -> dict[str, float]:
     """Saving and loading this rank's part of a checkpoint; the other ranks' files are links to one file."""
     weights, momentum = network.state_dict(), {f"m/{name}": torch.zeros_like(p) for name, p in network.named_parameters()}
-    own = {f"norm/{name}": tensor for name, tensor in model.RunningStatistics(network).tensors().items()}
+    own = {f"norm/{name}": tensor for name, tensor in factory.RunningStatistics(network).tensors().items()}
     if strategy != "ddp":
         own |= {f"strategy/{name}": tensor for name, tensor in momentum.items()}
     if strategy == "localsgd":
@@ -197,7 +199,7 @@ def main(sizes: list[str]) -> None:
             for name, value in found.items():
                 row = name if "as rank" in name else f"{name}, rank {rank}"
                 rows.setdefault(row, []).append(f"{value:.3f}" if "/step" in name else f"{value:.0f}")
-    print(markdown.table([["ranks", *sizes], *([name, *cells] for name, cells in rows.items())]))
+    print(tables.table([["ranks", *sizes], *([name, *cells] for name, cells in rows.items())]))
     print("\n".join(f"above {MOST} times, without a known reason: {line}" for line in high))
 
 

@@ -14,13 +14,13 @@ import threading
 import time
 from pathlib import Path
 
-from worldsize.batch import BatchPlan
 from worldsize.data import shards
-from worldsize.data.blocks import BlockShuffle
-from worldsize.data.crops import RandomResizedCrop
-from worldsize.data.loader import Loader
+from worldsize.data.images.crops import RandomResizedCrop
+from worldsize.data.loading.loader import Loader
+from worldsize.data.sampling.block_shuffle import BlockShuffle
 from worldsize.data.shards.store import Local, Store
-from worldsize.place import cores
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.rank import cores
 
 BATCH, BLOCK, POOL, READERS = 64, 16, 256, 16
 MB_S = 500.0

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from worldsize import cli
-from worldsize.data.prepare import Preparation
+from worldsize.data.loading.prepare import Preparation
 from worldsize.data.samples import EncodedSamples
 from worldsize.track import jsonl
 

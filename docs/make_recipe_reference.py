@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from worldsize import catalog
-from worldsize.recipe import Recipe, Settings
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe, Settings
 
 HEAD = """# Recipe reference
 
@@ -64,8 +64,8 @@ def guide(text: str) -> str:
     """The guide ``text`` with a new table of the shipped recipes between its two marks."""
     before, rest = text.split(BEGIN)
     rows = ["| recipe | epochs | claimed | reproduced here | about |", "| --- | ---: | ---: | --- | --- |"]
-    for name in catalog.names():
-        recipe = catalog.load(name)
+    for name in recipe_files.names():
+        recipe = recipe_files.load(name)
         claim = "" if recipe.claimed_top1 is None else f"{recipe.claimed_top1:.2f} %"
         rows.append(f"| `{name}` | {recipe.epochs} | {claim} | {recipe.reproduced} | {recipe.about.strip()} |")
     return "\n".join([before + BEGIN, *rows, END + rest.split(END)[1]])

@@ -27,22 +27,24 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import worldsize
-from worldsize import assemble, batch, evaluate, model
-from worldsize.compute import Compute
-from worldsize.data.feed import Feed
-from worldsize.data.loader import Batch
-from worldsize.data.mixing import WIDTH
-from worldsize.margins import Margins
-from worldsize.meter import Meter
-from worldsize.parallel import hooks
-from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.progress import Progress
-from worldsize.recipe import Recipe
-from worldsize.saver import Saver
-from worldsize.step import StepRunner
-from worldsize.worker import unflatten
-from worldsize.world import World
+from worldsize.config.recipe import Recipe
+from worldsize.data.augmentation.mixing import WIDTH
+from worldsize.data.loading.device_feed import Feed
+from worldsize.data.loading.loader import Batch
+from worldsize.distributed import batch_plan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
+from worldsize.models import factory
+from worldsize.parallel.ddp import compression
+from worldsize.training import build, evaluation
+from worldsize.training.asynchronous.worker import unflatten
+from worldsize.training.gradients import Compute
+from worldsize.training.margins import Margins
+from worldsize.training.precision import Precision
+from worldsize.training.progress import Progress
+from worldsize.training.saver import Saver
+from worldsize.training.step import StepRunner
+from worldsize.training.step_metrics import Meter
 
 GPU = torch.device("cuda", 0)
 SOURCES = Path(worldsize.__file__).parent
@@ -251,7 +253,7 @@ def replace_what_needs_a_device(gpus: int) -> None:
     torch.cuda.current_stream = lambda device=None: Stream()
     torch.cuda.stream = lambda stream: nullcontext()
     torch.nn.parallel.DistributedDataParallel = Ddp
-    hooks.torch.futures.Future = Done
+    compression.torch.futures.Future = Done
     all_reduce = dist.all_reduce
 
     def asynchronous(tensor: torch.Tensor, async_op: bool = False, **options: Any) -> Done | None:
@@ -300,11 +302,11 @@ class Case:
 
     def __init__(self, network: nn.Module, recipe: Recipe) -> None:
         size = 1 if recipe.parallel.strategy == "auto" else RANKS
-        plan = batch.plan(recipe, size)
+        plan = batch_plan.plan(recipe, size)
         self.world = World(Place("none", 0, size, 0, size), GPU, None if size == 1 else "nccl", 1)
         self.model = on_gpu(network)
         number_format = Precision(recipe.precision, GPU)
-        state = assemble.build_state(recipe, self.model, plan, self.world, number_format, 10)
+        state = build.build_state(recipe, self.model, plan, self.world, number_format, 10)
         self.state = replace(state, margins=Margins(100))
         self.optimizer = self.state.optimizer
         assert self.state.scaler.is_enabled() == (recipe.precision == "fp16" and torch.cuda.is_available())
@@ -338,7 +340,7 @@ class Case:
 
     def evaluate(self) -> None:
         objective = self.state.objective
-        evaluate.evaluate(self.model, Samples(), objective.normalise, objective.precision, self.world, FORWARD_BATCH)
+        evaluation.evaluate(self.model, Samples(), objective.normalise, objective.precision, self.world, FORWARD_BATCH)
 
     def snapshot(self) -> None:
         self.saved = self.saver.snapshot(Progress(step=1))
@@ -434,10 +436,10 @@ def recipes() -> dict[str, Recipe]:
         for precision in ("bf16", "fp16"):
             values = {"precision": precision, "global_batch": 32, "micro_batch": 4, "parallel": {"strategy": strategy}}
             found[f"{precision} {strategy}"] = Recipe.model_validate(small | values)
-    for compression in ("fp16", "powersgd"):
-        parallel = {"strategy": "ddp", "compression": compression, "powersgd_start": 2}
+    for kind in ("fp16", "powersgd"):
+        parallel = {"strategy": "ddp", "compression": kind, "powersgd_start": 2}
         values = {"precision": "bf16", "global_batch": 32, "micro_batch": 4, "parallel": parallel}
-        found[f"ddp {compression}"] = Recipe.model_validate(small | values)
+        found[f"ddp {kind}"] = Recipe.model_validate(small | values)
     return found
 
 
@@ -445,10 +447,10 @@ def main() -> None:
     torch.set_num_threads(1)
     complete = "LD_PRELOAD" in os.environ
     networks = {
-        name: model.build(recipe, 10, torch.device("cpu"), Precision(recipe.precision, GPU).weights)
+        name: factory.build(recipe, 10, torch.device("cpu"), Precision(recipe.precision, GPU).weights)
         for name, recipe in recipes().items()
     }
-    evaluate._reduce = lambda sums, *rest: sums
+    evaluation._reduce = lambda sums, *rest: sums
     found: dict[str, Any] = {}
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
     with FakeTensorMode(), torch.autograd.set_multithreading_enabled(False):

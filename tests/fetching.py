@@ -9,14 +9,14 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from worldsize.data import fetch
-from worldsize.data.fetching.state import FOLDER
+from worldsize.data.fetch import command
+from worldsize.data.fetch.state import FOLDER
 
 # Runs `worldsize data fetch` in a separate process.
 COMMAND = """
 import sys
 import tyro
-from worldsize.data import fetch
+from worldsize.data.fetch import command
 from worldsize.errors import WorldsizeError
 try:
     sys.exit(fetch.run(tyro.cli(fetch.Fetch, args=sys.argv[1:])))
@@ -47,7 +47,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def fetched(source: Path | str, to: Path, dataset="folder", **options) -> int:
-    return fetch.run(fetch.Fetch(dataset, to, str(source), **options))
+    return command.run(command.Fetch(dataset, to, str(source), **options))
 
 
 def start(source: Path | str, to: Path, *options: str) -> subprocess.Popen:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from worldsize.data import native
-from worldsize.data.decode import decode
+from worldsize.data.images import native
+from worldsize.data.images.pillow import decode
 
 # Pillow's encoder fails if its buffer is too small, which its estimate for noise can be.
 ImageFile.MAXBLOCK = 1 << 22

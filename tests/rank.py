@@ -11,8 +11,6 @@ from multiprocessing.connection import Connection
 import torch.distributed as dist
 
 import sabotage
-import worldsize.assemble
-import worldsize.eval_checkpoint  # noqa: F401 - imported before processes are forked
 from worldsize import cli
 
 

@@ -15,12 +15,12 @@ import torch
 import torchvision
 from torch import nn
 
-from worldsize.data.crops import PadCrop
-from worldsize.data.digits import open_dataset
-from worldsize.data.order import permute
-from worldsize.data.rng import Use, seed_of, uniforms
+from worldsize.config.recipe import Data
+from worldsize.data.datasets.digits import open_dataset
+from worldsize.data.images.crops import PadCrop
 from worldsize.data.samples import Dataset
-from worldsize.recipe import Data
+from worldsize.data.sampling.order import permute
+from worldsize.data.sampling.random_numbers import Use, seed_of, uniforms
 
 # Covers warmup, accumulation, random crops and flips; mobilenet has dropout in addition to BatchNorm. The small learning
 # rate keeps the models from amplifying rounding: at four times this rate, float64 differs by 1e-9 after 20 steps.

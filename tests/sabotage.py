@@ -17,9 +17,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from worldsize import asynchronous, cli, model, signals, state, step, tree, worker, writer
-from worldsize.data import loader
-from worldsize.parallel import base, bitwise, ddp, hooks
+from worldsize import cli
+from worldsize.checkpoint import writer
+from worldsize.data.loading import loader
+from worldsize.distributed import stop_signals, tree_sum
+from worldsize.models import factory
+from worldsize.parallel import base
+from worldsize.parallel.bitwise import strategy as bitwise
+from worldsize.parallel.ddp import compression
+from worldsize.parallel.ddp import strategy as ddp
+from worldsize.training import state, step
+from worldsize.training.asynchronous import trainer, worker
 
 
 def no_synchronization() -> None:
@@ -29,19 +37,19 @@ def no_synchronization() -> None:
 
 def last_statistics() -> None:
     """BatchNorm's running statistics of the last micro-batch of each rank instead of all of them."""
-    take = model.RunningStatistics.take
+    take = factory.RunningStatistics.take
 
     def last(self):
         take(self)
         self.collect(0)
         return take(self)
 
-    model.RunningStatistics.take = last
+    factory.RunningStatistics.take = last
 
 
 def own_statistics() -> None:
     """Rank 0's running statistics instead of the mean over ranks."""
-    model.average = lambda tensors, world: None
+    factory.average = lambda tensors, world: None
 
 
 def order_by_rank() -> None:
@@ -61,7 +69,7 @@ def from_left_to_right() -> None:
     def push(self, value, index, level=0):
         self._nodes = [(level, index, self._add(self._nodes[0][2], value) if self._nodes else value)]
 
-    tree.TreeSum.push = push
+    tree_sum.TreeSum.push = push
 
 
 def mean_before_sum() -> None:
@@ -90,7 +98,7 @@ def separate_disks() -> None:
 
 def full_rank() -> None:
     """Use PowerSGD even if the two factors are larger than the matrix."""
-    hooks.PowerSGD.min_compression = 0.0
+    compression.PowerSGD.min_compression = 0.0
 
 
 def full_gpu_of_rank_1() -> None:
@@ -137,19 +145,19 @@ def counting() -> None:
 
 def recording_steps() -> None:
     """Write to applied.txt, one line per update, the step whose gradient the parameter server applied."""
-    apply = asynchronous.AsyncTrainer._apply
+    apply = trainer.AsyncTrainer._apply
 
     def recorded(self, worker, report, age):
         apply(self, worker, report, age)
         with Path("applied.txt").open("a") as file:
             print(report.step, file=file)
 
-    asynchronous.AsyncTrainer._apply = recorded
+    trainer.AsyncTrainer._apply = recorded
 
 
 def one_slow_worker() -> None:
     """From update 40 on, a step of rank 2 takes as long as 12 updates of the others; also `recording_steps`."""
-    work, evaluate = worker.Worker.work, asynchronous.AsyncTrainer._evaluate
+    work, evaluate = worker.Worker.work, trainer.AsyncTrainer._evaluate
 
     def slowly(self, grant):
         begin = time.perf_counter()
@@ -165,7 +173,7 @@ def one_slow_worker() -> None:
         time.sleep(0.3)  # others update the weights meanwhile
         return evaluate(self, past, snapshot)
 
-    worker.Worker.work, asynchronous.AsyncTrainer._evaluate = slowly, slowly_evaluate
+    worker.Worker.work, trainer.AsyncTrainer._evaluate = slowly, slowly_evaluate
     recording_steps()
 
 
@@ -181,31 +189,31 @@ def _wait_for_updates(more: int) -> None:
 
 def stopping() -> None:
     """Simulate a signal after update 2, and after the last update of the first epoch."""
-    apply = asynchronous.AsyncTrainer._apply
+    apply = trainer.AsyncTrainer._apply
 
     def stopped(self, worker, report, age):
         apply(self, worker, report, age)
         if self.progress.step in (2, self.steps_per_epoch):
             self.stop._handle(signal.SIGTERM)
 
-    asynchronous.AsyncTrainer._apply = stopped
+    trainer.AsyncTrainer._apply = stopped
 
 
 def failing_update() -> None:
     """The parameter server fails when it applies a gradient of worker 1."""
-    apply = asynchronous.AsyncTrainer._apply
+    apply = trainer.AsyncTrainer._apply
 
     def failed(self, worker, report, age):
         if worker == 1:
             raise RuntimeError("an update failed")
         apply(self, worker, report, age)
 
-    asynchronous.AsyncTrainer._apply = failed
+    trainer.AsyncTrainer._apply = failed
 
 
 def long_last_update() -> None:
     """The last update is worker 1's and takes long, and rank 0 checks during it whether the run is finished."""
-    apply, housekeeping, work = asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._housekeeping, worker.Worker.work
+    apply, housekeeping, work = trainer.AsyncTrainer._apply, trainer.AsyncTrainer._housekeeping, worker.Worker.work
 
     def slowly(self, worker, report, age):
         if self.progress.step == self.total_steps - 1:
@@ -223,7 +231,7 @@ def long_last_update() -> None:
         time.sleep(0.3 * int(os.environ["RANK"]))
         return report
 
-    asynchronous.AsyncTrainer._apply, asynchronous.AsyncTrainer._housekeeping = slowly, waiting
+    trainer.AsyncTrainer._apply, trainer.AsyncTrainer._housekeeping = slowly, waiting
     worker.Worker.work = late
 
 
@@ -231,7 +239,7 @@ def endless_step() -> None:
     """A step is one call into C that never returns, as a long backward pass; the file in-step says that it has begun."""
 
     def run(*_, **__):
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)  # they would end the call; other threads get them
+        signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals.SIGNALS)  # they would end the call; other threads get them
         Path("in-step").touch()
         ctypes.CDLL(None).sleep(3600)
 
@@ -240,7 +248,7 @@ def endless_step() -> None:
 
 def long_echo() -> None:
     """However slow the machine is, a signal from the launcher is the echo of one that the process has got already."""
-    signals._ECHO_S = 3600.0
+    stop_signals._ECHO_S = 3600.0
 
 
 if __name__ == "__main__":

@@ -10,15 +10,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from worldsize import assemble, batch, model, parallel
-from worldsize.compute import Compute
-from worldsize.data.feed import Feed
-from worldsize.data.loader import Batch
-from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.recipe import Recipe
-from worldsize.step import StepRunner
-from worldsize.world import World
+from worldsize import parallel
+from worldsize.config.recipe import Recipe
+from worldsize.data.loading.device_feed import Feed
+from worldsize.data.loading.loader import Batch
+from worldsize.distributed import batch_plan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
+from worldsize.models import factory
+from worldsize.training import build
+from worldsize.training.gradients import Compute
+from worldsize.training.precision import Precision
+from worldsize.training.step import StepRunner
 
 STEPS, SIZE, CLASSES = 3, 32, 10
 
@@ -50,10 +53,10 @@ def _rank(rank: int, ranks: int, device_name: str, backend: str | None, folder: 
     recipe = Recipe.model_validate(values)
     torch.use_deterministic_algorithms(True)
     parallel._check_processes = lambda strategy, world_size: None  # a run of one process would need no ddp
-    plan = batch.plan(recipe, ranks)
+    plan = batch_plan.plan(recipe, ranks)
     world = World(Place("torchrun", rank, ranks, rank, ranks, ("127.0.0.1", 1)), device, backend, 1, control)
-    network = model.build(recipe, CLASSES, device, torch.float64).train()
-    state = assemble.build_state(recipe, network, plan, world, Precision("fp64", device), 10)
+    network = factory.build(recipe, CLASSES, device, torch.float64).train()
+    state = build.build_state(recipe, network, plan, world, Precision("fp64", device), 10)
     runner = StepRunner(Compute(recipe, plan, rank, device, state))
     feed = Feed(_batches(plan, rank), device)
     for step in range(STEPS):
@@ -65,7 +68,7 @@ def _rank(rank: int, ranks: int, device_name: str, backend: str | None, folder: 
         dist.destroy_process_group()
 
 
-def _batches(plan: batch.BatchPlan, rank: int) -> Iterator[Batch]:
+def _batches(plan: batch_plan.BatchPlan, rank: int) -> Iterator[Batch]:
     """This rank's part of the same samples at every number of ranks."""
     for step in range(STEPS):
         dice = torch.Generator().manual_seed(step)

@@ -13,11 +13,11 @@ import pytest
 
 from processes import free_port, identical, losses, start, weights, worldsize
 from waiting import until
-from worldsize import run
+from worldsize.distributed.rank import LOCAL_LAUNCH
 from worldsize.errors import PERMANENT, NoProgress, UserError
 from worldsize.launch import agent
 from worldsize.launch.local import Outcome
-from worldsize.place import LOCAL_LAUNCH
+from worldsize.runs import run_folder
 
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "432", "--data.classes", "10"),
@@ -138,14 +138,14 @@ def test_a_run_that_gets_no_further_is_given_up(tmp_path):
 
 
 def test_progress_resets_the_count_of_starts(tmp_path):
-    folder = run.RunFolder(tmp_path)
+    folder = run_folder.RunFolder(tmp_path)
     for step in (0, 0, 9, 9, 18):
-        run.count_start(folder, step, retries=1)
-    run.count_start(folder, 18, retries=1)
+        run_folder.count_start(folder, step, retries=1)
+    run_folder.count_start(folder, 18, retries=1)
     with pytest.raises(NoProgress, match="2 times from step 18"):
-        run.count_start(folder, 18, retries=1)
+        run_folder.count_start(folder, 18, retries=1)
     folder.starts.write_text("{")
-    run.count_start(folder, 18, retries=1)
+    run_folder.count_start(folder, 18, retries=1)
 
 
 # The agent's own timeout is half an hour.

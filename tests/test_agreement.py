@@ -12,10 +12,10 @@ from PIL import Image, PngImagePlugin
 
 from packing import encode, noise
 from trees import opened, put, two_classes
-from worldsize.data import native
-from worldsize.data.crops import CenterCrop, CornerCrop, PadCrop, RandomResizedCrop
-from worldsize.data.decode import LONGEST, BrokenImage, decode
-from worldsize.data.prepare import Preparation
+from worldsize.data.images import native
+from worldsize.data.images.crops import CenterCrop, CornerCrop, PadCrop, RandomResizedCrop
+from worldsize.data.images.pillow import LONGEST, BrokenImage, decode
+from worldsize.data.loading.prepare import Preparation
 from worldsize.data.shards.format import Encoding
 from worldsize.data.shards.images import How, examine, store
 from worldsize.data.survey import info

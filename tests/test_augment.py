@@ -13,14 +13,15 @@ from torchvision.transforms import InterpolationMode, autoaugment
 from torchvision.transforms import RandomErasing as TorchvisionErasing
 from torchvision.transforms import functional as F
 
-from worldsize.data import augment, native, operations
-from worldsize.data.operations import Op
-from worldsize.data.policies import build
-from worldsize.data.policies.base import Chain
-from worldsize.data.policies.simple import ColorJitter, Cutout, Lighting, RandomErasing
-from worldsize.data.policies.timm import TimmRandAugment
-from worldsize.data.policies.torchvision import AutoAugment, RandAugment, TrivialAugmentWide
-from worldsize.recipe import Augment
+from worldsize.config.recipe import Augment
+from worldsize.data.augmentation import apply, operations
+from worldsize.data.augmentation.operations import Op
+from worldsize.data.augmentation.policies import build
+from worldsize.data.augmentation.policies.base import Chain
+from worldsize.data.augmentation.policies.simple import ColorJitter, Cutout, Lighting, RandomErasing
+from worldsize.data.augmentation.policies.timm import TimmRandAugment
+from worldsize.data.augmentation.policies.torchvision import AutoAugment, RandAugment, TrivialAugmentWide
+from worldsize.data.images import native
 
 needs_native = pytest.mark.skipif(native.load() is None, reason="the native library was not built")
 FILL = (124, 116, 104)
@@ -48,7 +49,7 @@ def image(kind: str, size: int) -> np.ndarray:
             return np.where(noise > 128, 200, 30).astype(np.uint8)
 
 
-def applied(pixels: np.ndarray, rows: list[operations.Row], fill=FILL, way=augment.apply) -> np.ndarray:
+def applied(pixels: np.ndarray, rows: list[operations.Row], fill=FILL, way=apply.apply) -> np.ndarray:
     out = pixels[None].copy()
     way(out, np.array([rows]), fill)
     return out[0]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score
 
-from worldsize.average_precision import average_precision, mean_average_precision, micro_f1
+from worldsize.training.average_precision import average_precision, mean_average_precision, micro_f1
 
 
 @st.composite

@@ -14,13 +14,14 @@ from torch import nn
 from torch.optim import swa_utils
 
 from processes import average_of, identical, records
-from worldsize import averaging, parallel
-from worldsize.averaging import Averaging
+from worldsize import parallel
+from worldsize.config.recipe import Average, Recipe
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
 from worldsize.errors import UserError
-from worldsize.model import RunningStatistics
-from worldsize.place import Place
-from worldsize.recipe import Average, Recipe
-from worldsize.world import World
+from worldsize.models.factory import RunningStatistics
+from worldsize.optim import averaging
+from worldsize.optim.averaging import Averaging
 
 CPU = torch.device("cpu")
 ALONE = World(Place("none", 0, 1, 0, 1), CPU, None, 1)

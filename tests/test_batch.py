@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize.batch import BatchPlan, evaluation_share, plan, shard, world_sizes
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.batch_plan import BatchPlan, evaluation_share, plan, shard, world_sizes
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
 
 SMALL = st.integers(1, 12)
 

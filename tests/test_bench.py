@@ -13,17 +13,18 @@ import pytest
 
 import trees
 from processes import worldsize
-from worldsize import parallel, recipe
-from worldsize.arguments import BenchLoader
-from worldsize.bench import loader, peers
+from worldsize import parallel
+from worldsize.bench import loader, other_loaders
 from worldsize.bench.strategies import Measured, table, variants
-from worldsize.parallel import STRATEGIES, usable
+from worldsize.config import recipe
+from worldsize.config.command_line import BenchLoader
+from worldsize.parallel import STRATEGIES, availability
 from worldsize.parallel.base import Way
 
 
 def test_every_strategy_is_known_everywhere():
     names = set(typing.get_args(recipe.StrategyName)) - {"auto"}
-    assert set(STRATEGIES) == names == {way.strategy for way in usable.ways()}
+    assert set(STRATEGIES) == names == {way.strategy for way in availability.ways()}
     assert [parallel.load(name).name for name in STRATEGIES] == list(STRATEGIES)
     special = {setting for name in STRATEGIES for setting in parallel.load(name).settings}
     assert special | {"strategy", "timeout_s"} == set(recipe.Parallel.model_fields)
@@ -158,7 +159,7 @@ def test_every_image_that_webdataset_decodes_is_counted(tmp_path):
     samples = loader._samples(tmp_path / "shards", BenchLoader((tmp_path / "shards",), batch=8))
     assert len(samples) % 9 != 0
     small = loader.recipe_of(BenchLoader((tmp_path / "shards",), size=16))
-    assert sum(peers.webdataset(samples, small, 9, 1).batches()) == len(samples)
+    assert sum(other_loaders.webdataset(samples, small, 9, 1).batches()) == len(samples)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import pytest
 
 from processes import worldsize
-from worldsize import catalog
 from worldsize.bench.scaling import command, jobs, measured, table
 from worldsize.bench.scaling.cases import Case, cases, in_rounds, recipe_of
 from worldsize.bench.scaling.jobs import settings_of
 from worldsize.bench.scaling.measured import PARTS, Measured
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
-from worldsize.schedule import peak_lr
+from worldsize.optim.schedules import peak_lr
 
 TINY = (
     *("digits", "--synthetic", "--model.name", "resnet18", "--global-batch", "8", "--micro-batch", "4"),
@@ -39,7 +39,7 @@ def test_cases_are_all_combinations_in_order_of_their_size():
 
 
 def test_weak_scaling_keeps_the_images_per_process_and_strong_scaling_the_global_batch():
-    base = catalog.load("digits").model_copy(update={"global_batch": 48, "micro_batch": 12})
+    base = recipe_files.load("digits").model_copy(update={"global_batch": 48, "micro_batch": 12})
     one, two = (recipe_of(Case("ddp", "weak", 1, procs), base, 1, 10, False) for procs in (1, 2))
     assert (one.global_batch, two.global_batch) == (48, 96)
     assert peak_lr(two.optimizer, 96) == pytest.approx(2 * peak_lr(one.optimizer, 48))

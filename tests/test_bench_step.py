@@ -12,9 +12,9 @@ import torch
 
 from processes import HERE, environment, worldsize
 from waiting import until
-from worldsize.arguments import BenchStep
 from worldsize.bench import step
 from worldsize.bench.step import Form, Measured
+from worldsize.config.command_line import BenchStep
 from worldsize.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

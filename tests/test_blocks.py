@@ -16,18 +16,18 @@ from scipy import stats
 from packing import encode, noise, odd_folder, packed
 from processes import distance, weights
 from trees import put
-from worldsize import loaders
-from worldsize.batch import BatchPlan
-from worldsize.data.blocks import BlockShuffle
-from worldsize.data.crops import RandomResizedCrop
-from worldsize.data.loader import Loader
+from worldsize.config.recipe import Data, Recipe
+from worldsize.data.images.crops import RandomResizedCrop
+from worldsize.data.loading import build
+from worldsize.data.loading.loader import Loader
 from worldsize.data.samples import ArraySamples
+from worldsize.data.sampling.block_shuffle import BlockShuffle
 from worldsize.data.shards import open_dataset
 from worldsize.data.shards.ahead import Ahead, Pieces
 from worldsize.data.shards.store import Local, Store
-from worldsize.place import Place
-from worldsize.recipe import Data, Recipe
-from worldsize.world import World
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
 
 ALONE = World(Place("none", 0, 1, 0, 1), torch.device("cpu"), None, 1)
 SEEDS, EPOCHS = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
@@ -186,7 +186,7 @@ def digits(tmp_path):
 def test_a_recipe_decides_whether_blocks_are_read(folder, caplog):
     def loader(samples, **settings):
         recipe = Recipe(global_batch=4, micro_batch=2, data=Data(train_crop_size=16, **settings))
-        return loaders.train_loader(recipe, samples, BatchPlan(4, 2, 1), ALONE)
+        return build.train_loader(recipe, samples, BatchPlan(4, 2, 1), ALONE)
 
     for shuffle, blocks_read in (("full", False), ("block", True)):
         store = Counting(folder)
@@ -283,7 +283,7 @@ def test_evaluation_reads_each_block_once(folder):
     store = Counting(folder)
     recipe = Recipe(data=Data(val_crop_size=16, val_resize_size=16, shuffle="block", block=3, pool=3))
     val = open_dataset(store).val
-    loader = loaders.val_loader(recipe, val, ALONE)
+    loader = build.val_loader(recipe, val, ALONE)
     store.reads.clear()
     assert sum(len(batch.labels) for batch in loader.evaluation(0, 1, 4)) == len(val) == 2
     loader.close()

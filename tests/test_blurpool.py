@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from worldsize import model
-from worldsize.blurpool import BlurConv2d
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
+from worldsize.models import factory
+from worldsize.models.blurpool import BlurConv2d
 
 CPU = torch.device("cpu")
 
 
 def network(**settings) -> torch.nn.Module:
-    return model.build(Recipe.model_validate({"model": {"name": "resnet18", **settings}}), 5, CPU, torch.float64)
+    return factory.build(Recipe.model_validate({"model": {"name": "resnet18", **settings}}), 5, CPU, torch.float64)
 
 
 def test_the_weights_and_their_names_stay_the_same():

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from worldsize import checkpoint, retention, writer
+from worldsize import checkpoint
+from worldsize.checkpoint import retention, writer
+from worldsize.config.recipe import Checkpoint
 from worldsize.errors import CheckpointError
-from worldsize.recipe import Checkpoint
 
 
 def snapshot(step: int, top1: float | None = None) -> checkpoint.Snapshot:

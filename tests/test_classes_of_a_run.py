@@ -10,7 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from processes import losses, newest
-from worldsize import cli, continuity
+from worldsize import cli
+from worldsize.training import resume
 
 RECIPE = """\
 epochs: 3
@@ -69,4 +70,4 @@ def test_other_classes_are_refused_also_with_allow_changes(images, fails, tmp_pa
     ],
 )
 def test_the_message_names_the_difference(old, new, expected):
-    assert continuity._class_changes(old, new) == expected
+    assert resume._class_changes(old, new) == expected

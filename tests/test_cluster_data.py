@@ -13,7 +13,7 @@ from waiting import until
 from worldsize import __version__
 from worldsize.cluster.jobs import fetch
 from worldsize.cluster.manifests.pod import QUEUE_LABEL
-from worldsize.data import fetch as data_fetch
+from worldsize.data.fetch import command as data_fetch
 from worldsize.errors import UserError
 
 FAKE_CLUSTER = KeepingCluster

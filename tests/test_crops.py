@@ -15,7 +15,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import RandomResizedCrop as Reference
 from torchvision.transforms import functional as F
 
-from worldsize.data.crops import (
+from worldsize.config.recipe import Data
+from worldsize.data.images.crops import (
     CenterCrop,
     CornerCrop,
     PadCrop,
@@ -29,9 +30,8 @@ from worldsize.data.crops import (
     random_boxes,
     training_crop,
 )
-from worldsize.data.decode import LONGEST, BrokenImage
-from worldsize.data.rng import Use, uniforms
-from worldsize.recipe import Data
+from worldsize.data.images.pillow import LONGEST, BrokenImage
+from worldsize.data.sampling.random_numbers import Use, uniforms
 
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 SIDE = st.integers(1, 600)

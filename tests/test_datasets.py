@@ -14,8 +14,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from trees import Trap, image_bytes, opened, put, refusal, relative_names, settle, tree, two_classes
-from worldsize.data import digits, index
-from worldsize.recipe import Data
+from worldsize.config.recipe import Data
+from worldsize.data.datasets import digits, file_index
 
 
 @pytest.fixture
@@ -340,11 +340,11 @@ def test_an_index_costs_at_most_150_bytes_a_sample(tmp_path, monkeypatch):
     names = {f"n{c:08}": [b"n%08d_%d.JPEG" % (c, 10_000 + i) for i in range(each)] for c in range(classes)}
     for name in names:
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(index, "_images", lambda folder, *_: names[folder.name])
+    monkeypatch.setattr(file_index, "_images", lambda folder, *_: names[folder.name])
     for _ in ("listed", "cached"):
         gc.collect()
         tracemalloc.start()
-        samples = index.list_classes(tmp_path, names, tmp_path / "cache")
+        samples = file_index.list_classes(tmp_path, names, tmp_path / "cache")
         gc.collect()
         kept, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from worldsize.data.decode import BrokenImage, decode, looks_like_image
+from worldsize.data.images.pillow import BrokenImage, decode, looks_like_image
 
 FORMATS = ["JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM"]
 LOSSLESS = [("PNG", {}), ("WEBP", {"lossless": True}), ("BMP", {}), ("TIFF", {}), ("PPM", {})]
@@ -240,7 +240,7 @@ def test_decoding_prints_no_warnings():
         encode(image, "PNG", transparency=bytes([0, 128, 255])),
         encode(colorful(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff" + bytes(30)),
     ):
-        program = "import sys; from worldsize.data.decode import decode; decode(sys.stdin.buffer.read())"
+        program = "import sys; from worldsize.data.images.pillow import decode; decode(sys.stdin.buffer.read())"
         done = subprocess.run([sys.executable, "-W", "default", "-c", program], input=data, capture_output=True, check=True)
         assert done.stderr == b""
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from worldsize.data.decode import BrokenImage, decode, to_rgb
+from worldsize.data.images.pillow import BrokenImage, decode, to_rgb
 
 RAMP = np.linspace(0, 1, 64)[None].repeat(32, 0)  # (32, 64), 0 to 1 from left to right
 UNSIGNED, SIGNED, FLOAT = 1, 2, 3

@@ -19,16 +19,16 @@ from torchvision.models import VisionTransformer, resnet18
 from processes import worldsize
 from test_predict import CLASSES, SETTINGS, data, picture, run  # noqa: F401 (fixtures)
 from test_report import browse, figures, marks
-from worldsize import eval_checkpoint
-from worldsize.arguments import Evaluate
 from worldsize.cli import main
-from worldsize.data import test_sets
+from worldsize.config.command_line import Evaluate
+from worldsize.config.recipe import Data, Recipe
+from worldsize.data.datasets import test_sets
 from worldsize.data.samples import ArraySamples, FileSamples
 from worldsize.errors import UserError
-from worldsize.recipe import Data, Recipe
-from worldsize.use.details import calibration, comparison, gradcam, measures, summary, write
-from worldsize.use.details import command as details_command
-from worldsize.use.details.collected import Answers
+from worldsize.inference import evaluate_checkpoint
+from worldsize.inference.details import calibration, comparison, gradcam, measures, summary, write
+from worldsize.inference.details import command as details_command
+from worldsize.inference.details.collected import Answers
 
 
 def answers(seed: int, n: int = 300, classes: int = 7) -> tuple[np.ndarray, np.ndarray]:
@@ -214,7 +214,7 @@ def test_what_cannot_be_compared_is_one_message(run, tmp_path, monkeypatch, caps
                 for i in range(4):
                     picture(i).save(tmp_path / "images" / split / name / f"{i}.jpg")
         assert main(["train", "digits", *SETTINGS, "--data.root", "images", "--out", ".", "--name", "other"]) == 0
-    monkeypatch.setattr(eval_checkpoint, "_evaluate", None)  # the first network need not be evaluated for this
+    monkeypatch.setattr(evaluate_checkpoint, "_evaluate", None)  # the first network need not be evaluated for this
     places = {"RUN": str(run), "OTHER": "other"}
     assert main(["eval", str(run), *(places.get(word, word) for word in words)]) == 64
     assert message in capsys.readouterr().err

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from processes import HERE, environment, free_port
-from worldsize import cli, device_errors, memory, precision, world
-from worldsize.batch import BatchPlan
-from worldsize.compute import Compute
-from worldsize.data.pixels import Normalise
+from worldsize import cli
+from worldsize.config.recipe import Recipe
+from worldsize.data.images.normalize import Normalise
+from worldsize.distributed import device_errors, world
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.rank import Place
 from worldsize.errors import NcclFailed, Unmet, UserError
-from worldsize.objective import Objective
-from worldsize.place import Place
-from worldsize.recipe import Recipe
+from worldsize.training import out_of_memory, precision
+from worldsize.training.gradients import Compute
+from worldsize.training.objective import Objective
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -63,7 +65,7 @@ def test_the_message_of_a_full_gpu_names_a_batch_that_fits(most, plan, advice):
     compute = Compute(recipe, plan, 0, CPU, SimpleNamespace(model=small, objective=objective))
     with pytest.raises(torch.OutOfMemoryError) as failed:
         small(torch.zeros(256, 3, 8, 8))
-    explained = device_errors.explain(failed.value, 0, lambda: memory.remedy(compute))
+    explained = device_errors.explain(failed.value, 0, lambda: out_of_memory.remedy(compute))
     assert isinstance(explained, UserError)
     assert str(explained).startswith(f"out of GPU memory: {advice}") and "Tried to allocate" not in str(explained)
     assert small.weight.grad is None
@@ -79,11 +81,11 @@ def full(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("place", "advice"),
     [
-        ("worldsize.model.build", "the GPU is full before training begins: stop what else uses it"),
-        ("worldsize.supervision.build", "the GPU is full before training begins"),
-        ("worldsize.assemble.build_state", "the GPU is full before training begins"),
-        ("worldsize.train.evaluate", "an evaluation of 8 images at a time is too large: lower --micro-batch or"),
-        ("worldsize.saver.Saver.snapshot", "saving needs room for a copy of the weights"),
+        ("worldsize.models.factory.build", "the GPU is full before training begins: stop what else uses it"),
+        ("worldsize.training.supervision.build", "the GPU is full before training begins"),
+        ("worldsize.training.build.build_state", "the GPU is full before training begins"),
+        ("worldsize.training.trainer.evaluate", "an evaluation of 8 images at a time is too large: lower --micro-batch or"),
+        ("worldsize.training.saver.Saver.snapshot", "saving needs room for a copy of the weights"),
     ],
 )
 def test_a_full_gpu_ends_each_phase_with_a_remedy_of_its_own(fails_in, place, advice):
@@ -93,7 +95,7 @@ def test_a_full_gpu_ends_each_phase_with_a_remedy_of_its_own(fails_in, place, ad
 
 def test_a_full_gpu_ends_worldsize_eval_with_a_remedy(fails_in, tmp_path):
     assert cli.main(["train", "digits", *SMALL, "--name", "a"]) == 0
-    message = fails_in("worldsize.eval_checkpoint.evaluate", "eval", "runs/a", "--micro-batch", "4")
+    message = fails_in("worldsize.inference.evaluate_checkpoint.evaluate", "eval", "runs/a", "--micro-batch", "4")
     assert "an evaluation of 256 images at a time is too large: add a smaller --forward-batch, a multiple of" in message
 
 
@@ -132,7 +134,7 @@ def test_a_failure_of_one_rank_is_printed_there_and_does_not_wait_for_the_others
 @given(failed=st.integers(2, 5000), limit=st.integers(0, 5000), multiple=st.integers(1, 64))
 def test_halving_ends_at_a_batch_that_fits(failed, limit, multiple):
     tried = []
-    found = memory.largest_batch(lambda n: tried.append(n) or n <= limit, failed, multiple)
+    found = out_of_memory.largest_batch(lambda n: tried.append(n) or n <= limit, failed, multiple)
     assert all(n % multiple == 0 and 0 < n < failed for n in tried) and len(tried) < 14
     assert found is None or (found == tried[-1] <= limit)
     if failed // 2 >= multiple and limit >= failed // 2:

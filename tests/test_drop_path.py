@@ -8,16 +8,16 @@ import torch
 from timm.layers import DropPath
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from worldsize import model
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
+from worldsize.models import factory
 
 CPU = torch.device("cpu")
 
 
 def network(name: str, drop: float | None) -> torch.nn.Module:
     settings = {"name": name, "drop_path": drop, "zero_init": False}
-    return model.build(Recipe.model_validate({"model": settings}), 5, CPU, torch.float64)
+    return factory.build(Recipe.model_validate({"model": settings}), 5, CPU, torch.float64)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
@@ -53,8 +53,8 @@ def test_a_dropped_residual_leaves_the_shortcut_and_a_kept_one_is_scaled():
 
 @pytest.mark.parametrize("name", ["resnet18", "convnext_tiny"])
 def test_it_counts_as_random(name):
-    assert model.draws(network(name, 0.1))
-    assert not model.draws(network(name, 0.0))
+    assert factory.draws(network(name, 0.1))
+    assert not factory.draws(network(name, 0.0))
 
 
 def test_a_network_without_residual_blocks_is_refused():

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from worldsize.data.crops import CenterCrop
-from worldsize.data.loader import Loader
-from worldsize.data.pixels import Normalise
+from worldsize.config.recipe import Data
+from worldsize.data.images.crops import CenterCrop
+from worldsize.data.images.normalize import Normalise
+from worldsize.data.loading.loader import Loader
 from worldsize.data.samples import ArraySamples
-from worldsize.evaluate import Result, evaluate
-from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.recipe import Data
-from worldsize.world import World
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
+from worldsize.training.evaluation import Result, evaluate
+from worldsize.training.precision import Precision
 
 SIZE, CPU = 8, torch.device("cpu")
 WORLD = World(Place("none", 0, 1, 0, 1), CPU, None, 1)

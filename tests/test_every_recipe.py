@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from processes import average_of, distance, losses, newest, weights
-from worldsize import catalog
-from worldsize.recipe import Recipe
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
 
 SMALL = {
     "data.name": "synthetic",
@@ -33,8 +33,8 @@ LENGTHS = {"epochs", "schedule.milestones", "data.train_crop_epochs"}
 def kinds() -> list[str]:
     """One recipe of each kind: a kind's recipes differ in nothing but their length."""
     found: dict[str, str] = {}
-    for name in catalog.names():
-        values = catalog.load(name).model_dump()
+    for name in recipe_files.names():
+        values = recipe_files.load(name).model_dump()
         for path in TEXTS | LENGTHS:
             *sections, last = path.split(".")
             (values[sections[0]] if sections else values).pop(last)
@@ -52,7 +52,7 @@ def small(recipe: Recipe) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", kinds())
 def test_two_steps(ranks, name):
-    recipe = catalog.load(name)
+    recipe = recipe_files.load(name)
     alone = () if recipe.parallel.strategy == "auto" else ("--parallel.strategy", "single", "--parallel.local-after", "0")
     ranks(1).run("train", name, *small(recipe), "--max-steps", "2", "--name", f"{name}-1", *alone)
     ranks(2).run("train", name, *small(recipe), "--max-steps", "1", "--name", f"{name}-2")

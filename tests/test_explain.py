@@ -22,12 +22,12 @@ from processes import start, workers, worldsize
 from waiting import until
 from worldsize.attribution import advice, causes, evidence, verdict
 from worldsize.attribution.evidence import Evidence
+from worldsize.attribution.step_time import PARTS, TOTALS, USAGE, Steps, window
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
-from worldsize.run import RunFolder
+from worldsize.runs.run_folder import RunFolder
 from worldsize.track.base import Window
-from worldsize.usage import UsageClock, cpu_statistics
-from worldsize.window import PARTS, TOTALS, USAGE, Steps, window
+from worldsize.training.process_usage import UsageClock, cpu_statistics
 
 MS = st.floats(0, 1000)
 

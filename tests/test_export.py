@@ -34,19 +34,18 @@ import worldsize
 from processes import average_of, environment, free_port, start, weights
 from processes import worldsize as command
 from waiting import until
-from worldsize import catalog, checkpoint
+from worldsize import checkpoint
 from worldsize.cli import main
-from worldsize.data.crops import evaluation_crop
-from worldsize.data.decode import BrokenImage
-from worldsize.data.native import PILLOW_13
-from worldsize.data.pixels import Normalise
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Data, Recipe
+from worldsize.data.images.crops import evaluation_crop
+from worldsize.data.images.native import PILLOW_13
+from worldsize.data.images.normalize import Normalise
+from worldsize.data.images.pillow import BrokenImage
 from worldsize.errors import CheckpointError, DataError, UserError
-from worldsize.model import build
-from worldsize.precision import Precision
-from worldsize.recipe import Data, Recipe
-from worldsize.use import trained
-from worldsize.use.export import command as export_command
-from worldsize.use.export import (
+from worldsize.inference import trained
+from worldsize.inference.export import command as export_command
+from worldsize.inference.export import (
     fold,
     layout,
     onnx_packages,
@@ -58,9 +57,11 @@ from worldsize.use.export import (
     to_safetensors,
     to_timm,
 )
-from worldsize.use.export.base import Options, Source
-from worldsize.use.predict.model import Model
-from worldsize.use.trained import Trained
+from worldsize.inference.export.base import Options, Source
+from worldsize.inference.predict.model import Model
+from worldsize.inference.trained import Trained
+from worldsize.models.factory import build
+from worldsize.training.precision import Precision
 
 QUICK = (
     *("--model.name", "resnet18", "--data.train-crop-size", "16", "--data.val-crop-size", "16", "--precision", "fp32"),
@@ -289,7 +290,7 @@ def test_the_card_of_safetensors_builds_the_network(tmp_path: Path, monkeypatch:
     lines = to_safetensors.Form().write(tmp_path, source, Options())
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec("\n".join(["import torch, torchvision, timm, safetensors.torch, worldsize.blurpool", *lines]), names)
+    exec("\n".join(["import torch, torchvision, timm, safetensors.torch, worldsize.models.blurpool", *lines]), names)
     images = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
         assert torch.equal(names["network"].eval()(images), source.found.network(images))
@@ -370,8 +371,8 @@ def test_images_that_become_too_large_are_broken_for_exports_too():
 
 def test_an_export_has_no_paths_of_the_dataset(exported: Exported):
     recipe = Recipe(data=Data(root=Path("/home/me"), val_list=Path("/home/me/list")))
-    assert "/home" not in catalog.to_yaml(export_command._portable(recipe))
-    assert catalog.load(str(exported("timm") / "recipe.yaml")).data.root is None
+    assert "/home" not in recipe_files.to_yaml(export_command._portable(recipe))
+    assert recipe_files.load(str(exported("timm") / "recipe.yaml")).data.root is None
 
 
 def test_a_temperature_of_other_weights_is_refused(run: Path, tmp_path: Path):

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from fetching import contents, fetched, pack
 from trees import opened, put, two_classes
 from webserver import Server
-from worldsize.data.fetching import Interrupted, progress
-from worldsize.data.fetching.archives import open_archive, scan
-from worldsize.data.fetching.known import KNOWN
-from worldsize.data.fetching.state import FOLDER
+from worldsize.data import progress_bar
+from worldsize.data.fetch import Interrupted
+from worldsize.data.fetch.archives import open_archive, scan
+from worldsize.data.fetch.known import KNOWN
+from worldsize.data.fetch.state import FOLDER
 from worldsize.errors import DataError, Stopped, UserError, WorldsizeError
 
 
@@ -137,9 +138,9 @@ class Clock:
 
 
 def test_lines_in_a_log(monkeypatch, capsys):
-    meter = progress.ByteProgress("downloading", 4_000_000_000)
+    meter = progress_bar.ByteProgress("downloading", 4_000_000_000)
     clock = Clock([lambda: None, lambda: meter.add(1_000_000_000), lambda: meter.add(1_000_000_000)])
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(progress_bar, "time", clock)
     monkeypatch.setattr(meter._finished, "wait", clock.wait)
     meter.start_at(1_000_000_000)
     with meter:
@@ -163,7 +164,7 @@ def test_lines_in_a_log(monkeypatch, capsys):
     ],
 )
 def test_a_line(arguments, expected):
-    assert progress.line("unpacking", *arguments) == expected
+    assert progress_bar.line("unpacking", *arguments) == expected
 
 
 def test_every_error_has_an_exit_code_that_a_job_handles():

@@ -12,8 +12,8 @@ from fetching import contents, fetched, pack, start, state
 from trees import put, two_classes
 from waiting import until
 from webserver import Server
-from worldsize.data.fetching import Interrupted, download, unpack
-from worldsize.data.fetching.state import FOLDER, FetchState, locked
+from worldsize.data.fetch import Interrupted, download, unpack
+from worldsize.data.fetch.state import FOLDER, FetchState, locked
 from worldsize.errors import DataError, Stopped, UserError
 
 

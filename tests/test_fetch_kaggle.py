@@ -15,9 +15,8 @@ import pytest
 from fetching import COMMAND, contents, pack
 from trees import put
 from waiting import until
-from worldsize.data import fetch
-from worldsize.data.fetching import Interrupted, kaggle
-from worldsize.data.fetching.state import FOLDER, locked
+from worldsize.data.fetch import Interrupted, command, kaggle
+from worldsize.data.fetch.state import FOLDER, locked
 from worldsize.errors import DataError, UserError
 
 COMPETITION = "imagenet-object-localization-challenge"
@@ -79,7 +78,7 @@ def program(tmp_path, monkeypatch, challenge):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("KAGGLE_API_TOKEN", "KAGGLE_USERNAME", "KAGGLE_KEY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _, usage=fetch.shutil.disk_usage: PlentyOfSpace)
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda _, usage=command.shutil.disk_usage: PlentyOfSpace)
 
     def plan(message: str = "", holds: bool = False) -> Path:
         put(notes / "plan", json.dumps({"message": message, "holds": holds}).encode())
@@ -94,7 +93,7 @@ class PlentyOfSpace:
 
 
 def test_from_kaggle(program, tmp_path, challenge):
-    assert fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
+    assert command.run(command.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
     [[arguments, folder]] = [json.loads(line) for line in (program() / "calls").read_text().splitlines()]
     assert arguments[:4] == ["competitions", "download", "-c", COMPETITION]
     assert folder == str(tmp_path / "secret")
@@ -123,7 +122,7 @@ def test_the_kaggle_cli_is_stopped_with_us_and_resumes(program, tmp_path):
     with locked(tmp_path / "dataset"):  # the lock has been released
         half = kaggle.archive_in(tmp_path / "dataset" / FOLDER, COMPETITION).stat().st_size
     assert half == (program() / "archive").stat().st_size // 2
-    assert fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
+    assert command.run(command.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
 
 
 def test_the_kaggle_cli_keeps_the_lock_when_it_outlives_us(program, tmp_path):
@@ -132,13 +131,13 @@ def test_the_kaggle_cli_keeps_the_lock_when_it_outlives_us(program, tmp_path):
     process.kill()
     process.communicate()
     with pytest.raises(Interrupted, match="another fetch is running"):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", subset=True))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset", subset=True))
     (notes / "goes-on").touch()
     program()
 
     def resumes() -> bool:
         with suppress(Interrupted):
-            return fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
+            return command.run(command.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
         return False
 
     until(resumes, "the Kaggle CLI has ended")
@@ -147,8 +146,8 @@ def test_the_kaggle_cli_keeps_the_lock_when_it_outlives_us(program, tmp_path):
 def test_an_archive_with_a_wrong_checksum_is_not_downloaded_again(program, tmp_path):
     correct = hashlib.sha256((program() / "archive").read_bytes()).hexdigest()
     with pytest.raises(DataError, match=f"is {correct}, but"):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", sha256="0" * 64, subset=True))
-    assert fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", sha256=correct, subset=True)) == 0
+        command.run(command.Fetch("imagenet", tmp_path / "dataset", sha256="0" * 64, subset=True))
+    assert command.run(command.Fetch("imagenet", tmp_path / "dataset", sha256=correct, subset=True)) == 0
     assert len((program() / "calls").read_text().splitlines()) == 1
 
 
@@ -156,14 +155,14 @@ def test_an_archive_with_a_wrong_checksum_is_not_downloaded_again(program, tmp_p
 def test_competition_rules_are_not_accepted(program, tmp_path, message):
     program(message)
     with pytest.raises(UserError, match=rf"accepted the .*rules.*https://www.kaggle.com/competitions/{COMPETITION}/rules"):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset"))
 
 
 @pytest.mark.parametrize("message", [UNAUTHENTICATED, UNAUTHENTICATED_2, UNAUTHENTICATED_1])
 def test_token_is_rejected(program, tmp_path, message):
     program(message)
     with pytest.raises(UserError, match=r"rejected the token in .*secret/kaggle.json: create a token at https://"):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset"))
 
 
 @pytest.mark.parametrize("folder", ["secret", ".kaggle"])
@@ -171,11 +170,11 @@ def test_token_is_rejected(program, tmp_path, message):
 def test_a_token_of_the_current_kind_is_passed_by_its_file(program, tmp_path, folder, name):
     """The Kaggle CLI would not look into the folder where a cluster mounts a Secret."""
     token = put(tmp_path / folder / name, b"KGAT_canary\n")
-    assert fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
+    assert command.run(command.Fetch("imagenet", tmp_path / "dataset", subset=True)) == 0
     assert (program() / "token").read_text() == str(token)
     program(UNAUTHENTICATED_2)
     with pytest.raises(UserError, match=f"rejected the token in {token}: "):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "another"))
+        command.run(command.Fetch("imagenet", tmp_path / "another"))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +189,7 @@ def test_a_token_in_variables_is_named_if_it_is_rejected(program, tmp_path, monk
         monkeypatch.setenv(name, value)
     program(UNAUTHENTICATED_2)
     with pytest.raises(UserError, match=f"rejected the token in {source}: "):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset"))
 
 
 @pytest.mark.parametrize("message", [UNAUTHENTICATED, MISSING_1])
@@ -200,33 +199,33 @@ def test_no_token(program, tmp_path, message):
     with pytest.raises(
         UserError, match=r"requires a token.*worldsize cluster secret create kaggle --from ~/.kaggle/access_token"
     ):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset"))
 
 
 def test_other_errors_of_the_kaggle_cli(program, tmp_path):
     program(NOT_FOUND)
     with pytest.raises(UserError, match=f"competition '{COMPETITION}' does not exist"):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset"))
     program(NOT_RUNNABLE)
     with pytest.raises(UserError, match=r"does not run; try pip install --upgrade kaggle(.|\n)*No module named 'six'"):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset"))
     program(CONNECTION_ERROR)
     with pytest.raises(Interrupted, match=r"rerun this command to resume:\n  ConnectionError: HTTPSConnectionPool"):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset"))
 
 
 def test_the_kaggle_cli_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(kaggle.sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: PlentyOfSpace)
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda _: PlentyOfSpace)
     with pytest.raises(UserError, match="pip install kaggle"):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset"))
 
 
 def test_no_room_for_imagenet(tmp_path, monkeypatch):
     class LittleSpace:
         free = 200 * 10**9
 
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _: LittleSpace)
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda _: LittleSpace)
     with pytest.raises(UserError, match=r"200.0 GB free, 326.0 GB needed \(168.0 GB to download, 158.0 GB to unpack\)"):
-        fetch.run(fetch.Fetch("imagenet", tmp_path / "dataset"))
+        command.run(command.Fetch("imagenet", tmp_path / "dataset"))

@@ -18,10 +18,10 @@ import pytest
 from fetching import contents, fetched, pack, state
 from trees import put
 from webserver import Server
-from worldsize.data import fetch
-from worldsize.data.fetching import progress, unpack
-from worldsize.data.fetching.archives import Member
-from worldsize.data.fetching.state import FOLDER
+from worldsize.data import progress_bar
+from worldsize.data.fetch import command, unpack
+from worldsize.data.fetch.archives import Member
+from worldsize.data.fetch.state import FOLDER
 from worldsize.errors import DataError, UserError
 
 # Folders, sources and archives ---------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_a_folder_begun_from_another_source(archive, tmp_path):
 def test_an_invalid_source(tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message) as caught:
-        fetch.run(fetch.Fetch("folder", tmp_path / "dataset", source))
+        command.run(command.Fetch("folder", tmp_path / "dataset", source))
     assert "secret" not in str(caught.value)
 
 
@@ -122,7 +122,7 @@ def test_a_file_is_in_place_complete_or_not_at_all(tmp_path):
 
     def put_in_place(stream: io.BytesIO, length: int) -> None:
         one = Member("train/cat/1.png", length, lambda: stream)
-        unpack.unpack(Archive(), iter([one]), tmp_path, 0, lambda _: None, progress.ByteProgress("unpacking"))
+        unpack.unpack(Archive(), iter([one]), tmp_path, 0, lambda _: None, progress_bar.ByteProgress("unpacking"))
 
     (tmp_path / FOLDER).mkdir()
     with pytest.raises(OSError, match="gone"):
@@ -252,7 +252,7 @@ def test_a_disk_that_fills_up_meanwhile(tree, tmp_path, small, monkeypatch):
     put(tree / "train/cat/large.png", bytes(1_500_000))
     archive = pack(tree, tmp_path / "a.zip")
     put(small / "others", bytes(1_000_000))
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda _, usage=fetch.shutil.disk_usage: usage("/"))
+    monkeypatch.setattr(command.shutil, "disk_usage", lambda _, usage=command.shutil.disk_usage: usage("/"))
     with pytest.raises(UserError, match=r"the disk of .*data is full; free space and rerun this command"):
         fetched(archive, small / "data")
     (small / "others").unlink()

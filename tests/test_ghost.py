@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from processes import distance, losses, records, weights
-from worldsize import batch, cli, ghost, model
+from worldsize import cli
+from worldsize.config.recipe import Recipe
+from worldsize.distributed import batch_plan
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
+from worldsize.models import factory, ghost_batchnorm
 
 # A low learning rate: at a high one, training amplifies rounding.
 SETTINGS = (
@@ -33,11 +35,11 @@ def network() -> nn.Module:
 @settings(max_examples=25, deadline=None)
 def test_groups_are_normalized_as_if_they_were_batches_of_their_own(fused, groups, group, seed):
     separate, together = network(), network()
-    for layer in model.norms(separate):
+    for layer in factory.norms(separate):
         layer.momentum = 1.0
-    ghost.split_norms(together, group, groups)
+    ghost_batchnorm.split_norms(together, group, groups)
     if fused:
-        for layer in model.norms(together):
+        for layer in factory.norms(together):
             layer.forward = lambda x, layer=layer: layer._fused(x, groups)
     x = torch.randn(groups * group, 3, 6, 6, generator=torch.Generator().manual_seed(seed)).double()
     outputs, statistics = [], []
@@ -47,7 +49,7 @@ def test_groups_are_normalized_as_if_they_were_batches_of_their_own(fused, group
     y = together(x)
     torch.testing.assert_close(y, torch.cat(outputs), rtol=1e-12, atol=1e-12)
     for i, own in enumerate(statistics):
-        found = [buffer for layer in model.norms(together) for buffer in layer.statistics(i)]
+        found = [buffer for layer in factory.norms(together) for buffer in layer.statistics(i)]
         torch.testing.assert_close(found, own, rtol=1e-12, atol=1e-12)
     weight = torch.randn_like(y)
     (y * weight).sum().backward()
@@ -59,7 +61,7 @@ def test_groups_are_normalized_as_if_they_were_batches_of_their_own(fused, group
 def test_evaluation_and_names_are_those_of_batchnorm():
     plain = network()
     split = copy.deepcopy(plain)
-    ghost.split_norms(split, 2, 2)
+    ghost_batchnorm.split_norms(split, 2, 2)
     assert list(split.state_dict()) == list(plain.state_dict())
     x = torch.randn(4, 3, 6, 6).double()
     assert torch.equal(split.eval()(x), plain.eval()(x))
@@ -81,8 +83,8 @@ def test_large_forward_passes_give_the_numbers_of_separate_ones(ranks, size, for
 
 @given(groups=st.integers(1, 12), micro=st.integers(1, 40), devices=st.integers(1, 4), limit=st.integers(1, 600))
 def test_the_largest_forward_batch_divides_the_samples_of_a_device(groups, micro, devices, limit):
-    whole = batch.BatchPlan(groups * micro * devices, micro, 1, devices)
-    plan = batch.with_largest_forward_batch(whole, limit)
+    whole = batch_plan.BatchPlan(groups * micro * devices, micro, 1, devices)
+    plan = batch_plan.with_largest_forward_batch(whole, limit)
     assert plan.accumulation * plan.groups == groups and plan.per_process == whole.per_process
     assert plan.groups == 1 or plan.groups * micro <= limit
     larger = [g for g in range(plan.groups + 1, groups + 1) if groups % g == 0]
@@ -91,11 +93,11 @@ def test_the_largest_forward_batch_divides_the_samples_of_a_device(groups, micro
 
 def test_a_forward_batch_that_does_not_fit_is_refused_with_those_that_do():
     with pytest.raises(UserError, match=r"forward-batch 96 .* 128 samples per step, .* of 32.*fit: 32, 64, 128"):
-        batch.with_forward_batch(batch.BatchPlan(256, 32, 2), 96)
+        batch_plan.with_forward_batch(batch_plan.BatchPlan(256, 32, 2), 96)
     recipe = Recipe(global_batch=256, micro_batch=32, forward_batch=96)
     with pytest.raises(UserError, match="--forward-batch 96 does not fit"):
-        batch.plan(recipe, 2)
-    assert batch.plan(recipe.model_copy(update={"forward_batch": 64}), 2).accumulation == 2
+        batch_plan.plan(recipe, 2)
+    assert batch_plan.plan(recipe.model_copy(update={"forward_batch": 64}), 2).accumulation == 2
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,23 @@ from torch import nn
 
 from processes import distance
 from steps_of_ranks import weights_after
-from worldsize import assemble, checkpoint, cli, continuity, environment, freezing, model, optim, precision, world
-from worldsize.batch import BatchPlan, evaluation_batch
-from worldsize.compute import Compute
-from worldsize.data.pixels import Normalise
-from worldsize.data.rng import Use, seed_of
+from worldsize import checkpoint, cli
+from worldsize.config.recipe import Data, Optimizer, Parallel, Recipe
+from worldsize.data.images.normalize import Normalise
+from worldsize.data.sampling.random_numbers import Use, seed_of
+from worldsize.distributed import world
+from worldsize.distributed.batch_plan import BatchPlan, evaluation_batch
+from worldsize.distributed.rank import Place
 from worldsize.errors import UserError
-from worldsize.freezing import FrozenBatchNorm2d
-from worldsize.objective import Objective
-from worldsize.parallel import ddp, hooks
+from worldsize.models import factory, freezing
+from worldsize.models.freezing import FrozenBatchNorm2d
+from worldsize.optim import optimizers
 from worldsize.parallel.base import Exchange
-from worldsize.parallel.replicas import Replicas
-from worldsize.place import Place
-from worldsize.recipe import Data, Optimizer, Parallel, Recipe
+from worldsize.parallel.dataparallel.replicas import Replicas
+from worldsize.parallel.ddp import compression, strategy
+from worldsize.training import build, environment, precision, resume
+from worldsize.training.gradients import Compute
+from worldsize.training.objective import Objective
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -45,7 +49,7 @@ def network() -> nn.Module:
 def test_a_first_step_that_overflows_leaves_a_momentum_of_zero(overflows):
     """torch's fused SGD skips such a step itself, after it has allocated the momentum without initializing it."""
     layer = nn.Linear(64, 64)
-    optimizer = optim.build(layer, Optimizer(momentum=0.9), GPU)
+    optimizer = optimizers.build(layer, Optimizer(momentum=0.9), GPU)
     layer.weight.grad, layer.bias.grad = torch.ones(64, 64), torch.ones(64)
     optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(float(overflows))
     optimizer.step()
@@ -59,7 +63,7 @@ def test_the_steps_before_a_capture_do_not_warn(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        optimizer = optim.build(nn.Linear(2, 2), Optimizer(name="adamw"), CPU, captured=True)
+        optimizer = optimizers.build(nn.Linear(2, 2), Optimizer(name="adamw"), CPU, captured=True)
         optimizer._accelerator_graph_capture_health_check()
         warnings.warn("another", stacklevel=1)
     assert [str(warning.message) for warning in seen] == ["another"]
@@ -71,7 +75,7 @@ def test_the_steps_before_a_capture_do_not_warn(monkeypatch):
 
 def test_powersgd_restores_its_state_to_the_device_of_the_model():
     layer = nn.Linear(8, 8, device="meta")
-    hook = hooks.PowerSGD(layer, Parallel(compression="powersgd"), 2, Exchange(CPU))
+    hook = compression.PowerSGD(layer, Parallel(compression="powersgd"), 2, Exchange(CPU))
     hook.load_state({"powersgd.step": torch.tensor(3), "powersgd.q.weight": torch.zeros(8, 2)})
     assert {t.device.type for name, t in hook.state().items() if name != "powersgd.step"} == {"meta"}
 
@@ -87,7 +91,7 @@ def test_ddp_has_the_numbers_of_one_process(tmp_path, ranks):
 def test_syncbatchnorm_leaves_frozen_layers_as_they_are():
     whole = nn.Sequential(network(), network())
     freezing.freeze(whole, ("0",))
-    ddp.synchronize_norms(whole)
+    strategy.synchronize_norms(whole)
     kinds = [[type(layer) for layer in part if "Norm" in type(layer).__name__] for part in whole]
     assert kinds == [[FrozenBatchNorm2d] * 2, [nn.SyncBatchNorm] * 2]
 
@@ -122,7 +126,7 @@ def _replica(module: nn.Module, own_buffers: bool) -> nn.Module:
 
 def test_dataparallel_trains_batchnorm_and_keeps_the_mean_of_all_statistics():
     whole, parts = TwoReplicas(network()), network()
-    for layer in [*model.norms(whole), *model.norms(parts)]:
+    for layer in [*factory.norms(whole), *factory.norms(parts)]:
         layer.momentum = 1.0
     x = torch.randn(6, 3, 8, 8)
     expected, losses = {}, []
@@ -282,7 +286,7 @@ def test_determinism_does_not_fill_new_memory(monkeypatch):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
-        assemble._set_determinism(True)
+        build._set_determinism(True)
         assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:
         torch.use_deterministic_algorithms(False)
@@ -310,14 +314,12 @@ def test_ranks_on_different_hardware_are_reported(caplog, monkeypatch):
     facts = {"data": {}, "precision": "bf16"}
     other = Gathered(lambda own, hardware: (own, hardware | {"device": "A100"}))
     with caplog.at_level(logging.WARNING):
-        continuity.check_ranks(other, facts, same_bits=False)
+        resume.check_ranks(other, facts, same_bits=False)
     assert "ranks 0 and 1 run on different hardware: device: H100 and A100. The slowest sets the pace" in caplog.text
     with pytest.raises(UserError, match="device: H100 and A100"):
-        continuity.check_ranks(other, facts, same_bits=True)
+        resume.check_ranks(other, facts, same_bits=True)
     with pytest.raises(UserError, match="precision of ranks 0 and 1 differ: bf16 and fp32"):
-        continuity.check_ranks(
-            Gathered(lambda own, hardware: (own | {"precision": "fp32"}, hardware)), facts, same_bits=False
-        )
+        resume.check_ranks(Gathered(lambda own, hardware: (own | {"precision": "fp32"}, hardware)), facts, same_bits=False)
 
 
 def test_the_driver_is_read_from_proc(tmp_path: Path):

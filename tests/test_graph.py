@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from worldsize import assemble, batch, graph, model
-from worldsize.compute import Compute
-from worldsize.data.feed import Feed
-from worldsize.data.loader import Batch
+from worldsize.config.recipe import Recipe
+from worldsize.data.loading.device_feed import Feed
+from worldsize.data.loading.loader import Batch
+from worldsize.distributed import batch_plan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
 from worldsize.errors import UserError
-from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.recipe import Recipe
-from worldsize.step import StepRunner
-from worldsize.world import World
+from worldsize.models import factory
+from worldsize.training import build, cuda_graph
+from worldsize.training.gradients import Compute
+from worldsize.training.precision import Precision
+from worldsize.training.step import StepRunner
 
 CPU = torch.device("cpu")
 STEPS, SIZE = 9, 32
@@ -58,11 +60,11 @@ def recipe(**values: Any) -> Recipe:
 
 def train(settings: Recipe, monkeypatch) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Train `STEPS` steps with learning rates that float32 represents. Returns the metrics of each, and the weights."""
-    network = model.build(settings, 10, CPU, torch.float32)
+    network = factory.build(settings, 10, CPU, torch.float32)
     network.train()
     world = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
-    plan = batch.plan(settings, 1)
-    state = assemble.build_state(settings, network, plan, world, Precision(settings.precision, CPU), 10)
+    plan = batch_plan.plan(settings, 1)
+    state = build.build_state(settings, network, plan, world, Precision(settings.precision, CPU), 10)
     runner = StepRunner(Compute(settings, plan, 0, CPU, state))
 
     def memory() -> list[int]:
@@ -72,7 +74,7 @@ def train(settings: Recipe, monkeypatch) -> tuple[list[torch.Tensor], dict[str, 
         return [t.data_ptr() for t in [*tensors, *(p.grad for p in network.parameters())]]
 
     Replayed.memory, Replayed.replays = staticmethod(memory), 0
-    monkeypatch.setattr(graph, "CudaGraph", Replayed)
+    monkeypatch.setattr(cuda_graph, "CudaGraph", Replayed)
     feed = Feed(_batches(plan.forward_batch), CPU)
     metrics = []
     for step in range(STEPS):
@@ -120,10 +122,10 @@ def test_steps_as_graphs_have_the_bits_of_plain_steps(case, monkeypatch):
     ],
 )
 def test_graphs_are_refused_where_they_do_not_work(device, strategy, captured, message):
-    graph.check(False, torch.device(device), strategy, captured)
-    graph.check(True, torch.device("cuda"), "single", True)
+    cuda_graph.check(False, torch.device(device), strategy, captured)
+    cuda_graph.check(True, torch.device("cuda"), "single", True)
     with pytest.raises(UserError, match=message):
-        graph.check(True, torch.device(device), strategy, captured)
+        cuda_graph.check(True, torch.device(device), strategy, captured)
 
 
 def test_the_command_refuses_graphs_on_a_cpu(fails):

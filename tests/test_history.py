@@ -9,7 +9,7 @@ import pytest
 
 from worldsize.cli import main
 from worldsize.errors import Stopped, UserError
-from worldsize.history import History
+from worldsize.runs.history import History
 
 QUICK = (
     *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", "shufflenet_v2_x0_5"),

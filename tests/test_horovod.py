@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from processes import distance, environment, identical, losses, momentum, overall_distance, weights, worldsize
+from worldsize.config.recipe import Optimizer, Parallel, Recipe
+from worldsize.distributed.rank import Place, here
 from worldsize.errors import UserError
-from worldsize.parallel import horovod_build
-from worldsize.parallel.horovod_build import Build
-from worldsize.place import Place, here
-from worldsize.recipe import Optimizer, Parallel, Recipe
+from worldsize.parallel.horovod import installed
+from worldsize.parallel.horovod.installed import Build
 
 RECIPE = """
 base: digits
@@ -74,30 +74,30 @@ def adasum(**settings) -> Recipe:
     ],
 )
 def test_what_horovod_cannot_do_is_refused_early(monkeypatch, recipe, place, build, expected):
-    monkeypatch.setattr(horovod_build, "find", lambda: build)
+    monkeypatch.setattr(installed, "find", lambda: build)
     with pytest.raises(UserError, match=expected):
-        horovod_build.check(recipe, place)
+        installed.check(recipe, place)
 
 
 def test_what_horovod_can_do_is_accepted(monkeypatch):
-    monkeypatch.setattr(horovod_build, "find", lambda: Build("0", True, True, True))
-    horovod_build.check(Recipe(parallel=Parallel(strategy="horovod")), here(2))
-    horovod_build.check(adasum(), mpi(4, hosts=2))  # NCCL within a machine, Adasum between machines
-    horovod_build.check(adasum(device="cpu"), mpi(4))
+    monkeypatch.setattr(installed, "find", lambda: Build("0", True, True, True))
+    installed.check(Recipe(parallel=Parallel(strategy="horovod")), here(2))
+    installed.check(adasum(), mpi(4, hosts=2))  # NCCL within a machine, Adasum between machines
+    installed.check(adasum(device="cpu"), mpi(4))
 
 
 def test_a_host_name_that_does_not_resolve(monkeypatch):
     def unknown(*_):
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(horovod_build, "find", lambda: Build("0", True, True, False))
+    monkeypatch.setattr(installed, "find", lambda: Build("0", True, True, False))
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
     place = Place("horovodrun", 0, 2, 0, 2, ("127.0.0.1", 1))
     with pytest.raises(UserError, match="/etc/hosts"):
-        horovod_build.check(Recipe(parallel=Parallel(strategy="horovod")), place)
+        installed.check(Recipe(parallel=Parallel(strategy="horovod")), place)
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")  # Gloo then does not resolve the host name
-    horovod_build.check(Recipe(parallel=Parallel(strategy="horovod")), place)
+    installed.check(Recipe(parallel=Parallel(strategy="horovod")), place)
 
 
 def test_a_horovod_for_another_torch(tmp_path):

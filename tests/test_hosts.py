@@ -17,11 +17,11 @@ from types import SimpleNamespace
 import pytest
 
 from waiting import all_end
-from worldsize import __version__, cli, entry
+from worldsize import __version__, cli
 from worldsize.hosts import preflight, probe
 from worldsize.hosts.spec import HostsSpec, agent, by_hand, problems, remote
 from worldsize.jobs.spec import Resources
-from worldsize.launch import lifeline, route
+from worldsize.launch import entry_point, lifeline, route
 
 SPEC = HostsSpec(
     name="r50",
@@ -76,7 +76,7 @@ def test_the_remote_command_survives_the_shell():
     folder, _, command = remote(spec, 1).partition(" && exec ")
     assert shlex.split(folder) == ["cd", "/home/me/my work"]
     words = shlex.split(command)
-    assert words[:6] == [*entry.command("/venv/bin/python", "worldsize.launch.lifeline"), "120"]
+    assert words[:6] == [*entry_point.command("/venv/bin/python", "worldsize.launch.lifeline"), "120"]
     assert words[6:] == agent(spec, 1) and "NOTE=it's $HOME" in words
     assert "PET_NODE_RANK=1" in words and "WORLDSIZE_PEERS=h1" in words
     assert "WORLDSIZE_PEERS=me@h2" in agent(spec, 0)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trees import COLORS, image_bytes, opened, put, refusal, two_classes
-from worldsize.data.crops import RandomResizedCrop
-from worldsize.data.loader import Loader
+from worldsize.data.images.crops import RandomResizedCrop
+from worldsize.data.loading.loader import Loader
 
 WNIDS = ["n01440764", "n01443537", "n02102040"]
 

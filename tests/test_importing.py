@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from worldsize import catalog, importing, listing
+from worldsize.config import listing, recipe_files
+from worldsize.config.importing.convert import convert
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
-from worldsize.schedule import peak_lr
+from worldsize.optim.schedules import peak_lr
 
 FFCV = """
 data: {in_memory: 1, num_workers: 12}
@@ -106,7 +107,7 @@ COMPLETE = yaml.safe_load(DEFAULTS) | yaml.safe_load(TIMM)
 
 def timm_settings(folder: Path, world_size: int = 1, **changes: object) -> tuple[Recipe, dict[str, str]]:
     """What a complete args.yaml with these changes becomes, and what of it is not converted."""
-    conversion = importing.convert(written(folder, yaml.safe_dump(COMPLETE | changes)), world_size)
+    conversion = convert(written(folder, yaml.safe_dump(COMPLETE | changes)), world_size)
     yaml.safe_dump(conversion.nested())
     return conversion.recipe(), conversion.left
 
@@ -117,9 +118,9 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_timm_arguments_become_the_recipe_of_their_paper(tmp_path):
-    conversion = importing.convert(written(tmp_path, TIMM), world_size=4)
+    conversion = convert(written(tmp_path, TIMM), world_size=4)
     assert not conversion.left
-    ours, shipped = conversion.recipe().model_dump(), catalog.load("imagenet-a3").model_dump()
+    ours, shipped = conversion.recipe().model_dump(), recipe_files.load("imagenet-a3").model_dump()
     assert ours["augment"] == shipped["augment"]
     assert ours["loss"] == shipped["loss"]
     assert ours["optimizer"] == shipped["optimizer"]
@@ -133,7 +134,7 @@ def test_timm_arguments_become_the_recipe_of_their_paper(tmp_path):
 def test_a_complete_file_leaves_no_line_over(tmp_path):
     recipe, left = timm_settings(tmp_path, 4)
     assert not left
-    assert recipe == importing.convert(written(tmp_path, TIMM), 4).recipe()
+    assert recipe == convert(written(tmp_path, TIMM), 4).recipe()
 
 
 @pytest.mark.parametrize(
@@ -183,19 +184,19 @@ def test_without_timm_the_defaults_of_the_network_are_listed(tmp_path, monkeypat
 
 def test_other_networks_are_timms(tmp_path):
     given = yaml.safe_load(TIMM) | {"model": "vit_small_patch16_224", "drop_path": 0.1, "layer_decay": 0.75}
-    recipe = importing.convert(written(tmp_path, yaml.safe_dump(given)), 1).recipe()
+    recipe = convert(written(tmp_path, yaml.safe_dump(given)), 1).recipe()
     assert (recipe.model.name, recipe.model.drop_path) == ("timm:vit_small_patch16_224", 0.1)
     assert recipe.optimizer.layer_decay == 0.75
 
 
 def test_timms_moving_average_becomes_ours(tmp_path):
     given = yaml.safe_load(TIMM) | {"model_ema": True, "model_ema_decay": 0.9998, "model_ema_warmup": True}
-    average = importing.convert(written(tmp_path, yaml.safe_dump(given)), 1).recipe().average
+    average = convert(written(tmp_path, yaml.safe_dump(given)), 1).recipe().average
     assert (average.name, average.decay, average.warmup, average.every_steps) == ("ema", 0.9998, True, 1)
 
 
 def test_an_ffcv_file_becomes_a_recipe(tmp_path):
-    conversion = importing.convert(written(tmp_path, FFCV), None)
+    conversion = convert(written(tmp_path, FFCV), None)
     recipe = conversion.recipe()
     assert (recipe.global_batch, recipe.micro_batch, recipe.epochs) == (4096, 512, 88)
     assert recipe.schedule.milestones == (0, 2, 88)
@@ -235,7 +236,7 @@ def test_the_command_prints_a_recipe_that_loads(tmp_path, capsys):
     assert listing.main(["import", str(given), "--world-size", "4"]) == 0
     out, err = capsys.readouterr()
     (tmp_path / "ours.yaml").write_text(out)
-    assert catalog.load(str(tmp_path / "ours.yaml")).global_batch == 2048
+    assert recipe_files.load(str(tmp_path / "ours.yaml")).global_batch == 2048
     assert "#  training.bn_wd: 1" in out
     assert "training.bn_wd: 1  (convert it by hand: --optimizer.norm-weight-decay)" in err
 

@@ -14,12 +14,14 @@ from safetensors.torch import save_file
 
 from packing import encode, noise
 from processes import records
-from worldsize import catalog, finetuning, initialize
 from worldsize.cli import main
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
 from worldsize.data import open_dataset
-from worldsize.data.split import apart, stratified
+from worldsize.data.datasets.validation_split import apart, stratified
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
+from worldsize.initialize import fine_tuning
+from worldsize.initialize.command import _command
 
 
 def jpeg(seed: int) -> bytes:
@@ -60,8 +62,8 @@ def test_pretrained_weights_lead_to_the_fine_tuning_rule(mixed):
     state = torchvision.models.resnet18(num_classes=9).state_dict()
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, "w.safetensors")
     assert main(["init", str(mixed), "--model", "resnet18", "--weights", "w.safetensors"]) == 0
-    recipe = catalog.load("my # pets: 2.yaml")
-    plan = finetuning.plan(56, 64)
+    recipe = recipe_files.load("my # pets: 2.yaml")
+    plan = fine_tuning.plan(56, 64)
     assert (recipe.model.weights, recipe.model.zero_head) == (str(Path("w.safetensors").resolve()), True)
     assert (recipe.epochs, recipe.global_batch) == (plan.epochs, plan.global_batch)
     assert (recipe.optimizer.lr, recipe.optimizer.lr_reference_batch, recipe.optimizer.weight_decay) == (0.003, 512, 0)
@@ -74,7 +76,7 @@ def test_without_a_network_connection_it_trains_from_scratch(mixed, capsys, monk
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     assert main(["init", str(mixed), "--model", "resnet18"]) == 0
     assert "no pretrained weights: cannot download" in capsys.readouterr().out
-    assert catalog.load("my # pets: 2.yaml").model.weights is None
+    assert recipe_files.load("my # pets: 2.yaml").model.weights is None
 
 
 def test_a_folder_with_a_split_keeps_it(mixed):
@@ -85,7 +87,7 @@ def test_a_folder_with_a_split_keeps_it(mixed):
             for i in range(8):
                 (folder / f"{i}.jpg").write_bytes(jpeg(10 * label + i + 1000 * (split == "test")))
     assert main(["init", "split", "--weights", "none"]) == 0
-    recipe = catalog.load("split.yaml")
+    recipe = recipe_files.load("split.yaml")
     assert recipe.data.val_list is None and not Path("split.val.txt").exists()
     dataset = open_dataset(recipe.data, mixed.parent / "cache")
     assert (len(dataset.train), len(dataset.val)) == (16, 16)
@@ -119,7 +121,7 @@ def test_the_recipe_of_a_table_with_several_labels_trains(patients, capsys, rank
     ]
     comments = "".join(line for line in Path("scans.yaml").read_text().splitlines() if line.startswith("#"))
     assert all(sentence in printed and sentence in comments for sentence in said)
-    recipe = catalog.load("scans.yaml")
+    recipe = recipe_files.load("scans.yaml")
     dataset = open_dataset(recipe.data, patients.parent / "cache")
     assert (dataset.classes, len(dataset.train) + len(dataset.val)) == (("Mass", "Nodule"), 48)
     sides = [{int(Path(one.path(i)).stem) // 3 for i in range(len(one))} for one in (dataset.train, dataset.val)]
@@ -137,7 +139,7 @@ def test_flags_decide_what_is_unclear(patients, capsys):
     assert "labels.csv has 2 columns that may have the labels (genre, emotion)" in capsys.readouterr().err
     assert not list(Path().glob("scans.*"))
     assert main([*init, "--labels", "labels.csv", "--label-column", "genre"]) == 0
-    assert catalog.load("scans.yaml").data.name == "folder"
+    assert recipe_files.load("scans.yaml").data.name == "folder"
     listed = Path("scans.labels.csv").read_text()
     assert main(["init", str(patients / "labels.csv"), "--weights", "none", "--label-column", "genre", "--force"]) == 0
     assert Path("scans.labels.csv").read_text() == listed
@@ -151,7 +153,7 @@ def test_test_images_are_listed_and_not_used(mixed):
             for i in range(3):
                 (folder / f"{i}.jpg").write_bytes(jpeg(10 * label + i + 100 * len(split)))
     assert main(["init", "split", "--weights", "none"]) == 0
-    dataset = open_dataset(catalog.load("split.yaml").data, mixed.parent / "cache")
+    dataset = open_dataset(recipe_files.load("split.yaml").data, mixed.parent / "cache")
     assert (len(dataset.train), len(dataset.val)) == (6, 6)
     assert Path("split.labels.csv").read_text().count(",test\n") == 6
 
@@ -174,7 +176,7 @@ def test_a_leftover_list_matters_only_if_a_list_is_written(mixed, capsys):
 )
 def test_the_command_can_be_pasted_and_uses_the_gpus(gpus, command):
     recipe = Recipe(global_batch=128, micro_batch=32)
-    assert initialize._command(Path(shlex.split(command)[0]), recipe, gpus) == f"worldsize train {command}"
+    assert _command(Path(shlex.split(command)[0]), recipe, gpus) == f"worldsize train {command}"
 
 
 def test_names_with_spaces_and_line_separators_are_found_in_the_list(mixed):
@@ -183,7 +185,7 @@ def test_names_with_spaces_and_line_separators_are_found_in_the_list(mixed):
         (mixed / "class 1" / name).write_bytes(jpeg(hash(name) % 1000 + 500))
     Path("list.txt").write_bytes("".join(f"class 1/{name}\n" for name in odd).encode())
     settings = {"name": "folder", "root": str(mixed), "val_list": "list.txt"}
-    dataset = open_dataset(catalog.validate({"data": settings}, "recipe").data, mixed.parent / "cache")
+    dataset = open_dataset(recipe_files.validate({"data": settings}, "recipe").data, mixed.parent / "cache")
     assert sorted(dataset.val.path(i) for i in range(len(dataset.val))) == sorted(f"class 1/{name}" for name in odd)
 
 
@@ -251,7 +253,7 @@ def test_a_split_by_group_has_about_the_share_of_each_class():
 def test_the_rule_is_bits(images, supports, mixup):
     """The values are those of get_schedule and get_mixup in bit_hyperrule.py."""
     warmup, *drops, steps = supports
-    plan = finetuning.plan(images)
+    plan = fine_tuning.plan(images)
     per_epoch = images // plan.global_batch
     assert steps <= plan.epochs * per_epoch < steps + per_epoch
     assert plan.mixup == mixup
@@ -260,10 +262,10 @@ def test_the_rule_is_bits(images, supports, mixup):
 
 
 def test_the_recipe_finetune_is_the_plan_for_5000_images():
-    recipe, plan = catalog.load("finetune"), finetuning.plan(5000)
+    recipe, plan = recipe_files.load("finetune"), fine_tuning.plan(5000)
     assert (recipe.epochs, recipe.global_batch) == (plan.epochs, plan.global_batch)
     assert (recipe.schedule.milestones, recipe.schedule.warmup_epochs) == (plan.milestones, plan.warmup_epochs)
-    assert (recipe.optimizer.lr, recipe.optimizer.lr_reference_batch) == (finetuning.LR, finetuning.REFERENCE_BATCH)
+    assert (recipe.optimizer.lr, recipe.optimizer.lr_reference_batch) == (fine_tuning.LR, fine_tuning.REFERENCE_BATCH)
     assert recipe.augment.mixup == plan.mixup
 
 
@@ -292,4 +294,4 @@ def test_a_wrong_list_is_refused(mixed, names, message):
     Path("list.txt").write_text(names)
     settings = {"name": "folder", "root": str(mixed), "val_list": "list.txt"}
     with pytest.raises(UserError, match=message):
-        open_dataset(catalog.validate({"data": settings}, "recipe").data, mixed.parent / "cache")
+        open_dataset(recipe_files.validate({"data": settings}, "recipe").data, mixed.parent / "cache")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from trees import image_bytes, opened, relative_names, tree, two_classes
-from worldsize import catalog
-from worldsize.data import label_list
-from worldsize.data.label_list import Entry
+from worldsize.config import recipe_files
+from worldsize.data.datasets import label_list
+from worldsize.data.datasets.label_list import Entry
 from worldsize.errors import UserError
 
 ROWS = "file,label,split\na/1.png,cat,train\n2.png,dog,train\na/b/3.png,dog,val\n4.png,cat,test\n"
@@ -92,4 +92,4 @@ def test_a_missing_list_is_named(tmp_path):
 @pytest.mark.parametrize("more", [{"val_list": "v.txt"}, {"name": "cifar10"}])
 def test_settings_that_contradict_the_list_are_refused(more):
     with pytest.raises(UserError, match=r"label_list l\.csv: "):
-        catalog.validate({"data": {"label_list": "l.csv", **more}}, "recipe")
+        recipe_files.validate({"data": {"label_list": "l.csv", **more}}, "recipe")

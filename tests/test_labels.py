@@ -20,11 +20,12 @@ from browser import browse
 from processes import newest, worldsize
 from trees import opened, put, two_classes
 from worldsize import checkpoint
-from worldsize.data import relabel, shards
+from worldsize.config.recipe import Data, Recipe
+from worldsize.data import shards
+from worldsize.data.datasets import relabel
 from worldsize.data.samples import Dataset
 from worldsize.errors import UserError
-from worldsize.recipe import Data, Recipe
-from worldsize.use.labels import command, ranking, suspects, write
+from worldsize.inference.labels import command, ranking, suspects, write
 
 QUICK = (
     *("--model.name", "resnet18", "--data.train-crop-size", "16", "--data.val-crop-size", "16", "--precision", "fp32"),
@@ -298,6 +299,6 @@ def test_a_run_without_margins_and_other_data(brief: Path, folder: Path, tmp_pat
 
 
 def checkpoint_recipe(run: Path):
-    from worldsize import catalog
+    from worldsize.config import recipe_files
 
-    return catalog.load(str(checkpoint.find(run) / "recipe.yaml"))
+    return recipe_files.load(str(checkpoint.find(run) / "recipe.yaml"))

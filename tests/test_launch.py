@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from worldsize.launch import async_workers, failure
+from worldsize.launch import failure, local_async
 from worldsize.launch.local import Outcome, cause
 
 EXPECTED, INTERNAL = Outcome(64, "wrong"), Outcome(70, "lost a peer")
@@ -42,8 +42,8 @@ def test_nobody_gets_the_port_of_an_asynchronous_run_before_rank_0_listens(monke
             socket.create_server(("", port)).close()  # with SO_REUSEADDR, as torch does
         return subprocess.Popen(["true"])
 
-    monkeypatch.setattr(async_workers, "_start", rank)
-    assert async_workers.launch(["train"], 2) == Outcome(0)
+    monkeypatch.setattr(local_async, "_start", rank)
+    assert local_async.launch(["train"], 2) == Outcome(0)
     assert len(set(ports)) == 1
 
 

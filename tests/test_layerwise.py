@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from worldsize import optim
-from worldsize.recipe import Optimizer, Recipe
+from worldsize.config.recipe import Optimizer, Recipe
+from worldsize.optim import optimizers
 
 CPU = torch.device("cpu")
 STEPS = 6
@@ -37,11 +37,11 @@ def gradients() -> list[dict[str, np.ndarray]]:
 
 def trained(settings: Optimizer) -> dict[str, np.ndarray]:
     network = Network()
-    optimizer = optim.build(network, settings, CPU)
+    optimizer = optimizers.build(network, settings, CPU)
     for step, own in enumerate(gradients()):
         for name, parameter in network.named_parameters():
             parameter.grad = torch.from_numpy(own[name])
-        optim.set_lr(optimizer, 0.1 / (step + 1))
+        optimizers.set_lr(optimizer, 0.1 / (step + 1))
         optimizer.step()
     return {name: p.detach().numpy() for name, p in network.named_parameters()}
 

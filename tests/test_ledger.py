@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize.parallel.ledger import Ledger
+from worldsize.parallel.async_sgd.step_ledger import Ledger
 
 
 class Workers:

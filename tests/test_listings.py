@@ -15,7 +15,8 @@ from packing import packed
 from test_errors import folder_recipe, images
 from trees import LONG_AGO, image_bytes, opened, put, relative_names, settle, tree, two_classes
 from worldsize import cli
-from worldsize.data import faults, listings, sizes
+from worldsize.data import file_sizes, read_errors
+from worldsize.data.datasets import listing_cache
 from worldsize.errors import ReadFailed
 
 
@@ -30,7 +31,7 @@ def root(tmp_path) -> Path:
 def made(monkeypatch) -> list[int]:
     """One entry for each listing that was not taken from the cache."""
     counted: list[int] = []
-    real = listings.of_folders
+    real = listing_cache.of_folders
 
     def counting(root, names, store, make):
         def counted_make():
@@ -39,7 +40,7 @@ def made(monkeypatch) -> list[int]:
 
         return real(root, names, store, counted_make)
 
-    monkeypatch.setattr(listings, "of_folders", counting)
+    monkeypatch.setattr(listing_cache, "of_folders", counting)
     return counted
 
 
@@ -100,7 +101,7 @@ def test_every_change_is_seen_even_in_the_same_instant(root):
 
 
 def test_a_local_folder_is_listed_once(root, made):
-    if listings._kind(root) not in listings._LOCAL:
+    if listing_cache._kind(root) not in listing_cache._LOCAL:
         pytest.skip("temporary files are not on a local file system")
     for _ in range(3):
         opened(root)
@@ -111,13 +112,13 @@ def test_a_local_folder_is_listed_once(root, made):
 def test_where_times_prove_nothing_each_run_lists_the_folder(root, made, monkeypatch, place):
     match place:
         case "network":
-            monkeypatch.setattr(listings, "_kind", lambda path: 0x6969)  # NFS
+            monkeypatch.setattr(listing_cache, "_kind", lambda path: 0x6969)  # NFS
         case "read-only":
             monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
         case "unknown":
-            monkeypatch.setattr(listings.sys, "platform", "darwin")
+            monkeypatch.setattr(listing_cache.sys, "platform", "darwin")
         case "clock":
-            monkeypatch.setattr(listings.time, "time", lambda: 1.0)
+            monkeypatch.setattr(listing_cache.time, "time", lambda: 1.0)
     for _ in range(2):
         opened(root)
     assert len(made) == 4
@@ -125,30 +126,30 @@ def test_where_times_prove_nothing_each_run_lists_the_folder(root, made, monkeyp
 
 
 def test_constant_times_of_a_mount_hide_no_change(root, monkeypatch):
-    monkeypatch.setattr(listings, "_kind", lambda path: 0x65735546)  # FUSE
+    monkeypatch.setattr(listing_cache, "_kind", lambda path: 0x65735546)  # FUSE
     constant = os.stat(root)
-    monkeypatch.setattr(listings, "_statuses", lambda folders: [(path, constant) for path in folders])
+    monkeypatch.setattr(listing_cache, "_statuses", lambda folders: [(path, constant) for path in folders])
     assert len(opened(root).train) == 3
     put(root / "train" / "cat" / "9.png")
     assert len(opened(root).train) == 4
 
 
 def test_sizes_change_with_a_file_and_are_those_of_shards(root, tmp_path):
-    before = sizes.digest(opened(root))
+    before = file_sizes.digest(opened(root))
     packed(root, tmp_path / "shards")
-    assert sizes.digest(opened(tmp_path / "shards")) == before
+    assert file_sizes.digest(opened(tmp_path / "shards")) == before
     put(root / "val" / "dog" / "5.png", image_bytes(kind="BMP"))
-    after = sizes.digest(opened(root))
+    after = file_sizes.digest(opened(root))
     assert after["train"] == before["train"] and after["val"] != before["val"]
 
 
 def test_of_many_files_some_are_looked_at_everywhere(root, monkeypatch):
     tree(root, *(f"train/cat/{i:03}.png" for i in range(100)))
-    monkeypatch.setattr(sizes, "LOOKED_AT", 10)
-    before = sizes.digest(opened(root))
+    monkeypatch.setattr(file_sizes, "LOOKED_AT", 10)
+    before = file_sizes.digest(opened(root))
     for path in (root / "train" / "cat").iterdir():
         path.write_bytes(image_bytes(kind="BMP"))
-    assert sizes.digest(opened(root)) != before
+    assert file_sizes.digest(opened(root)) != before
 
 
 def test_sizes_on_a_failing_disk_are_not_zero(root, monkeypatch):
@@ -156,10 +157,10 @@ def test_sizes_on_a_failing_disk_are_not_zero(root, monkeypatch):
         raise OSError(errno.EIO, "Input/output error", path)
 
     dataset = opened(root)
-    monkeypatch.setattr(faults, "RETRY_DELAYS_S", ())
+    monkeypatch.setattr(read_errors, "RETRY_DELAYS_S", ())
     monkeypatch.setattr("worldsize.data.samples.os.stat", fails)
     with pytest.raises(ReadFailed):
-        sizes.digest(dataset)
+        file_sizes.digest(dataset)
 
 
 def test_a_resume_with_other_files_of_the_same_names_is_refused(tmp_path, monkeypatch, capfd):

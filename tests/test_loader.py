@@ -13,16 +13,17 @@ import torch
 from PIL import Image
 
 from packing import SPECIAL, special_files
-from worldsize.batch import BatchPlan
-from worldsize.data import index, operations, policies
-from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop
-from worldsize.data.loader import Batch, Loader, Treatment
-from worldsize.data.order import permute
-from worldsize.data.rng import Use, uniforms
+from worldsize.config.recipe import Augment
+from worldsize.data.augmentation import operations, policies
+from worldsize.data.datasets import file_index
+from worldsize.data.images.crops import CenterCrop, PadCrop, RandomResizedCrop
+from worldsize.data.loading.loader import Batch, Loader, Treatment
 from worldsize.data.samples import ArraySamples, FileSamples
-from worldsize.place import Place
-from worldsize.recipe import Augment
-from worldsize.world import World
+from worldsize.data.sampling.order import permute
+from worldsize.data.sampling.random_numbers import Use, uniforms
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
 
 SIDE, SEED, CLASSES = 12, 7, 3
 CROPS = {
@@ -54,7 +55,7 @@ def in_files(folder: Path, n: int = 29, broken: tuple[int, ...] = ()) -> FileSam
         Image.fromarray(samples.pixels[i]).save(path)
         if i in broken:
             path.write_bytes(path.read_bytes()[:60])
-    return index.list_classes(folder / "train", tuple("abc"), folder / "cache")
+    return file_index.list_classes(folder / "train", tuple("abc"), folder / "cache")
 
 
 def make(samples, crop="pad", *, workers=2, prefetch=2, seed=SEED, repeats=1) -> Loader:
@@ -244,7 +245,7 @@ def test_a_missing_file_counts_as_broken(tmp_path, workers):
 def test_what_is_not_a_regular_file_counts_as_broken(tmp_path):
     in_files(tmp_path)
     with special_files(tmp_path / "train" / "b"):
-        samples = index.list_classes(tmp_path / "train", tuple("abc"), tmp_path / "cache")
+        samples = file_index.list_classes(tmp_path / "train", tuple("abc"), tmp_path / "cache")
         loader = make(samples)
         batches = list(loader.training(BatchPlan(34, 34, 1), 0, 0))
         loader.close()

@@ -19,17 +19,19 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from processes import HERE, environment
-from worldsize import cli, fingerprint, train
-from worldsize.batch import BatchPlan
-from worldsize.compute import Computed
-from worldsize.control import Control
-from worldsize.margins import Margins
-from worldsize.meter import Meter
+from worldsize import cli
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
 from worldsize.parallel.base import Exchange
-from worldsize.place import Place
-from worldsize.saver import Saver
-from worldsize.state import gather
-from worldsize.world import World
+from worldsize.runs import step_hashes
+from worldsize.training import trainer
+from worldsize.training.gradients import Computed
+from worldsize.training.margins import Margins
+from worldsize.training.rank_decisions import Control
+from worldsize.training.saver import Saver
+from worldsize.training.state import gather
+from worldsize.training.step_metrics import Meter
 
 CPU = torch.device("cpu")
 
@@ -130,7 +132,7 @@ def test_evaluations_saves_and_margins_are_watched(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Control, "watched", watched)
-    for owner, name in ((train, "evaluate"), (Saver, "save"), (Margins, "merge")):
+    for owner, name in ((trainer, "evaluate"), (Saver, "save"), (Margins, "merge")):
         recorded(owner, name)
     small = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "8", "--micro-batch", "8", "--max-steps", "1")
     assert cli.main(["train", "digits", *small]) == 0
@@ -140,9 +142,9 @@ def test_evaluations_saves_and_margins_are_watched(tmp_path, monkeypatch):
 EXITS = """
 import torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from worldsize.control import Control
-from worldsize.place import Place
-from worldsize.world import World
+from worldsize.training.rank_decisions import Control
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
 
 dist.init_process_group("fake", rank=1, world_size=20, store=FakeStore())
 place = Place("torchrun", 1, 20, 1, 20, ("127.0.0.1", 1))
@@ -196,7 +198,7 @@ def test_the_metrics_of_a_step_do_not_grow_with_the_ranks(monkeypatch, ranks, ev
     assert step.step_ms == pytest.approx(10 + (ranks - 1) / 2 + 2 / ranks)
     assert step.communication_ms == pytest.approx(2 + 2 / ranks) and step.straggler_ms == pytest.approx(2 / ranks)
     assert step.overhead_ms == pytest.approx(0.5) and step.compute_ms == pytest.approx(step.step_ms - 3.5 - 2 / ranks)
-    assert step.samples == fingerprint.of_samples([7, 9] * ranks)
+    assert step.samples == step_hashes.of_samples([7, 9] * ranks)
     speeds = [8 / (8 + rank) * 1000 for rank in range(ranks)]
     if ranks == 4 or every_rank:
         assert step.rank_images_per_s == pytest.approx(speeds) and not step.slowest_ranks

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from processes import newest
-from worldsize.data.pixels import Normalise
-from worldsize.margins import SCALE, Answers, Margins
-from worldsize.objective import Objective, margin
-from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.recipe import Recipe
-from worldsize.world import World
+from worldsize.config.recipe import Recipe
+from worldsize.data.images.normalize import Normalise
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
+from worldsize.training.margins import SCALE, Answers, Margins
+from worldsize.training.objective import Objective, margin
+from worldsize.training.precision import Precision
 
 CPU = torch.device("cpu")
 ALONE = World(Place("none", 0, 1, 0, 1), CPU, None, 1)

@@ -11,16 +11,16 @@ from torch import nn
 from torch.nn import functional
 from torchvision.transforms import v2
 
-from worldsize.batch import BatchPlan
-from worldsize.criterion import Criterion
-from worldsize.data.crops import CenterCrop
-from worldsize.data.loader import Loader, Treatment
-from worldsize.data.mixing import WIDTH, Mixing, cutmix
-from worldsize.data.pixels import Normalise
+from worldsize.config.recipe import Augment, Recipe
+from worldsize.data.augmentation.mixing import WIDTH, Mixing, cutmix
+from worldsize.data.images.crops import CenterCrop
+from worldsize.data.images.normalize import Normalise
+from worldsize.data.loading.loader import Loader, Treatment
 from worldsize.data.samples import ArraySamples
-from worldsize.objective import Objective
-from worldsize.precision import Precision
-from worldsize.recipe import Augment, Recipe
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.training.losses import Criterion
+from worldsize.training.objective import Objective
+from worldsize.training.precision import Precision
 
 MICRO, CLASSES, SIZE = 4, 5, 16
 CPU = torch.device("cpu")

@@ -9,19 +9,20 @@ import torch
 import torchvision
 from torch import nn
 
-from worldsize import model, optim
-from worldsize.model import RunningStatistics
-from worldsize.place import Place
-from worldsize.recipe import Model, Optimizer, Recipe
-from worldsize.tree import fold
-from worldsize.world import World
+from worldsize.config.recipe import Model, Optimizer, Recipe
+from worldsize.distributed.rank import Place
+from worldsize.distributed.tree_sum import fold
+from worldsize.distributed.world import World
+from worldsize.models import factory
+from worldsize.models.factory import RunningStatistics
+from worldsize.optim import optimizers
 
 CPU = torch.device("cpu")
 SINGLE = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
 
 
 def build(**settings) -> nn.Module:
-    return model.build(Recipe(seed=settings.pop("seed", 0), model=Model(**settings)), 10, CPU, torch.float32)
+    return factory.build(Recipe(seed=settings.pop("seed", 0), model=Model(**settings)), 10, CPU, torch.float32)
 
 
 def test_weights_load_into_torchvisions_model_as_they_are():
@@ -63,7 +64,7 @@ def test_the_cifar_stem_keeps_all_pixels():
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 5])
 def test_running_statistics_are_moving_averages_of_the_mean_over_micro_batches(micro_batches):
     network = build(name="resnet18")
-    layers, momentum = model.norms(network), 0.1
+    layers, momentum = factory.norms(network), 0.1
     expected = {f"{i}.{kind}": start for i in range(len(layers)) for kind, start in (("mean", 0.0), ("var", 1.0))}
     statistics = RunningStatistics(network)
     for _ in range(3):
@@ -102,11 +103,11 @@ def mean_and_variance_of_inputs(layers):
 
 @pytest.mark.parametrize("name", ["resnet50", "mobilenet_v3_small", "convnext_tiny", "vit_b_16"])
 def test_norms_and_biases_are_not_decayed_whatever_they_are_called(name):
-    kinds = model.parameter_kinds(build(name=name))
+    kinds = factory.parameter_kinds(build(name=name))
     assert sum(map(len, kinds)) == len(list(build(name=name).parameters()))
     assert all(p.ndim > 1 for p in kinds.weights)
     network = build(name="resnet50")
-    kinds = model.parameter_kinds(network)
+    kinds = factory.parameter_kinds(network)
     # A search for "bn" in the names would miss the first.
     assert any(p is network.layer1[0].downsample[1].weight for p in kinds.others)
     assert [p is network.fc.bias for p in kinds.biases] == [True]
@@ -117,11 +118,13 @@ def test_biases_have_a_weight_decay_of_their_own(given, decay):
     network = build(name="resnet18")
     settings = Optimizer(weight_decay=0.01, norm_weight_decay=0.002, bias_weight_decay=given)
     decays = {
-        id(p): group["weight_decay"] for group in optim.build(network, settings, CPU).param_groups for p in group["params"]
+        id(p): group["weight_decay"]
+        for group in optimizers.build(network, settings, CPU).param_groups
+        for p in group["params"]
     }
     assert decays[id(network.fc.weight)] == 0.01
     assert decays[id(network.fc.bias)] == decay
-    assert {decays[id(p)] for layer in model.norms(network) for p in layer.parameters()} == {0.002}
+    assert {decays[id(p)] for layer in factory.norms(network) for p in layer.parameters()} == {0.002}
 
 
 @pytest.mark.parametrize(
@@ -137,11 +140,11 @@ def test_biases_have_a_weight_decay_of_their_own(given, decay):
 )
 def test_layer_scales_and_embeddings_are_not_decayed(name, undecayed):
     network = build(name=name)
-    assert any(p is network.get_parameter(undecayed) for p in model.parameter_kinds(network).others)
+    assert any(p is network.get_parameter(undecayed) for p in factory.parameter_kinds(network).others)
 
 
 def test_the_weights_of_a_classifier_with_one_output_are_decayed():
-    kinds = model.parameter_kinds(nn.Sequential(nn.Linear(8, 1), nn.Conv2d(8, 1, 1)))
+    kinds = factory.parameter_kinds(nn.Sequential(nn.Linear(8, 1), nn.Conv2d(8, 1, 1)))
     assert [p.ndim for p in kinds.weights] == [2, 4]
 
 
@@ -154,12 +157,12 @@ def test_optimizer_state_is_saved_and_loaded_by_name(kind):
 
     settings = Optimizer(name=kind, lr=0.01)
     one = build(name="resnet18").eval()
-    first = optim.build(one, settings, CPU)
+    first = optimizers.build(one, settings, CPU)
     step(one, first)
     two = build(name="resnet18").eval()
     two.load_state_dict(one.state_dict())
-    second = optim.build(two, settings, CPU)
-    optim.load_state_tensors(second, two, {k: v.clone() for k, v in optim.state_tensors(first, one).items()})
+    second = optimizers.build(two, settings, CPU)
+    optimizers.load_state_tensors(second, two, {k: v.clone() for k, v in optimizers.state_tensors(first, one).items()})
     step(one, first)
     step(two, second)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))

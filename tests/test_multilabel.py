@@ -16,20 +16,20 @@ from torch.nn import functional
 
 from processes import distance, identical, losses, momentum, records, weights
 from worldsize import checkpoint
-from worldsize.catalog import validate
-from worldsize.criterion import Criterion
-from worldsize.data.crops import CenterCrop
-from worldsize.data.loader import Loader
-from worldsize.data.pixels import Normalise
+from worldsize.config.recipe import Data, Recipe
+from worldsize.config.recipe_files import validate
+from worldsize.data.images.crops import CenterCrop
+from worldsize.data.images.normalize import Normalise
+from worldsize.data.loading.loader import Loader
 from worldsize.data.samples import ArraySamples
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
 from worldsize.errors import UserError
-from worldsize.evaluate import Result, evaluate
-from worldsize.objective import Objective
-from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.progress import Progress
-from worldsize.recipe import Data, Recipe
-from worldsize.world import World
+from worldsize.training.evaluation import Result, evaluate
+from worldsize.training.losses import Criterion
+from worldsize.training.objective import Objective
+from worldsize.training.precision import Precision
+from worldsize.training.progress import Progress
 
 CPU, CLASSES, N = torch.device("cpu"), 5, 12
 GENERATOR = torch.Generator().manual_seed(1)

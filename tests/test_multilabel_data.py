@@ -10,12 +10,12 @@ import pytest
 
 from trees import image_bytes, opened, put, refusal, relative_names, tree
 from worldsize import cli
-from worldsize.batch import BatchPlan
+from worldsize.config.recipe import Data
 from worldsize.data import open_layout
-from worldsize.data.crops import CenterCrop
-from worldsize.data.loader import Loader
+from worldsize.data.images.crops import CenterCrop
+from worldsize.data.loading.loader import Loader
+from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.errors import UserError
-from worldsize.recipe import Data
 
 TRAIN = "image,labels\nim/1.png,cat;dog\nim/2.png,\nim/3.png,dog; dog ;bird\n"
 VAL = "image,labels\nim/4.png,dog\nim/sub/5.png,\n"

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from processes import bits, newest
-from worldsize import optim
+from worldsize.config.recipe import Optimizer, Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Optimizer, Recipe
+from worldsize.optim import optimizers
 
 CPU = torch.device("cpu")
 SETTINGS = Optimizer(name="muon", lr=0.02, momentum=0.95, weight_decay=0.05, norm_weight_decay=0.01)
@@ -28,11 +28,11 @@ def gradients(step: int, model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def trained(model: nn.Sequential, rates=RATES, first: int = 0, optimizer=None):
-    optimizer = optimizer or optim.build(model, SETTINGS, CPU)
+    optimizer = optimizer or optimizers.build(model, SETTINGS, CPU)
     for step, rate in enumerate(rates, start=first):
         for name, gradient in gradients(step, model).items():
             model.get_parameter(name).grad = gradient
-        optim.set_lr(optimizer, rate)
+        optimizers.set_lr(optimizer, rate)
         optimizer.step()
     return optimizer
 
@@ -77,12 +77,12 @@ def test_the_state_continues_bit_identically(layout):
     whole, first = network(layout), network(layout)
     trained(whole)
     before = trained(first, RATES[:2])
-    saved = {name: value.clone() for name, value in optim.state_tensors(before, first).items()}
+    saved = {name: value.clone() for name, value in optimizers.state_tensors(before, first).items()}
     assert saved["momentum_buffer/0.weight"].shape == first[0].weight.shape
     again = network(layout)
     again.load_state_dict(first.state_dict())
-    fresh = optim.build(again, SETTINGS, CPU)
-    optim.load_state_tensors(fresh, again, saved)
+    fresh = optimizers.build(again, SETTINGS, CPU)
+    optimizers.load_state_tensors(fresh, again, saved)
     trained(again, RATES[2:], 2, fresh)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
 
@@ -90,7 +90,7 @@ def test_the_state_continues_bit_identically(layout):
 def test_a_torch_without_muon_is_explained(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(UserError, match=r"requires torch 2\.9 or later; this is"):
-        optim.build(network(), SETTINGS, CPU)
+        optimizers.build(network(), SETTINGS, CPU)
 
 
 def test_graphs_are_refused():

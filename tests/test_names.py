@@ -15,11 +15,10 @@ import pytest
 from PIL import Image
 
 from processes import environment
-from worldsize import entry
-from worldsize.data.names import look_alikes
-from worldsize.launch import distribute
-from worldsize.place import here
-from worldsize.run import RunFolder, RunLog
+from worldsize.data.confusable_names import look_alikes
+from worldsize.distributed.rank import here
+from worldsize.launch import distribute, entry_point
+from worldsize.runs.run_folder import RunFolder, RunLog
 
 NFC, NFD = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
 # Without these, Python uses UTF-8 in the locale C.
@@ -63,7 +62,7 @@ def test_several_commands_in_one_process_print_each_warning_once():
     assert sum(isinstance(handler, distribute._ToStderr) for handler in logger.handlers) == 1
 
 
-@pytest.mark.parametrize("start", [[str(Path(sys.executable).parent / "worldsize")], entry.command(sys.executable)])
+@pytest.mark.parametrize("start", [[str(Path(sys.executable).parent / "worldsize")], entry_point.command(sys.executable)])
 def test_a_locale_without_utf_8_changes_nothing(tmp_path, start):
     """Names, recipes and output are UTF-8; a name that is not prints as it is or escaped."""
     root = tree(tmp_path / NFC, "train", "tea", NFC, names=(b"\xff.png", "ü.png".encode()))

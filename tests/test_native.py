@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from jpegs import NATIVE, cut_natively, cut_with_pillow, cuts_of, encode, images, needs_native, scene, whole
-from worldsize.data import native
-from worldsize.data.crops import CenterCrop, RandomResizedCrop, random_boxes
-from worldsize.data.decode import decode
+from worldsize.data.images import native
+from worldsize.data.images.crops import CenterCrop, RandomResizedCrop, random_boxes
+from worldsize.data.images.pillow import decode
 from worldsize.errors import UserError
 
 REPOSITORY = Path(__file__).parent.parent
@@ -130,7 +130,7 @@ def run_python(program: str, **environment: str) -> str:
 
 
 def test_the_environment_turns_it_off():
-    program = "from worldsize.data import native; print(native.load(), native.why_not())"
+    program = "from worldsize.data.images import native; print(native.load(), native.why_not())"
     assert run_python(program, WORLDSIZE_DECODER="pillow") == "None WORLDSIZE_DECODER=pillow disables it"
 
 

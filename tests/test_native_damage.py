@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from jpegs import NATIVE, cut_natively, cut_with_pillow, cuts_of, encode, needs_native, scene, whole
-from worldsize.data.decode import BrokenImage, decode
+from worldsize.data.images.pillow import BrokenImage, decode
 
 
 def odd_images() -> dict[str, bytes]:

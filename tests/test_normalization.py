@@ -7,10 +7,10 @@ import shutil
 import pytest
 import yaml
 
-from worldsize import arguments, catalog
+from worldsize.config import command_line, recipe_files
+from worldsize.config.recipe import Data, Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Data, Recipe
-from worldsize.request import from_arguments
+from worldsize.training.request import from_arguments
 
 MEAN, STD = ("--data.mean", "123.675", "116.28", "103.53"), ("--data.std", "58.395", "57.12", "57.375")
 RIGHT = "--data.mean 0.485 0.456 0.406 --data.std 0.229 0.224 0.225"
@@ -58,7 +58,7 @@ def test_an_older_run_still_loads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "runs" / "r" / "recipe.yaml"
     recipe.parent.mkdir(parents=True)
-    values = yaml.safe_load(catalog.to_yaml(catalog.load("digits")))
+    values = yaml.safe_load(recipe_files.to_yaml(recipe_files.load("digits")))
     values["data"]["mean"] = [123.675, 116.28, 103.53]
     recipe.write_text(yaml.safe_dump(values))
     (recipe.parent / "metrics.jsonl").touch()  # it has begun
@@ -70,5 +70,5 @@ def test_an_older_run_still_loads(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="divide by 255"):
         from_arguments(["--resume", "runs/r", *STD])
     old = Recipe.model_validate(values)
-    evaluate = arguments.parse(arguments.Evaluate, [], arguments.Evaluate(old), "eval", recorded=old)
+    evaluate = command_line.parse(command_line.Evaluate, [], command_line.Evaluate(old), "eval", recorded=old)
     assert evaluate.settings.data.mean[0] == 123.675

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from worldsize import batch, catalog, cli
+from worldsize import cli
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.distributed import batch_plan
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 PODS = ("--image", "registry/me:1", "--volume", "v")
@@ -89,12 +91,12 @@ def test_the_amounts_of_a_job_are_checked_first(fails):
 def test_what_the_message_offers_works(settings, world, offered):
     recipe, devices = Recipe(**settings), 3 if "per_process_batch" in settings else 1
     with pytest.raises(UserError) as caught:
-        batch.plan(recipe, world, devices)
+        batch_plan.plan(recipe, world, devices)
     found = re.findall(r"--([a-z-]+-batch) (\d+)", str(caught.value).rpartition("Or use")[2])
     assert [f"--{name} {size}" for name, size in found] == offered
     for name, size in found:
-        changed = catalog.validate(recipe.model_dump() | {name.replace("-", "_"): int(size)}, "")
-        batch.plan(changed, world, devices)
+        changed = recipe_files.validate(recipe.model_dump() | {name.replace("-", "_"): int(size)}, "")
+        batch_plan.plan(changed, world, devices)
 
 
 def documented() -> list[str]:
@@ -108,7 +110,7 @@ def documented() -> list[str]:
         ]
         for line in lines:
             words = re.search(r"worldsize (?:train|render) ([a-z0-9-]+) (.*)", line.partition("#")[0].partition(">")[0])
-            if words is not None and words[1] in catalog.names() and re.search(r"proc|--hosts|-np ", line):
+            if words is not None and words[1] in recipe_files.names() and re.search(r"proc|--hosts|-np ", line):
                 found.append(" ".join(line.partition("#")[0].partition(">")[0].split()))
     return sorted({*found})
 

@@ -11,8 +11,8 @@ import yaml
 from worldsize import cli
 from worldsize.cluster.manifests.spec import Placement, PodJobSpec, PodResources, SecretKey, Toleration
 from worldsize.cluster.options import JobOptions, to_spec
+from worldsize.config.recipe import Parallel, Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Parallel, Recipe
 
 GPU, CPU = Recipe(), Recipe(device="cpu")
 PLAIN = JobOptions(image="worldsize:1", volume=("data",), name="r")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from worldsize.data.order import permute
-from worldsize.data.rng import philox
+from worldsize.data.sampling.order import permute
+from worldsize.data.sampling.random_numbers import philox
 
 SEED = st.integers(0, 2**64 - 1)
 EPOCH = st.integers(0, 2**32 - 1)
@@ -118,7 +118,9 @@ def test_parts_of_an_epoch_have_orders_of_their_own(monkeypatch):
     np.testing.assert_array_equal(table[0], permute(9, 3, np.arange(50), 50))
     np.testing.assert_array_equal(table[3], permute(9, 3, np.arange(50), 50, 3))
     drawn = []
-    monkeypatch.setattr("worldsize.data.order.philox", lambda counter, key: drawn.append(counter[0]) or philox(counter, key))
+    monkeypatch.setattr(
+        "worldsize.data.sampling.order.philox", lambda counter, key: drawn.append(counter[0]) or philox(counter, key)
+    )
     permute(9, 3, np.arange(50), 50, np.arange(50))
     assert len(np.unique(drawn[0])) == drawn[0].size == 24 * 50  # no key twice
 

@@ -16,7 +16,7 @@ from packing import OPTIONS, encode, files, noise, packed
 from processes import identical, weights, worldsize
 from trees import opened, put, two_classes
 from worldsize.data import shards
-from worldsize.data.decode import BrokenImage
+from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.shards.format import Encoding
 from worldsize.data.shards.images import How
 from worldsize.data.shards.pack import pack

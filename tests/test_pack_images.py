@@ -12,10 +12,10 @@ from PIL import Image
 from packing import BROKEN, OPTIONS, encode, noise, packed
 from trees import opened, put, two_classes
 from worldsize.data import shards
-from worldsize.data.crops import fit
-from worldsize.data.decode import decode
-from worldsize.data.order import permute
+from worldsize.data.images.crops import fit
+from worldsize.data.images.pillow import decode
 from worldsize.data.samples import ArraySamples, Dataset
+from worldsize.data.sampling.order import permute
 from worldsize.data.shards.format import Encoding
 from worldsize.data.shards.images import How, store
 from worldsize.data.shards.pack import pack

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from worldsize.batch import BatchPlan
-from worldsize.data.crops import PadCrop
-from worldsize.data.loader import Loader, Stream
+from worldsize.data.images.crops import PadCrop
+from worldsize.data.loading.loader import Loader, Stream
 from worldsize.data.samples import ArraySamples
-from worldsize.model import RunningStatistics
-from worldsize.parallel.ledger import Ledger
-from worldsize.parallel.parameter_server import Report, Server
-from worldsize.tree import fold
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.tree_sum import fold
+from worldsize.models.factory import RunningStatistics
+from worldsize.parallel.async_sgd.server import Report, Server
+from worldsize.parallel.async_sgd.step_ledger import Ledger
 
 TIMEOUT_S = 120.0  # for events that must happen
 

@@ -13,9 +13,11 @@ from test_errors import folder_recipe, images
 from test_loader import evaluated, in_files, make
 from trees import opened, two_classes
 from worldsize import cli
-from worldsize.batch import BatchPlan
-from worldsize.data import index, native, shards
-from worldsize.data.decode import BrokenImage
+from worldsize.data import shards
+from worldsize.data.datasets import file_index
+from worldsize.data.images import native
+from worldsize.data.images.pillow import BrokenImage
+from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.errors import Forbidden, ReadFailed, StoreUnreachable, of_the_place
 
 PLAN = BatchPlan(29, 29, 1)
@@ -202,9 +204,9 @@ def test_a_listing_that_fails_is_not_the_users_mistake(tmp_path, monkeypatch, pl
 
     real = os.scandir
     if place == "an entry":
-        monkeypatch.setattr(index, "open", fails, raising=False)
+        monkeypatch.setattr(file_index, "open", fails, raising=False)
     elif place == "a link":
-        monkeypatch.setattr(index, "is_folder", fails)
+        monkeypatch.setattr(file_index, "is_folder", fails)
     else:
         monkeypatch.setattr(os, "scandir", lambda path: fails() if Path(path) == root / place else real(path))
     with pytest.raises(StoreUnreachable, match="Stale file handle"):

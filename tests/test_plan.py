@@ -19,9 +19,13 @@ from hypothesis import strategies as st
 from torch.nn.parallel import DistributedDataParallel
 
 from processes import worldsize
-from worldsize import catalog, cli, networks, optim
-from worldsize.parallel import hooks
+from worldsize import cli
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.models import networks
+from worldsize.optim import optimizers
 from worldsize.parallel.base import Exchange
+from worldsize.parallel.ddp import compression
 from worldsize.plan import forecast, model, network, traffic
 from worldsize.plan import measured as measurements
 from worldsize.plan.arguments import Feed
@@ -29,7 +33,6 @@ from worldsize.plan.fit import NAMES, Measurement, Prior, fit
 from worldsize.plan.forecast import cluster_of
 from worldsize.plan.job import describe
 from worldsize.plan.model import Cluster, Hardware, Message, Traffic
-from worldsize.recipe import Recipe
 
 GPU = Hardware(
     image_s=0.4e-3,
@@ -195,7 +198,7 @@ def test_buckets_are_those_of_torch(alone, name):
     ddp = DistributedDataParallel(networks.build(recipe, 10), bucket_cap_mb=recipe.parallel.bucket_mb)
     sizes = []
     exchange = Exchange(torch.device("cpu"))
-    hook = hooks.Average(ddp.module, recipe.parallel, 1, exchange)
+    hook = compression.Average(ddp.module, recipe.parallel, 1, exchange)
 
     def count(state, bucket):
         sizes.append(4 * bucket.buffer().numel())
@@ -217,7 +220,7 @@ def test_powersgd_sends_what_the_hook_sends(alone):
     )
     real = networks.build(recipe, 10)
     exchange = Exchange(torch.device("cpu"))
-    hook = hooks.PowerSGD(real, recipe.parallel, 1, exchange)
+    hook = compression.PowerSGD(real, recipe.parallel, 1, exchange)
     hook._approximate({name: torch.randn_like(p) for name, p in real.named_parameters()})
     predicted = traffic.of_recipe(recipe, network.profile(recipe, 10).tensors)
     assert [len(predicted.messages), predicted.size] == [2, exchange.sent_bytes]
@@ -334,11 +337,11 @@ def test_memory_is_exact_where_it_can_be():
 def test_optimizers_keep_what_the_plan_says(name):
     recipe = Recipe.model_validate({"model": {"name": "squeezenet1_1"}, "optimizer": {"name": name}})
     real = networks.build(recipe, 10)
-    optimizer = optim.build(real, recipe.optimizer, torch.device("cpu"))
+    optimizer = optimizers.build(real, recipe.optimizer, torch.device("cpu"))
     for parameter in real.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    kept = sum(t.numel() for t in optim.state_tensors(optimizer, real).values() if t.ndim)
+    kept = sum(t.numel() for t in optimizers.state_tensors(optimizer, real).values() if t.ndim)
     assert kept == traffic.optimizer_tensors(recipe) * sum(p.numel() for p in real.parameters())
 
 
@@ -387,9 +390,9 @@ def test_evaluations_with_several_views_cost_more():
 
 
 def test_progressive_resizing_costs_less():
-    job = describe(catalog.load("imagenet-ffcv-rn50-16"), Feed(), 1, False)
+    job = describe(recipe_files.load("imagenet-ffcv-rn50-16"), Feed(), 1, False)
     assert 0.5 < job.relative_work() < 1
-    assert describe(catalog.load("imagenet"), Feed(), 1, False).relative_work() == 1
+    assert describe(recipe_files.load("imagenet"), Feed(), 1, False).relative_work() == 1
 
 
 # The command --------------------------------------------------------------------------------------------------------------
@@ -565,7 +568,7 @@ def results(folder, **changed):
             line |= {"communication_ms": unit * step.communication_s, "straggler_ms": unit * step.straggler_s}
             lines.append(line | {"sent_mb": sent.size / 1e6 * (procs > 1)} | changed)
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "ddp-weak-1x1-1.yaml").write_text(catalog.to_yaml(recipe))
+    (folder / "ddp-weak-1x1-1.yaml").write_text(recipe_files.to_yaml(recipe))
     return folder, recipe, sent
 
 
@@ -628,7 +631,7 @@ def test_an_incomplete_line_is_left_out_and_noted(tmp_path, capsys):
 def test_a_run_without_its_environment_is_refused(tmp_path, fails, content):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "recipe.yaml").write_text(catalog.to_yaml(catalog.load("digits")))
+    (run / "recipe.yaml").write_text(recipe_files.to_yaml(recipe_files.load("digits")))
     (run / "metrics.jsonl").write_text("")
     if content is not None:
         (run / "environment.json").write_text(content)

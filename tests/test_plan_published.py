@@ -19,13 +19,13 @@ from statistics import NormalDist, fmean
 
 import pytest
 
+from worldsize.config.recipe import Recipe
 from worldsize.plan import model, network, traffic
 from worldsize.plan.arguments import Machines
 from worldsize.plan.fit import Measurement, Prior, fit, percentiles
 from worldsize.plan.forecast import MODEL_ERROR, with_model_error
 from worldsize.plan.model import Cluster, Hardware
 from worldsize.plan.prediction import _SPREADS
-from worldsize.recipe import Recipe
 
 DOCS = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text()
 ALLOWED = 5.0  # points

@@ -24,10 +24,10 @@ from processes import worldsize as command
 from worldsize import checkpoint
 from worldsize.cli import main
 from worldsize.errors import DataError, UserError
-from worldsize.precision import Precision
-from worldsize.use import opening
-from worldsize.use.predict import images
-from worldsize.use.predict.model import Model
+from worldsize.inference import opening
+from worldsize.inference.predict import images
+from worldsize.inference.predict.model import Model
+from worldsize.training.precision import Precision
 
 CLASSES = ("blue", "green", "red")
 SETTINGS = (

@@ -10,18 +10,18 @@ import pytest
 import torch
 from PIL import Image
 
-from worldsize import loaders
-from worldsize.batch import BatchPlan, plan
-from worldsize.data import native
-from worldsize.data.crops import CenterCrop, PadCrop, RandomResizedCrop
-from worldsize.data.decode import BrokenImage
-from worldsize.data.loader import Loader
-from worldsize.data.prepare import Preparation
-from worldsize.data.rng import Use, uniforms
+from worldsize.config.recipe import Data, Recipe
+from worldsize.data.images import native
+from worldsize.data.images.crops import CenterCrop, PadCrop, RandomResizedCrop
+from worldsize.data.images.pillow import BrokenImage
+from worldsize.data.loading import build
+from worldsize.data.loading.loader import Loader
+from worldsize.data.loading.prepare import Preparation
 from worldsize.data.samples import EncodedSamples
-from worldsize.place import Place
-from worldsize.recipe import Data, Recipe
-from worldsize.world import World
+from worldsize.data.sampling.random_numbers import Use, uniforms
+from worldsize.distributed.batch_plan import BatchPlan, plan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
 
 CROPS = [
     RandomResizedCrop(48, True, (0.08, 1.0), (3 / 4, 4 / 3)),
@@ -178,9 +178,9 @@ def test_scaling_without_the_native_decoder_is_logged_once(monkeypatch, caplog, 
     world = World(Place("none", rank, 2, rank, 2), torch.device("cpu"), None, 1)
     samples = Encoded([encoded(photo(9, 9))])
     if crop is CROPS[0]:
-        loaders.train_loader(recipe, samples, plan(recipe, 2), world).close()
+        build.train_loader(recipe, samples, plan(recipe, 2), world).close()
     else:
-        loaders.val_loader(recipe, samples, world).close()
+        build.val_loader(recipe, samples, world).close()
     message = "data.dct_scaling has no effect without the native decoder: it was not built"
     assert caplog.messages == ([message] if crop is CROPS[0] and rank == 0 else [])
 

@@ -16,12 +16,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from processes import distance, newest, weights
-from worldsize import model, networks, optim, pretrained
+from worldsize.config.recipe import Optimizer, Recipe
+from worldsize.distributed.rank import Place
 from worldsize.errors import UserError
-from worldsize.freezing import FrozenBatchNorm2d
-from worldsize.place import Place
-from worldsize.recipe import Optimizer, Recipe
-from worldsize.request import TrainRequest, preflight
+from worldsize.models import factory, networks, pretrained
+from worldsize.models.freezing import FrozenBatchNorm2d
+from worldsize.optim import optimizers
+from worldsize.training.request import TrainRequest, preflight
 
 CPU = torch.device("cpu")
 
@@ -33,7 +34,7 @@ def recipe(**settings) -> Recipe:
 
 def build(**settings) -> nn.Module:
     """A network for ten classes with its initial weights loaded."""
-    network = model.build(recipe(**settings), 10, CPU, torch.float32)
+    network = factory.build(recipe(**settings), 10, CPU, torch.float32)
     if settings.get("weights"):
         pretrained.load(network, recipe(**settings))
     return network
@@ -144,8 +145,8 @@ def test_another_normalization_is_reported(caplog):
 def test_networks_of_timm(monkeypatch):
     network = build(name="timm:vit_tiny_patch16_224", drop_path=0.1)
     assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
-    assert model.draws(network)
-    assert any(parameter is network.pos_embed for parameter in model.parameter_kinds(network).others)
+    assert factory.draws(network)
+    assert any(parameter is network.pos_embed for parameter in factory.parameter_kinds(network).others)
     assert networks.classifier(network)[0] == "head"
     with pytest.raises(UserError, match="did you mean timm:resnet18"):
         build(name="timm:resnet_18")
@@ -169,7 +170,7 @@ def test_frozen_parts_are_not_trained_and_keep_their_statistics():
     network(torch.randn(4, 3, 32, 32)).sum().backward()
     changed = {name for name, buffer in network.named_buffers() if not torch.equal(buffer, before[name])}
     assert changed and not any(name.startswith(("bn1", "layer1")) for name in changed)
-    assert len(model.norms(network)) == 20 - 5
+    assert len(factory.norms(network)) == 20 - 5
     assert network.state_dict().keys() == build().state_dict().keys()
 
 
@@ -185,8 +186,8 @@ def test_what_cannot_be_frozen_is_refused(name, frozen, message):
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "timm:vit_tiny_patch16_224"])
 def test_learning_rates_by_layer_are_timms(name):
     network = build(name=name)
-    optimizer = optim.build(network, Optimizer(name="adamw", lr=1.0, layer_decay=0.75), CPU)
-    optim.set_lr(optimizer, 2.0)
+    optimizer = optimizers.build(network, Optimizer(name="adamw", lr=1.0, layer_decay=0.75), CPU)
+    optimizers.set_lr(optimizer, 2.0)
     ours = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
     theirs = timm.create_model(name.removeprefix("timm:"), num_classes=10)
     groups = timm.optim.param_groups_layer_decay(theirs, layer_decay=0.75)
@@ -211,8 +212,8 @@ def test_torchvisions_transformer_has_as_many_layers_as_blocks():
 
 def test_the_head_may_learn_faster():
     network = build()
-    optimizer = optim.build(network, Optimizer(lr=0.1, head_lr=10), CPU)
-    optim.set_lr(optimizer, 0.1)
+    optimizer = optimizers.build(network, Optimizer(lr=0.1, head_lr=10), CPU)
+    optimizers.set_lr(optimizer, 0.1)
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     assert rates[network.fc.weight] == rates[network.fc.bias] == pytest.approx(1.0)
     assert {rates[p] for name, p in network.named_parameters() if not name.startswith("fc.")} == {0.1}

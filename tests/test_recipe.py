@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from worldsize import catalog, parallel
+from worldsize import parallel
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe, Settings
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe, Settings
 
 
 def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
@@ -23,7 +24,7 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
 
 def refusal(folder: Path, text: str) -> str:
     with pytest.raises(UserError) as caught:
-        catalog.load(write(folder, text))
+        recipe_files.load(write(folder, text))
     return str(caught.value)
 
 
@@ -35,38 +36,38 @@ def nested(dotted: str, value: object) -> dict:
 
 
 def identity_with(dotted: str, value: object) -> dict:
-    return parallel.identity(catalog.validate(nested(dotted, value), "test"))
+    return parallel.identity(recipe_files.validate(nested(dotted, value), "test"))
 
 
 def test_the_shipped_recipes_are_listed():
-    assert {"digits", "cifar10", "imagenet"} <= set(catalog.names())
-    assert catalog.names() == sorted(catalog.names())
+    assert {"digits", "cifar10", "imagenet"} <= set(recipe_files.names())
+    assert recipe_files.names() == sorted(recipe_files.names())
 
 
 def test_cifar10_also_has_the_name_of_its_network():
-    named, plain = catalog.load("cifar10-resnet50"), catalog.load("cifar10")
+    named, plain = recipe_files.load("cifar10-resnet50"), recipe_files.load("cifar10")
     assert named.model_copy(update={"about": plain.about}) == plain
 
 
-@pytest.mark.parametrize("name", [name for name in catalog.names() if "ffcv" in name])
+@pytest.mark.parametrize("name", [name for name in recipe_files.names() if "ffcv" in name])
 def test_a_recipe_of_ffcv_states_its_own_file(name):
-    recipe, network = catalog.load(name), name.split("-")[2]
+    recipe, network = recipe_files.load(name), name.split("-")[2]
     assert f"{network}_configs/{network}_{recipe.epochs}_epochs.yaml" in recipe.source
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.parametrize("name", recipe_files.names())
 def test_a_shipped_recipe_loads_and_says_what_it_is(name):
-    recipe = catalog.load(name)
+    recipe = recipe_files.load(name)
     assert recipe.about
     assert recipe.reaches
     assert recipe.source
     assert recipe.global_batch % recipe.micro_batch == 0
 
 
-@pytest.mark.parametrize("name", catalog.names())
+@pytest.mark.parametrize("name", recipe_files.names())
 def test_a_shipped_recipe_survives_being_written_and_read(name, tmp_path):
-    recipe = catalog.load(name)
-    assert catalog.load(write(tmp_path, catalog.to_yaml(recipe))) == recipe
+    recipe = recipe_files.load(name)
+    assert recipe_files.load(write(tmp_path, recipe_files.to_yaml(recipe))) == recipe
 
 
 @settings(max_examples=15)
@@ -89,8 +90,8 @@ def test_any_recipe_survives_being_written_and_read(tmp_path_factory, top, lr, p
         top | {"optimizer": {"lr": lr}, "data": {"root": path}, "model": {"weights": path}, "track": {"trackers": ["wandb"]}}
     )
     file = tmp_path_factory.getbasetemp() / "any.yaml"
-    file.write_text(catalog.to_yaml(recipe), "utf-8")
-    assert catalog.load(str(file)) == recipe
+    file.write_text(recipe_files.to_yaml(recipe), "utf-8")
+    assert recipe_files.load(str(file)) == recipe
 
 
 def test_a_recipe_cannot_be_changed():
@@ -170,12 +171,12 @@ def test_values_that_cannot_be_name_their_fields(tmp_path, text, fields):
     ],
 )
 def test_settings_that_fit_together_load(tmp_path, text):
-    assert isinstance(catalog.load(write(tmp_path, text)), Recipe)
+    assert isinstance(recipe_files.load(write(tmp_path, text)), Recipe)
 
 
 def test_a_base_is_merged_section_by_section(tmp_path):
-    recipe = catalog.load(write(tmp_path, "base: digits\nepochs: 99\noptimizer: {lr: 0.5}\ndata: {mean: [0, 0, 0]}\n"))
-    digits = catalog.load("digits")
+    recipe = recipe_files.load(write(tmp_path, "base: digits\nepochs: 99\noptimizer: {lr: 0.5}\ndata: {mean: [0, 0, 0]}\n"))
+    digits = recipe_files.load("digits")
     assert recipe.epochs == 99
     assert recipe.data.mean == (0, 0, 0)
     assert recipe.optimizer == digits.optimizer.model_copy(update={"lr": 0.5})
@@ -185,7 +186,7 @@ def test_a_base_is_merged_section_by_section(tmp_path):
 
 def test_a_base_may_have_a_base(tmp_path):
     middle = write(tmp_path, "base: digits\nseed: 5\nepochs: 50\n", "middle.yaml")
-    recipe = catalog.load(write(tmp_path, f"base: {middle}\nepochs: 60\n"))
+    recipe = recipe_files.load(write(tmp_path, f"base: {middle}\nepochs: 60\n"))
     assert (recipe.seed, recipe.epochs, recipe.data.name) == (5, 60, "digits")
 
 
@@ -194,7 +195,7 @@ def test_a_base_is_looked_for_beside_the_file_that_names_it(tmp_path, monkeypatc
     mine = write(tmp_path, "base: middle.yaml\nepochs: 60\n")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert catalog.load(mine).seed == 5
+    assert recipe_files.load(mine).seed == 5
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_a_base_that_leads_back_to_itself_is_refused(tmp_path, length):
     for path, base in zip(paths, paths[1:] + paths[:1], strict=True):
         path.write_text(f"base: {base}\n")
     with pytest.raises(UserError, match="refers back to itself"):
-        catalog.load(str(paths[0]))
+        recipe_files.load(str(paths[0]))
 
 
 def test_a_base_that_is_not_there_is_named(tmp_path):
@@ -261,7 +262,7 @@ def test_a_key_that_stands_twice_is_refused_with_its_lines(tmp_path, text, repea
     (tmp_path / "child.yaml").write_text("base: mine.yaml\nseed: 3\n")
     for name in ("mine", "child"):
         with pytest.raises(UserError) as caught:
-            catalog.load(str(tmp_path / f"{name}.yaml"))
+            recipe_files.load(str(tmp_path / f"{name}.yaml"))
         assert str(caught.value).startswith(f"{tmp_path / 'mine.yaml'}:\n")
         assert all(line in str(caught.value) for line in repeated), str(caught.value)
         assert str(caught.value).count(" stands in ") == len(repeated)
@@ -269,13 +270,13 @@ def test_a_key_that_stands_twice_is_refused_with_its_lines(tmp_path, text, repea
 
 def test_keys_of_other_sections_and_merged_keys_do_not_stand_twice():
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: {x: 1}\n"
-    assert catalog.parse(text, "here") == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 1}}
-    assert catalog.parse("", "here") is None
+    assert recipe_files.parse(text, "here") == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 1}}
+    assert recipe_files.parse("", "here") is None
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"gone\.yaml.*No such file"):
-        catalog.load(str(tmp_path / "gone.yaml"))
+        recipe_files.load(str(tmp_path / "gone.yaml"))
 
 
 @pytest.mark.parametrize("content", [bytes(range(256)), b"epochs: 3\0", b"\xff\xfe\x00", b"\x7fELF\x02\x01\x01" + bytes(50)])
@@ -283,24 +284,24 @@ def test_a_binary_file_is_refused(tmp_path, content):
     path = tmp_path / "binary.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"binary\.yaml"):
-        catalog.load(str(path))
+        recipe_files.load(str(path))
 
 
 @pytest.mark.parametrize("name", ["folder", "folder.yaml"])
 def test_a_directory_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=name):
-        catalog.load(str(tmp_path / name))
+        recipe_files.load(str(tmp_path / name))
 
 
 def test_a_file_needs_no_yaml_in_its_name(tmp_path):
-    assert catalog.load(write(tmp_path, "epochs: 3\n", "recipe.txt")).epochs == 3
+    assert recipe_files.load(write(tmp_path, "epochs: 3\n", "recipe.txt")).epochs == 3
 
 
 def test_an_unknown_name_suggests_a_known_one():
     with pytest.raises(UserError, match="did you mean 'digits'") as caught:
-        catalog.load("digit")
-    for name in catalog.names():
+        recipe_files.load("digit")
+    for name in recipe_files.names():
         assert name in str(caught.value)
 
 
@@ -349,7 +350,7 @@ ESSENTIAL = [
 
 @pytest.mark.parametrize(("dotted", "value"), OPERATIONAL)
 def test_operational_settings_do_not_change_the_identity(dotted, value):
-    assert catalog.validate(nested(dotted, value), "test") != Recipe()
+    assert recipe_files.validate(nested(dotted, value), "test") != Recipe()
     assert identity_with(dotted, value) == parallel.identity(Recipe())
 
 
@@ -415,7 +416,7 @@ def test_the_identity_of_a_strategy_is_that_of_older_checkpoints(settings, expec
     ],
 )
 def test_a_setting_that_the_strategy_does_not_read_is_refused(settings, message):
-    recipe = catalog.validate({"parallel": settings}, "test")
+    recipe = recipe_files.validate({"parallel": settings}, "test")
     if message is None:
         parallel.validate(recipe)
         return
@@ -445,6 +446,6 @@ def test_every_setting_is_described():
 
 
 def test_flat_keys_reach_every_section():
-    keys = list(catalog.flat_keys(Recipe))
+    keys = list(recipe_files.flat_keys(Recipe))
     assert {"epochs", "data", "data.root", "optimizer.lr", "track.wandb_project"} <= set(keys)
     assert len(keys) == len(set(keys))

@@ -11,12 +11,12 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 
 from specs import EVERYTHING, PLAIN, odd_specs, specs, targets
-from worldsize import entry
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.pod import to_yaml
 from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey, Toleration, general_problems
 from worldsize.errors import PERMANENT, UserError
+from worldsize.launch import entry_point
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -115,7 +115,7 @@ def test_kinds_have_what_their_operators_require():
     (mpi,) = [m for m in rendered("mpijob") if m["kind"] == "MPIJob"]
     launcher, worker = (mpi["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
     command = launcher["template"]["spec"]["containers"][0]["command"]
-    wait = entry.command("python", "worldsize.launch.wait_for_hosts")
+    wait = entry_point.command("python", "worldsize.launch.wait_for_hosts")
     assert command[:8] == [*wait, "/etc/mpi/hostfile", "2222", "mpirun"]
     assert command[command.index("-np") + 1] == "16" and mpi["spec"]["slotsPerWorker"] == 8
     assert launcher["restartPolicy"] == "Never" and "nvidia.com/gpu" not in str(launcher)

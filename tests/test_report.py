@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from browser import browse
-from worldsize import catalog
+from worldsize.attribution.step_time import PARTS, USAGE
 from worldsize.cli import main
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
 from worldsize.report import content, data, overview, reading, statistics, timeline
-from worldsize.run import RunFolder
+from worldsize.runs.run_folder import RunFolder
 from worldsize.track import base, jsonl
-from worldsize.window import PARTS, USAGE
 
 BENCH = {"kind_of_job": "pytorchjob", "strategy": "ddp", "scaling": "weak", "nodes": 1, "sent_mb": 1.0, "lr": 0.1}
 
@@ -34,8 +34,8 @@ def make(
     """A run folder with three steps per epoch of 64 images, 600 ms each, and an evaluation of 3 s after each epoch."""
     folder, ranks = RunFolder(out / name), 2
     folder.path.mkdir(parents=True)
-    recipe = Recipe.model_validate(catalog.load("digits").model_dump() | {"epochs": len(top1) + 2} | changes)
-    folder.recipe.write_text(catalog.to_yaml(recipe))
+    recipe = Recipe.model_validate(recipe_files.load("digits").model_dump() | {"epochs": len(top1) + 2} | changes)
+    folder.recipe.write_text(recipe_files.to_yaml(recipe))
     folder.environment.write_text(json.dumps({"world_size": ranks, "data": {"train": "aa", "val": "bb"}}))
     tracker = jsonl.Tracker(recipe.track, folder, 0)
     for epoch, value in enumerate(top1, 1):
@@ -314,7 +314,7 @@ def test_states(tmp_path):
     }
     now = runs["fresh"].modified + 1
     for name, line in (("stopped", "stopped after step 9 of 12"), ("bad", "the loss is NaN")):
-        (tmp_path / name / "log.txt").write_text(f"2026-01-02 03:04:05,678 INFO worldsize.run: {line}\n")
+        (tmp_path / name / "log.txt").write_text(f"2026-01-02 03:04:05,678 INFO worldsize.runs.run_folder: {line}\n")
         runs[name] = reading.read(tmp_path / name)
     assert [overview.state(run, now) for run in runs.values()] == ["finished", "running", "interrupted", "failed"]
     assert overview.state(runs["fresh"], now + 1000) == "interrupted"

@@ -19,15 +19,16 @@ from PIL import Image
 
 from processes import records, start, worldsize
 from waiting import until
-from worldsize import cli, fingerprint
+from worldsize import cli
 from worldsize.checkpoint import list_checkpoints
-from worldsize.data.crops import PadCrop
-from worldsize.data.digits import open_dataset
-from worldsize.data.rng import Use, uniforms
+from worldsize.checkpoint.retention import thinned
+from worldsize.config.recipe import Data
+from worldsize.data.datasets.digits import open_dataset
+from worldsize.data.images.crops import PadCrop
+from worldsize.data.sampling.random_numbers import Use, uniforms
 from worldsize.errors import UserError
-from worldsize.recipe import Data
 from worldsize.reproduce import prove, replay
-from worldsize.retention import thinned
+from worldsize.runs import step_hashes
 
 # Eight steps of digits per epoch; checkpoints after steps 8, 16 and 24.
 SETTINGS = (
@@ -73,11 +74,11 @@ def test_checkpoints_and_the_result_have_the_head_of_the_chain(finished):
     assert json.loads((finished / "result.json").read_text())["chain"] == steps[-1]["chain"]
 
 
-@pytest.mark.parametrize("name", fingerprint.COVERED)
+@pytest.mark.parametrize("name", step_hashes.COVERED)
 def test_a_link_covers_each_number(finished, name):
     step = records(finished, "step")[3]
     changed = step | {name: step[name] + ("0" if name == "samples" else 1e-9)}
-    assert fingerprint.link("head", changed) != fingerprint.link("head", step) != fingerprint.link("other", step)
+    assert step_hashes.link("head", changed) != step_hashes.link("head", step) != step_hashes.link("other", step)
 
 
 @pytest.mark.parametrize("every", [1, 22, 1000])
@@ -251,7 +252,7 @@ def images_of(page: str) -> list[np.ndarray]:
 
 def expected_images(step: int) -> np.ndarray:
     """The images of a step of `finished`, from the sample order and the crop's definition."""
-    from worldsize.data.order import permute
+    from worldsize.data.sampling.order import permute
 
     data = Data(name="digits", train_crop="pad", train_crop_size=32, val_resize_size=32, val_crop_size=32)
     train, crop = open_dataset(data, Path()).train, PadCrop(32, flip=False, padding=2)
@@ -342,10 +343,10 @@ def users(folder: Path) -> list[str]:
 
 
 def test_prove_shares_the_batch_with_the_largest_micro_batch_that_fits():
-    from worldsize import catalog
+    from worldsize.config import recipe_files
 
     told: list[str] = []
-    recipe = catalog.load("digits")
+    recipe = recipe_files.load("digits")
     assert prove.shared_by([1, 2], recipe, told.append).micro_batch == 32 and told == []
     assert prove.shared_by([1, 2, 4], recipe, told.append).micro_batch == 16
     assert "micro-batches of 16 instead of 32" in told[0]

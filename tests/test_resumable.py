@@ -11,7 +11,7 @@ import pytest
 
 from processes import losses, newest
 from worldsize import cli
-from worldsize.resumable import opened
+from worldsize.runs.resumable import opened
 
 QUICK = (
     *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", "shufflenet_v2_x0_5"),

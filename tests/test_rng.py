@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from worldsize.data.rng import Use, key_of, philox, seed_of, uniforms
+from worldsize.data.sampling.random_numbers import Use, key_of, philox, seed_of, uniforms
 
 WORD = st.integers(0, 2**32 - 1)
 SEED = st.integers(0, 2**64 - 1)

@@ -11,38 +11,38 @@ from threading import Barrier
 
 import pytest
 
-from worldsize import run
 from worldsize.errors import UserError
+from worldsize.runs import run_folder
 
 
 def test_runs_without_a_name_are_numbered(tmp_path):
     out = tmp_path / "runs"
-    assert [run.create(out, None, "digits").name for _ in range(3)] == ["digits-1", "digits-2", "digits-3"]
-    assert run.create(out, None, "cifar10").name == "cifar10-1"
+    assert [run_folder.create(out, None, "digits").name for _ in range(3)] == ["digits-1", "digits-2", "digits-3"]
+    assert run_folder.create(out, None, "cifar10").name == "cifar10-1"
 
 
 def test_a_number_is_not_reused_while_a_later_one_exists(tmp_path):
     for name in ("digits-2", "digits-10", "digits-x", "digits-3b", "xdigits-99", "digits"):
         (tmp_path / name).mkdir()
-    assert run.create(tmp_path, None, "digits").name == "digits-11"
+    assert run_folder.create(tmp_path, None, "digits").name == "digits-11"
 
 
 def test_a_stem_is_not_a_pattern(tmp_path):
     (tmp_path / "resnet-5").mkdir()
-    assert run.create(tmp_path, None, "res.et").name == "res.et-1"
+    assert run_folder.create(tmp_path, None, "res.et").name == "res.et-1"
 
 
 def test_a_named_run_gets_its_name(tmp_path):
-    folder = run.create(tmp_path / "deep" / "er", "My_run.2-b", "digits")
+    folder = run_folder.create(tmp_path / "deep" / "er", "My_run.2-b", "digits")
     assert folder.path == tmp_path / "deep" / "er" / "My_run.2-b"
     assert folder.path.is_dir()
 
 
 def test_a_taken_name_is_refused_and_nothing_in_it_is_touched(tmp_path):
-    taken = run.create(tmp_path, "mine", "digits")
+    taken = run_folder.create(tmp_path, "mine", "digits")
     taken.recipe.write_text("epochs: 3\n")
     with pytest.raises(UserError, match=r"'mine' already exists.*--resume"):
-        run.create(tmp_path, "mine", "digits")
+        run_folder.create(tmp_path, "mine", "digits")
     assert [p.name for p in taken.path.iterdir()] == ["recipe.yaml"]
     assert taken.recipe.read_text() == "epochs: 3\n"
 
@@ -50,7 +50,7 @@ def test_a_taken_name_is_refused_and_nothing_in_it_is_touched(tmp_path):
 def test_a_file_of_that_name_is_taken_too(tmp_path):
     (tmp_path / "mine").write_text("notes")
     with pytest.raises(UserError, match="already exists"):
-        run.create(tmp_path, "mine", "digits")
+        run_folder.create(tmp_path, "mine", "digits")
     assert (tmp_path / "mine").read_text() == "notes"
 
 
@@ -59,7 +59,7 @@ def test_a_file_of_that_name_is_taken_too(tmp_path):
 )
 def test_an_invalid_folder_name_is_refused(tmp_path, name):
     with pytest.raises(UserError):
-        run.create(tmp_path / "out", name, "digits")
+        run_folder.create(tmp_path / "out", name, "digits")
     assert set(tmp_path.rglob("*")) <= {tmp_path / "out"}
 
 
@@ -67,14 +67,14 @@ def test_an_out_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "runs"):
         with pytest.raises(UserError, match="is a file"):
-            run.create(out, None, "digits")
+            run_folder.create(out, None, "digits")
 
 
 def test_an_out_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     for name in (None, "mine"):
         with pytest.raises(UserError, match=r"cannot write to .*--out"):
-            run.check_name(tmp_path / "runs", name)
+            run_folder.check_name(tmp_path / "runs", name)
     assert not any(tmp_path.iterdir())
 
 
@@ -83,7 +83,7 @@ def test_a_read_only_out_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(UserError, match="cannot write to"):
-            run.create(tmp_path, None, "digits")
+            run_folder.create(tmp_path, None, "digits")
     finally:
         tmp_path.chmod(0o700)
 
@@ -91,11 +91,11 @@ def test_a_read_only_out_is_refused(tmp_path):
 def test_an_out_that_is_a_dangling_link_is_refused(tmp_path):
     (tmp_path / "out").symlink_to(tmp_path / "gone")
     with pytest.raises(UserError):
-        run.create(tmp_path / "out", None, "digits")
+        run_folder.create(tmp_path / "out", None, "digits")
 
 
 def test_checking_a_name_creates_nothing(tmp_path):
-    run.check_name(tmp_path / "runs", "mine")
+    run_folder.check_name(tmp_path / "runs", "mine")
     assert not any(tmp_path.iterdir())
 
 
@@ -109,12 +109,12 @@ def test_runs_that_start_together_get_different_folders(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "iterdir", listed_by_all_before_any_continues)
     with ThreadPoolExecutor(8) as pool:
-        names = list(pool.map(lambda _: run.create(tmp_path / "runs", None, "digits").name, range(8)))
+        names = list(pool.map(lambda _: run_folder.create(tmp_path / "runs", None, "digits").name, range(8)))
     assert sorted(names) == sorted(f"digits-{i}" for i in range(1, 9))
 
 
 def test_only_one_of_several_runs_gets_the_same_name(tmp_path, monkeypatch):
-    together, real = Barrier(6), run.check_name
+    together, real = Barrier(6), run_folder.check_name
 
     def checked_by_all_before_any_continues(out: Path, name: str | None) -> None:
         real(out, name)
@@ -122,11 +122,11 @@ def test_only_one_of_several_runs_gets_the_same_name(tmp_path, monkeypatch):
 
     def create(_: int) -> str:
         try:
-            return run.create(tmp_path / "runs", "mine", "digits").name
+            return run_folder.create(tmp_path / "runs", "mine", "digits").name
         except UserError as error:
             return str(error)
 
-    monkeypatch.setattr(run, "check_name", checked_by_all_before_any_continues)
+    monkeypatch.setattr(run_folder, "check_name", checked_by_all_before_any_continues)
     with ThreadPoolExecutor(6) as pool:
         results = sorted(pool.map(create, range(6)))
     assert results.count("mine") == 1
@@ -135,15 +135,15 @@ def test_only_one_of_several_runs_gets_the_same_name(tmp_path, monkeypatch):
 
 def test_an_existing_run_is_one_with_a_recipe(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
-        run.open_existing(tmp_path / "gone")
+        run_folder.open_existing(tmp_path / "gone")
     with pytest.raises(UserError, match=r"no recipe\.yaml"):
-        run.open_existing(tmp_path)
+        run_folder.open_existing(tmp_path)
     (tmp_path / "recipe.yaml").write_text("epochs: 3\n")
-    assert run.open_existing(tmp_path).path == tmp_path
+    assert run_folder.open_existing(tmp_path).path == tmp_path
 
 
 def test_contents_lists_only_existing_files(tmp_path):
-    folder = run.RunFolder(tmp_path)
+    folder = run_folder.RunFolder(tmp_path)
     assert folder.contents() == []
     folder.metrics.write_text("")
     folder.checkpoints.mkdir()
@@ -152,16 +152,16 @@ def test_contents_lists_only_existing_files(tmp_path):
 
 def test_json_is_replaced_atomically(tmp_path):
     path = tmp_path / "result.json"
-    run.write_json(path, {"top1": 0.5})
+    run_folder.write_json(path, {"top1": 0.5})
     with pytest.raises(TypeError):
-        run.write_json(path, {"top1": object()})
+        run_folder.write_json(path, {"top1": object()})
     assert json.loads(path.read_text()) == {"top1": 0.5}
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
 
 
 def test_only_rank_0_always_leaves_a_log(tmp_path):
-    folder = run.RunFolder(tmp_path)
-    with run.RunLog(folder, 0), run.RunLog(folder, 1):
+    folder = run_folder.RunFolder(tmp_path)
+    with run_folder.RunLog(folder, 0), run_folder.RunLog(folder, 1):
         assert [p.name for p in tmp_path.iterdir()] == ["log.txt"]
         logging.getLogger("worldsize.test").warning("something odd")
         assert {p.name for p in tmp_path.iterdir()} == {"log.txt", "log.rank1.txt"}
@@ -175,7 +175,7 @@ def test_a_log_on_a_full_disk_hides_no_error(tmp_path, caplog, capsys):
     (tmp_path / "log.txt").symlink_to("/dev/full")
     (tmp_path / "log.rank1.txt").mkdir()  # cannot be opened
     for rank in (0, 1):
-        with pytest.raises(UserError, match="what really happened"), run.RunLog(run.RunFolder(tmp_path), rank):
+        with pytest.raises(UserError, match="what really happened"), run_folder.RunLog(run_folder.RunFolder(tmp_path), rank):
             raise UserError("what really happened")
     assert capsys.readouterr().err == ""
 
@@ -184,8 +184,8 @@ def test_a_log_on_a_full_disk_hides_no_error(tmp_path, caplog, capsys):
     ("error", "expected"), [(UserError("no such class"), "no such class\n"), (KeyError("what"), "KeyError: 'what'\n")]
 )
 def test_a_log_ends_with_the_error_that_ended_the_run(tmp_path, caplog, error, expected):
-    folder = run.RunFolder(tmp_path)
+    folder = run_folder.RunFolder(tmp_path)
     caplog.set_level(logging.INFO, "worldsize")
-    with pytest.raises(type(error)), run.RunLog(folder, 0):
+    with pytest.raises(type(error)), run_folder.RunLog(folder, 0):
         raise error
     assert folder.log_file(0).read_text().endswith(expected)

@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from processes import losses, start
-from worldsize import catalog, cli, runlock
+from worldsize import cli
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
 from worldsize.errors import RunInUse, UserError
-from worldsize.recipe import Recipe
+from worldsize.runs import run_lock
 
 QUICK = (
     *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", "shufflenet_v2_x0_5"),
@@ -29,7 +31,7 @@ QUICK = (
 HOLDER = """
 import sys
 from pathlib import Path
-from worldsize import runlock
+from worldsize.runs import run_lock
 runlock.BEAT_S = 0.05
 if "no-locks" in sys.argv:
     runlock._lock = lambda file: False
@@ -57,9 +59,9 @@ def hold(tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def acquire(path: Path, wait: bool = False) -> runlock.RunLock:
+def acquire(path: Path, wait: bool = False) -> run_lock.RunLock:
     """Lock, and release again."""
-    with runlock.RunLock() as lock:
+    with run_lock.RunLock() as lock:
         lock.acquire(path, wait)
     return lock
 
@@ -71,8 +73,8 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 def elsewhere(monkeypatch) -> None:
     """This process is on another host than the others, and the file system's locks do not reach it."""
-    monkeypatch.setattr(runlock, "_machine", lambda: "another host")
-    monkeypatch.setattr(runlock, "_lock", lambda _: True)
+    monkeypatch.setattr(run_lock, "_machine", lambda: "another host")
+    monkeypatch.setattr(run_lock, "_lock", lambda _: True)
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def run(tmp_path) -> Path:
     """A run that has begun."""
     folder = tmp_path / "some" / "a"
     folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(catalog.to_yaml(Recipe()))
+    (folder / "recipe.yaml").write_text(recipe_files.to_yaml(Recipe()))
     (folder / "history.jsonl").write_text(json.dumps({"event": "started", "step": 0}) + "\n")
     return folder
 
@@ -98,7 +100,7 @@ def content(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("options", [(), ("no-locks",)])
 def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path, hold, monkeypatch, options):
     if options:
-        monkeypatch.setattr(runlock, "_lock", lambda _: False)
+        monkeypatch.setattr(run_lock, "_lock", lambda _: False)
     path = tmp_path / "lock"
     for end in (kill, lambda process: process.communicate("")):
         process = hold(path, *options)
@@ -114,36 +116,36 @@ def test_a_process_on_another_host_is_seen_by_its_record(tmp_path, hold, monkeyp
     path = tmp_path / "lock"
     process = hold(path, *options)
     elsewhere(monkeypatch)
-    monkeypatch.setattr(runlock, "SILENCE_S", 600.0)
+    monkeypatch.setattr(run_lock, "SILENCE_S", 600.0)
     with pytest.raises(UserError, match=rf"process {process.pid} on .*gone for good, delete {path}"):
         acquire(path)
     kill(process)
-    monkeypatch.setattr(runlock, "SILENCE_S", 0.5)
+    monkeypatch.setattr(run_lock, "SILENCE_S", 0.5)
     acquire(path)
 
 
 def test_a_process_in_another_container_is_seen_by_its_record(tmp_path, hold, monkeypatch):
     path = tmp_path / "lock"
     process = hold(path, "no-locks")
-    monkeypatch.setattr(runlock, "_lock", lambda _: False)
-    monkeypatch.setattr(runlock, "_space", lambda: "another container")
+    monkeypatch.setattr(run_lock, "_lock", lambda _: False)
+    monkeypatch.setattr(run_lock, "_space", lambda: "another container")
     with pytest.raises(UserError, match=f"process {process.pid} on"):
         acquire(path)
     kill(process)
-    monkeypatch.setattr(runlock, "SILENCE_S", 0.5)
+    monkeypatch.setattr(run_lock, "SILENCE_S", 0.5)
     acquire(path)
 
 
 def test_of_two_that_start_together_without_locks_one_continues(tmp_path, monkeypatch):
-    path, write = tmp_path / "lock", runlock._write
-    monkeypatch.setattr(runlock, "_lock", lambda _: False)
+    path, write = tmp_path / "lock", run_lock._write
+    monkeypatch.setattr(run_lock, "_lock", lambda _: False)
 
-    def written_by_both(file: int, holder: runlock.Holder) -> None:
+    def written_by_both(file: int, holder: run_lock.Holder) -> None:
         write(file, holder)
-        other = runlock.Holder("h2", 7, time.time(), "m2", "", "", "the other's")
+        other = run_lock.Holder("h2", 7, time.time(), "m2", "", "", "the other's")
         path.write_bytes(json.dumps(vars(other)).encode())
 
-    monkeypatch.setattr(runlock, "_write", written_by_both)
+    monkeypatch.setattr(run_lock, "_write", written_by_both)
     with pytest.raises(UserError, match="process 7 on h2"):
         acquire(path)
 
@@ -156,11 +158,11 @@ def test_a_restart_waits_for_its_predecessor(tmp_path, hold, monkeypatch):
     def sleep(_: float) -> None:
         polls.append(process.communicate("") if not polls else None)
 
-    monkeypatch.setattr(runlock.time, "sleep", sleep)
+    monkeypatch.setattr(run_lock.time, "sleep", sleep)
     acquire(path, wait=True)
     assert polls
     process = hold(path)
-    monkeypatch.setattr(runlock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(run_lock, "PATIENCE_S", 0.0)
     with pytest.raises(RunInUse, match=f"process {process.pid}"):
         acquire(path, wait=True)
 
@@ -183,7 +185,7 @@ def test_resume_of_a_run_that_is_trained_is_refused_and_changes_nothing(run, hol
     process, before = hold(run / "lock"), content(run)
     assert f"{run} is being trained by process {process.pid} on" in fails("train", "--resume", run)
     assert content(run) == before
-    monkeypatch.setattr(runlock, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(run_lock, "PATIENCE_S", 0.0)
     again = ("train", "digits", *QUICK, "--out", run.parent, "--name", "a", "--autoresume")
     assert f"process {process.pid}" in fails(*again, code=69)
     assert content(run) == before

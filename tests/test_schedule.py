@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize.recipe import Optimizer, Recipe, Schedule
-from worldsize.schedule import factor, peak_lr
+from worldsize.config.recipe import Optimizer, Recipe, Schedule
+from worldsize.optim.schedules import factor, peak_lr
 
 NAMES = ["cosine", "linear", "polynomial", "step", "constant", "onecycle"]
 

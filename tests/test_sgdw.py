@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from processes import bits, newest
-from worldsize import networks, optim
+from worldsize.config.recipe import Optimizer, Recipe
 from worldsize.errors import UserError
-from worldsize.networks import build
-from worldsize.recipe import Optimizer, Recipe
+from worldsize.models import networks
+from worldsize.models.networks import build
+from worldsize.optim import optimizers
 
 CPU = torch.device("cpu")
 
@@ -22,12 +23,12 @@ CPU = torch.device("cpu")
 def test_four_steps_equal_the_formula(nesterov):
     network = nn.Linear(3, 2).double()
     settings = Optimizer(name="sgdw", lr=1.0, momentum=0.8, nesterov=nesterov, weight_decay=0.1, norm_weight_decay=0.02)
-    optimizer = optim.build(network, settings, CPU, peak=4.0)
+    optimizer = optimizers.build(network, settings, CPU, peak=4.0)
     expected = [p.detach().numpy().copy() for p in network.parameters()]
     velocities = [np.zeros_like(w) for w in expected]
     dice = np.random.default_rng(0)
     for lr in (1.0, 4.0, 2.0, 0.5):
-        optim.set_lr(optimizer, lr)
+        optimizers.set_lr(optimizer, lr)
         for i, (parameter, decay) in enumerate(zip(network.parameters(), (0.1, 0.02), strict=True)):
             gradient = dice.normal(size=parameter.shape)
             parameter.grad = torch.from_numpy(gradient.copy())
@@ -43,11 +44,11 @@ def test_four_steps_equal_the_formula(nesterov):
 def test_slower_layers_decay_as_fast():
     network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     settings = Optimizer(name="sgdw", lr=1.0, momentum=0.0, nesterov=False, weight_decay=0.1, head_lr=0.01)
-    optimizer = optim.build(network, settings, CPU, peak=1.0)
+    optimizer = optimizers.build(network, settings, CPU, peak=1.0)
     before = [layer.weight.detach().clone() for layer in network]
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optim.set_lr(optimizer, 1.0)
+    optimizers.set_lr(optimizer, 1.0)
     optimizer.step()
     for layer, weight in zip(network, before, strict=True):
         torch.testing.assert_close(layer.weight.detach(), 0.9 * weight)

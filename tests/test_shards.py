@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from packing import BROKEN, encode, noise, odd_folder, odd_images, packed
 from trees import opened, put
 from worldsize.data import shards
-from worldsize.data.decode import BrokenImage
+from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.shards import tar
 from worldsize.data.shards.format import RECORD, Encoding
 

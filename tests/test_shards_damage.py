@@ -15,7 +15,7 @@ import pytest
 from packing import odd_folder, packed
 from trees import opened, put
 from worldsize.data import shards
-from worldsize.data.decode import BrokenImage
+from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.shards.format import RECORD
 from worldsize.errors import DataError, UserError
 

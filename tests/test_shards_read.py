@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from packing import files
-from worldsize.data import native, open_dataset, shards
-from worldsize.data.decode import BrokenImage
+from worldsize.config.recipe import Data
+from worldsize.data import open_dataset, shards
+from worldsize.data.images import native
+from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.shards import tar
 from worldsize.data.shards.format import RECORD, Packed, Shard, Split, identity
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.data.shards.store import Local, Remote
 from worldsize.errors import DataError, StoreUnreachable, UserError
-from worldsize.recipe import Data
 
 
 def open_files_below(folder):

@@ -8,9 +8,9 @@ from torch import nn
 
 from processes import bits, newest, worldsize
 from worldsize import parallel
+from worldsize.config.recipe import Optimizer, Recipe
 from worldsize.errors import UserError
-from worldsize.optimizers import sharpness
-from worldsize.recipe import Optimizer, Recipe
+from worldsize.optim import sharpness
 
 SMALL = (
     *("digits", "--model.name", "resnet18", "--global-batch", "16", "--micro-batch", "4"),

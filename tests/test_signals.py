@@ -9,7 +9,7 @@ from processes import environment
 
 PROGRAM = """
 import os, signal, subprocess, time
-from worldsize.signals import StopFlag
+from worldsize.distributed.stop_signals import StopFlag
 
 stop, handled, seen = StopFlag(), [], []
 stop._handle = handled.append

@@ -11,9 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize import cli, entry
+from worldsize import cli
 from worldsize.errors import UserError
 from worldsize.jobs.spec import Resources
+from worldsize.launch import entry_point
 from worldsize.slurm import api, script, states
 from worldsize.slurm.spec import SlurmSpec, problems, seconds
 
@@ -86,7 +87,7 @@ def test_the_processes_get_exactly_the_words_and_variables_of_the_spec(tmp_path_
     words = (folder / "words").read_text().split("\0")[:-1]
     job = spec.folder / "1" if spec.seeds else spec.folder
     name = f"{spec.name}-seed1" if spec.seeds else spec.name
-    train = [*entry.command(spec.python), "train", str(job / "recipe.yaml"), "--out", str(out), "--name", name]
+    train = [*entry_point.command(spec.python), "train", str(job / "recipe.yaml"), "--out", str(out), "--name", name]
     train += ["--autoresume", "--retries", "3", *(["--seed", "1"] if spec.seeds else [])]
     assert words[-len(train) :] == train
     assert (job / "recipe.yaml").read_text() == spec.recipe

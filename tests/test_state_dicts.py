@@ -14,11 +14,12 @@ from torch import nn
 from torchvision.models import regnet
 
 from processes import newest
-from worldsize import checkpoint, model, networks, pretrained, state_dicts
+from worldsize import checkpoint
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.networks import from_torchvision
-from worldsize.recipe import Recipe
-from worldsize.use.export import to_safetensors
+from worldsize.inference.export import to_safetensors
+from worldsize.models import factory, networks, pretrained, state_dicts
+from worldsize.models.networks import from_torchvision
 
 CPU = torch.device("cpu")
 SMALL = 4_000_000  # parameters; larger networks have tensors without numbers, in the gate
@@ -87,7 +88,7 @@ def loaded(name: str, state: dict, path, **data) -> nn.Module:
     """The network with the weights of a file that contains ``state``."""
     torch.save(state, path / "w.pth")
     one = recipe(name, str(path / "w.pth"), **data)
-    network = model.build(one, 3, CPU, torch.float32)
+    network = factory.build(one, 3, CPU, torch.float32)
     pretrained.load(network, one)
     return network
 
@@ -192,7 +193,7 @@ def test_what_does_not_fit_is_explained(tmp_path):
 
 def test_the_model_card_of_a_mnasnet_works(tmp_path):
     one = recipe("mnasnet0_5")
-    network = model.build(one, 3, CPU, torch.float32)
+    network = factory.build(one, 3, CPU, torch.float32)
     found = SimpleNamespace(network=network, classes=("a", "b", "c"))
     lines = to_safetensors.Form().write(tmp_path, SimpleNamespace(recipe=one, found=found), None)
     names: dict = {}

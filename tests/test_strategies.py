@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 import reference
 from processes import distance, losses, momentum, overall_distance, records, weights
 from reference import Replica
-from worldsize.batch import plan
-from worldsize.parallel.adasum_math import adasum
-from worldsize.recipe import Recipe
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.batch_plan import plan
+from worldsize.parallel.adasum.arithmetic import adasum
 
 SMALL = "mobilenet_v3_small"
 STEPS = 8

@@ -13,13 +13,14 @@ from torch import nn
 from torch.nn import functional
 
 from processes import distance, weights
-from worldsize import parallel, supervision
-from worldsize.criterion import Criterion
-from worldsize.data.pixels import Normalise
+from worldsize import parallel
+from worldsize.config.recipe import Recipe
+from worldsize.data.images.normalize import Normalise
 from worldsize.errors import UserError
-from worldsize.objective import Objective
-from worldsize.precision import Precision
-from worldsize.recipe import Recipe
+from worldsize.training import supervision
+from worldsize.training.losses import Criterion
+from worldsize.training.objective import Objective
+from worldsize.training.precision import Precision
 
 CPU = torch.device("cpu")
 CLASSES, N = 5, 12

@@ -11,15 +11,15 @@ from torchvision.transforms import functional
 
 from packing import encode
 from processes import records
+from worldsize.config.recipe import Data
 from worldsize.data import open_dataset
-from worldsize.data.crops import evaluation_crop, five_crops
-from worldsize.data.loader import Loader
-from worldsize.data.pixels import Normalise
-from worldsize.evaluate import evaluate
-from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.recipe import Data
-from worldsize.world import World
+from worldsize.data.images.crops import evaluation_crop, five_crops
+from worldsize.data.images.normalize import Normalise
+from worldsize.data.loading.loader import Loader
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
+from worldsize.training.evaluation import evaluate
+from worldsize.training.precision import Precision
 
 CPU = torch.device("cpu")
 WORLD = World(Place("none", 0, 1, 0, 1), CPU, None, 1)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from packing import encode
-from worldsize.data import test_sets
+from worldsize.data.datasets import test_sets
 from worldsize.errors import UserError
 
 CLASSES = ("ant", "bee", "cat")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from processes import records, worldsize
-from worldsize.recipe import Recipe, Track
-from worldsize.run import RunFolder
+from worldsize.config.recipe import Recipe, Track
+from worldsize.runs.run_folder import RunFolder
 from worldsize.track import Trackers, jsonl
 from worldsize.track.base import Step, Tracker
 
@@ -108,11 +108,11 @@ def test_the_run_folder_is_complete(two_ranks):
 
 
 def test_a_resolved_recipe_is_a_valid_input(two_ranks, tmp_path):
-    from worldsize import catalog
+    from worldsize.config import recipe_files
 
     path = two_ranks[0] / "recipe.yaml"
-    assert isinstance(catalog.load(str(path)), Recipe)
-    assert catalog.to_yaml(catalog.load(str(path))) == path.read_text()
+    assert isinstance(recipe_files.load(str(path)), Recipe)
+    assert recipe_files.to_yaml(recipe_files.load(str(path))) == path.read_text()
 
 
 @pytest.mark.parametrize("recipe", ["digits", "cifar10", "imagenet"])
@@ -120,14 +120,15 @@ def test_each_recipe_trains_a_step_and_its_checkpoint_holds_every_parameter(reci
     import torch
 
     from processes import weights
-    from worldsize import catalog, model
+    from worldsize.config import recipe_files
+    from worldsize.models import factory
 
     small = ("--data.name", "synthetic", "--data.samples", "16", "--data.classes", "4", "--global-batch", "8")
     size = ("--data.train-crop-size", "32", "--data.val-resize-size", "32", "--data.val-crop-size", "32")
     fast = ("--micro-batch", "4", "--max-steps", "1", "--name", "a", "--precision", "fp32", "--schedule.warmup-start", "1")
     done = worldsize("train", recipe, *small, *size, *fast, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    fresh = model.build(catalog.load(str(tmp_path / "runs/a/recipe.yaml")), 4, torch.device("cpu"), torch.float32)
+    fresh = factory.build(recipe_files.load(str(tmp_path / "runs/a/recipe.yaml")), 4, torch.device("cpu"), torch.float32)
     saved = weights(tmp_path / "runs" / "a")
     assert saved.keys() == fresh.state_dict().keys()
     changed = [name for name, p in fresh.named_parameters() if not torch.equal(p, saved[name])]

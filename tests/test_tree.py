@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldsize.parallel.tree_reduce import rounds
-from worldsize.tree import TreeSum, fold, layout
+from worldsize.distributed.tree_sum import TreeSum, fold, layout
+from worldsize.parallel.bitwise.tree_reduce import rounds
 
 
 def values(count: int) -> list[float]:

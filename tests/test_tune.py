@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from processes import worldsize
-from worldsize import catalog, schedule
-from worldsize.batch import BatchPlan
 from worldsize.cli import main
-from worldsize.recipe import Recipe
-from worldsize.reproduce.scratch import ComputationFailed
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.optim import schedules
+from worldsize.reproduce.scratch_runs import ComputationFailed
 from worldsize.tune import batches, chart, command, curve, runs
 
 
@@ -67,10 +68,10 @@ def test_rates_are_rounded(rate, expected):
 
 @given(st.integers(1, 400), st.lists(st.floats(1e-6, 10), min_size=20, max_size=60))
 def test_each_step_of_a_run_has_its_rate(steps_per_epoch, rates):
-    base = catalog.load("imagenet-tv-v2").model_copy(update={"max_steps": 3})
+    base = recipe_files.load("imagenet-tv-v2").model_copy(update={"max_steps": 3})
     recipe = runs.with_rates(base, rates, steps_per_epoch)
-    peak = schedule.peak_lr(recipe.optimizer, recipe.global_batch)
-    used = [peak * schedule.factor(recipe.schedule, i, steps_per_epoch, recipe.epochs) for i in range(len(rates))]
+    peak = schedules.peak_lr(recipe.optimizer, recipe.global_batch)
+    used = [peak * schedules.factor(recipe.schedule, i, steps_per_epoch, recipe.epochs) for i in range(len(rates))]
     assert used == pytest.approx(rates)
     assert recipe.augment == base.augment and recipe.average.name == "none"
     assert recipe.epochs * steps_per_epoch >= len(rates) and recipe.max_steps is None
@@ -129,7 +130,7 @@ def test_the_fastest_forward_batch_is_in_the_recipe(tmp_path):
     more = ("--data.val-resize-size", "16", "--global-batch", "16", "--micro-batch", "4", "--low", "0.01", "--high", "1")
     ended = worldsize("tune", "digits", *small, *more, "--forward-batches", "--out", "tuned.yaml", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    tuned = catalog.load(str(tmp_path / "tuned.yaml"))
+    tuned = recipe_files.load(str(tmp_path / "tuned.yaml"))
     assert tuned.forward_batch in (4, 8, 16) and tuned.micro_batch == 4
     assert f"forward batch {tuned.forward_batch}, the fastest" in ended.stdout
 
@@ -143,7 +144,7 @@ def test_every_world_size_finds_the_same_rate(tmp_path):
         assert ended.returncode == 0, ended.stderr
     one, two = ((tmp_path / f"{procs}.yaml").read_text().partition("\n")[2] for procs in ("1", "2"))
     assert one == two and (tmp_path / "1.svg").read_text() == (tmp_path / "2.svg").read_text()
-    recipe = catalog.load(str(tmp_path / "1.yaml"))
+    recipe = recipe_files.load(str(tmp_path / "1.yaml"))
     assert recipe.optimizer.lr_reference_batch == recipe.global_batch == 32
     assert recipe.model_copy(update={"optimizer": Recipe().optimizer}).model.name == "resnet18"
     assert 1e-4 < recipe.optimizer.lr < 10

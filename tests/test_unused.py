@@ -9,10 +9,10 @@ from PIL import Image
 
 from trees import image_bytes, opened, put, refusal, tree, two_classes
 from worldsize import cli
-from worldsize.data import index
-from worldsize.data.decode import BrokenImage, decode
-from worldsize.data.test_sets import open_folder
-from worldsize.data.unused import Unused
+from worldsize.data.datasets import file_index
+from worldsize.data.datasets.test_sets import open_folder
+from worldsize.data.images.pillow import BrokenImage, decode
+from worldsize.data.unused_files import Unused
 
 FORMATS = ("avif", "heic", "jxl", "jp2", "tga")
 
@@ -109,7 +109,7 @@ def test_commands_about_data_say_it(tmp_path, capsys, command):
 def test_a_folder_to_predict_is_searched_with_a_warning(tmp_path, caplog):
     tree(tmp_path / "root", "1.png", "sub/2.png")
     put(tmp_path / "root" / "sub" / "3.avif", b"not decoded here")
-    assert index.below(tmp_path / "root") == ["1.png", "sub/2.png"]
+    assert file_index.below(tmp_path / "root") == ["1.png", "sub/2.png"]
     assert "not used: 1 of unsupported formats (avif)" in caplog.text
 
 

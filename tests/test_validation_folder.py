@@ -15,10 +15,10 @@ from test_errors import folder_recipe, images
 from test_imagenet import kaggle  # noqa: F401 - a fixture
 from trees import opened, relative_names, tree, two_classes
 from worldsize import cli
+from worldsize.config.recipe import Data
 from worldsize.data import open_dataset, open_validation
 from worldsize.data.samples import FileSamples
 from worldsize.errors import UserError
-from worldsize.recipe import Data
 
 ORDER = ("val", "valid", "validation", "test")
 

@@ -25,7 +25,7 @@ from worldsize.data import shards
 from worldsize.data.samples import ArraySamples, Dataset
 from worldsize.data.shards.images import How, examine
 from worldsize.data.shards.pack import pack
-from worldsize.data.survey import info, sheet, words
+from worldsize.data.survey import info, sheet, verify_report
 from worldsize.data.survey.verify import verify
 
 
@@ -44,7 +44,7 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def page(root, tmp_path_factory) -> dict:
     dataset = opened(root, cache=tmp_path_factory.mktemp("cache"))
-    return words.report(dataset, verify(dataset, 2))
+    return verify_report.report(dataset, verify(dataset, 2))
 
 
 def short(names) -> set[str]:
@@ -115,7 +115,10 @@ def test_information_that_color_images_lose_is_odd(tmp_path):
     put(root / "train" / "a" / "one color.png", encode(noise(40, 40), "PNG", transparency=(0, 0, 0)))
     put(root / "train" / "a" / "one entry.gif", encode(Image.new("P", (40, 40)), "GIF", transparency=0))
     dataset = opened(root)
-    odd = {kind: short(names) for kind, names in words.report(dataset, verify(dataset, 1))["splits"]["train"]["odd"].items()}
+    odd = {
+        kind: short(names)
+        for kind, names in verify_report.report(dataset, verify(dataset, 1))["splits"]["train"]["odd"].items()
+    }
     assert odd["more than 8 bits a channel"] == {"deep.png", "deep.ppm"}
     assert odd["transparent, which is ignored"] == {"one color.png", "one entry.gif"}
 
@@ -142,7 +145,7 @@ def test_classes_are_counted(page, root):
 
 def test_shards_are_found_to_hold_the_same(root, page, tmp_path):
     dataset = packed(root, tmp_path / "out")
-    of_shards = words.report(dataset, verify(dataset, 2))
+    of_shards = verify_report.report(dataset, verify(dataset, 2))
     for split in ("train", "val"):
         one, other = page["splits"][split], of_shards["splits"][split]
         for key in ("images", "bytes", "classes", "fingerprint", "content"):
@@ -160,7 +163,7 @@ def test_reencoded_images_with_their_original_names_are_not_odd(root, tmp_path):
 @pytest.mark.parametrize("workers", [1, 4])
 def test_the_number_of_workers_does_not_matter(root, page, workers):
     dataset = opened(root)
-    assert words.report(dataset, verify(dataset, workers)) == page
+    assert verify_report.report(dataset, verify(dataset, workers)) == page
 
 
 @pytest.mark.parametrize("change", ["byte", "label", "order"])
@@ -287,7 +290,7 @@ def test_images_in_memory_are_compared_too():
     samples = ArraySamples("four", pixels, np.arange(4, dtype=np.int32) % 2, ("a", "b"))
     other = ArraySamples("one", pixels[:1] + 1, np.zeros(1, np.int32), ("a", "b"))
     dataset = Dataset(samples, other)
-    page = words.report(dataset, verify(dataset, 2))
+    page = verify_report.report(dataset, verify(dataset, 2))
     assert page["duplicates"] == [["four #0", "four #3"], ["four #1", "four #2"]]
 
 

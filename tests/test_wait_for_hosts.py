@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from processes import free_port
-from worldsize import entry
 from worldsize.errors import Unmet, UserError
-from worldsize.launch import wait_for_hosts
+from worldsize.launch import entry_point, wait_for_hosts
 
 
 def hostfile(folder: Path, *names: str) -> Path:
@@ -30,7 +29,7 @@ def launcher(tmp_path):
 
     def launcher(port, *command):
         file = hostfile(tmp_path, "127.0.0.1", "localhost")
-        words = [*entry.command(sys.executable, "worldsize.launch.wait_for_hosts"), str(file), str(port), *command]
+        words = [*entry_point.command(sys.executable, "worldsize.launch.wait_for_hosts"), str(file), str(port), *command]
         started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return started[-1]
 

@@ -9,14 +9,14 @@ import pytest
 
 from packing import encode, noise
 from trees import put
-from worldsize import wording
-from worldsize.data.folder import open_dataset
-from worldsize.data.split import by_list
-from worldsize.data.survey import words
+from worldsize.config import wording
+from worldsize.config.recipe import Data
+from worldsize.data.datasets.folder import open_dataset
+from worldsize.data.datasets.validation_split import by_list
+from worldsize.data.survey import verify_report
 from worldsize.errors import UserError
-from worldsize.evaluate import Result
-from worldsize.recipe import Data
-from worldsize.run import check_name
+from worldsize.runs.run_folder import check_name
+from worldsize.training.evaluation import Result
 
 
 def test_nouns_agree_with_their_numbers():
@@ -41,7 +41,7 @@ def test_one_image_is_one_image(small, tmp_path):
     with pytest.raises(UserError, match=r"names 1 image not in"):
         by_list(dataset.train, tmp_path / "list")
     (tmp_path / "list").write_text("a/1.png\n")
-    assert "  val   1 image; per class" in "\n".join(words.overview(by_list(dataset.train, tmp_path / "list")))
+    assert "  val   1 image; per class" in "\n".join(verify_report.overview(by_list(dataset.train, tmp_path / "list")))
 
 
 def test_commands_in_messages_are_quoted(small, tmp_path, ranks):

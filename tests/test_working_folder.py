@@ -11,12 +11,11 @@ import pytest
 
 import worldsize
 from processes import environment
-from worldsize import entry
 from worldsize.bench import launching
 from worldsize.bench.scaling.jobs import Jobs
-from worldsize.launch import async_workers, local
+from worldsize.launch import entry_point, local, local_async
 from worldsize.parallel.base import Variant
-from worldsize.reproduce import child
+from worldsize.reproduce import training_process
 
 SOURCE = Path(worldsize.__file__).parent
 PLANTED = ("torchvision", "statistics", "traceback", "json", "yaml", "socket", "worldsize")
@@ -47,15 +46,15 @@ def ran(folder: Path) -> list[str]:
     ],
 )
 def test_every_program_of_the_package(planted, module, words):
-    command = entry.command(sys.executable, module)
+    command = entry_point.command(sys.executable, module)
     done = subprocess.run([*command, *words], env=environment(), capture_output=True, text=True, input="null", timeout=240)
     assert ran(planted) == [], done.stderr
     assert "planted" not in done.stderr
 
 
 def test_every_launcher_on_this_machine(planted):
-    assert async_workers.launch(["recipes"], 1).code == 0
-    assert child.run(["recipes"], planted / "metrics.jsonl", 1)[0] == 0
+    assert local_async.launch(["recipes"], 1).code == 0
+    assert training_process.run(["recipes"], planted / "metrics.jsonl", 1)[0] == 0
     launching.train_here(Variant("ddp", ()), 1, 1, ["--help"])
     assert Jobs._start(None, "recipes").returncode == 0
     assert ran(planted) == []
@@ -91,7 +90,7 @@ def test_a_command_started_by_torchrun_drops_the_folder_too(planted):
 
 def test_a_folder_that_the_user_puts_on_the_path_stays_there(planted):
     for path in (str(planted), "."):
-        for command in (entry.command(sys.executable), [sys.executable, "-m", "worldsize"]):
+        for command in (entry_point.command(sys.executable), [sys.executable, "-m", "worldsize"]):
             words = [*command, "recipes"]
             subprocess.run(words, env=environment(PYTHONPATH=path), capture_output=True, text=True, timeout=240)
             assert ran(planted), words

@@ -14,9 +14,9 @@ import pytest
 
 from processes import environment, free_port, losses, reserve, start, worldsize
 from test_errors import folder_recipe, images
-from worldsize import place as places
+from worldsize.distributed import rank as places
+from worldsize.distributed.rank import Place, discover, first_host, threads_per_process
 from worldsize.errors import UserError
-from worldsize.place import Place, discover, first_host, threads_per_process
 
 TORCHRUN = {
     **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},

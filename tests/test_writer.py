@@ -15,12 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import test_resume
 from processes import identical, losses, momentum, newest, ranks_own, weights
-from worldsize import checkpoint, continuity, writer
-from worldsize.checkpoint import Snapshot
+from worldsize import checkpoint
+from worldsize.checkpoint import Snapshot, writer
+from worldsize.config.recipe import Checkpoint
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World
 from worldsize.errors import CheckpointError, UserError
-from worldsize.place import Place
-from worldsize.recipe import Checkpoint
-from worldsize.world import World
+from worldsize.training import resume
 
 RANKS = 3
 
@@ -154,16 +155,16 @@ def reading(world: World, folder: Path) -> None:
         (folder / "step-00000003" / "rank-00002.safetensors").write_bytes(b"damaged")
         (folder / "step-00000002" / "model.safetensors").write_bytes(b"damaged")
     world.barrier()
-    found = continuity._newest(folder, world.rank, world)
+    found = resume._newest(folder, world.rank, world)
     assert found.step == 1
     assert found.ranks[world.rank]["norm/0.mean"].tolist() == [100 + world.rank] * 2
-    assert continuity._newest(folder.with_name("nothing"), world.rank, world) is None
+    assert resume._newest(folder.with_name("nothing"), world.rank, world) is None
     world.barrier()
     if world.rank == 1:
         is_dir = Path.is_dir
         Path.is_dir = lambda path: is_dir(path) and not path.name.startswith("step-")
     with pytest.raises(UserError, match=r"step-00000003 does not exist on .*storage that all .*\n\(on rank 1\)"):
-        continuity._newest(folder, world.rank, world)
+        resume._newest(folder, world.rank, world)
     if world.rank == 1:
         Path.is_dir = is_dir
     world.barrier()
@@ -171,7 +172,7 @@ def reading(world: World, folder: Path) -> None:
         (folder / "step-00000001" / "manifest.json").unlink()
     world.barrier()
     with pytest.raises(CheckpointError, match="all 3 checkpoints"):
-        continuity._newest(folder, world.rank, world)
+        resume._newest(folder, world.rank, world)
 
 
 def test_all_ranks_resume_from_the_newest_checkpoint_that_each_can_read(tmp_path):

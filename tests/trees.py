@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from worldsize.config.recipe import Data
 from worldsize.data import open_dataset
 from worldsize.data.samples import Dataset, FileSamples
 from worldsize.errors import UserError
-from worldsize.recipe import Data
 
 COLORS = ["red", "lime", "blue", "white", "black", "yellow"]
 LONG_AGO = 1_600_000_000_000_000_000

@@ -16,7 +16,7 @@
 #define WS_API
 #endif
 
-/* Version of this interface; increase it with every change below. worldsize.data.native checks it first, because a library
+/* Version of this interface; increase it with every change below. worldsize.data.images.native checks it first, because a library
    built from older sources stays in place until worldsize is installed again. */
 enum { WS_INTERFACE = 5 };
 WS_API int ws_interface(void);

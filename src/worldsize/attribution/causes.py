@@ -1,8 +1,8 @@
 """Finds what a run lost time to, from its evidence (pure).
 
-A step's time is first split by what the training thread did, see `worldsize.window.PARTS`. What the operating system says
-then moves parts of it: time without a processor, throttled, paused, or waiting for pages is not time of computing. Each
-cause is a share of the run's time; without it, the run is faster by ``lost / (1 - lost)``.
+A step's time is first split by what the training thread did, see `attribution.step_time.PARTS`. What the
+operating system says then moves parts of it: time without a processor, throttled, paused, or waiting for pages is not time
+of computing. Each cause is a share of the run's time; without it, the run is faster by ``lost / (1 - lost)``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from worldsize.attribution.evidence import Evidence, Times
-from worldsize.window import PARTS
+from worldsize.attribution.step_time import PARTS
 
 # The names of causes that are parts of a step, by the part.
 OF_STEP = {

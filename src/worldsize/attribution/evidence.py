@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
+from worldsize.attribution.step_time import PARTS
 from worldsize.errors import UserError
-from worldsize.run import RunFolder
+from worldsize.runs.run_folder import RunFolder
 from worldsize.track.base import Window
-from worldsize.window import PARTS
 
 _FEW = 4  # windows, of which the first is counted too
 

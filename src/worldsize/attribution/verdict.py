@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from worldsize.attribution import advice, causes, evidence
 from worldsize.attribution.advice import Advice
+from worldsize.config.wording import quoted
 from worldsize.errors import UserError
-from worldsize.run import RunFolder
-from worldsize.wording import quoted
+from worldsize.runs.run_folder import RunFolder
 
 _MUCH = 0.05  # of the run's time, to one cause
 

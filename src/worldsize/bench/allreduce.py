@@ -12,18 +12,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from worldsize import arguments, run
-from worldsize.bench.markdown import table
+from worldsize.bench.tables import table
+from worldsize.config import command_line
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.rank import Place, discover
 from worldsize.errors import SUCCESS, UserError
 from worldsize.launch.distribute import check_procs, distribute
-from worldsize.place import Place, discover
-from worldsize.recipe import Recipe
+from worldsize.runs import run_folder
 
 if TYPE_CHECKING:
     import torch
 
-    from worldsize.signals import StopFlag
-    from worldsize.world import World
+    from worldsize.distributed.stop_signals import StopFlag
+    from worldsize.distributed.world import World
 
     AllReduce = Callable[[torch.Tensor], None]
 
@@ -81,7 +82,7 @@ class Measured:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns its exit code."""
-    asked = arguments.parse(BenchAllreduce, argv, BenchAllreduce(), "bench allreduce")
+    asked = command_line.parse(BenchAllreduce, argv, BenchAllreduce(), "bench allreduce")
     sizes = message_sizes(asked)
     place = discover()
     if place.size == 1 and check_procs(asked.procs) == 1:
@@ -113,7 +114,7 @@ def _bytes(name: str, text: str) -> int:
 
 
 def _measure(asked: BenchAllreduce, sizes: list[int], place: Place, stop: StopFlag) -> int:
-    from worldsize.world import join
+    from worldsize.distributed.world import join
 
     world = join(place, Recipe(device=asked.device))
     name, all_reduce = world.collectively(lambda: _through(asked.through, world))
@@ -135,7 +136,7 @@ def _measure(asked: BenchAllreduce, sizes: list[int], place: Place, stop: StopFl
 
 
 def _folder(asked: BenchAllreduce, world: World) -> Path:
-    return run.create(asked.out, None, "bench-allreduce").path if world.is_main else asked.out
+    return run_folder.create(asked.out, None, "bench-allreduce").path if world.is_main else asked.out
 
 
 def _through(name: str, world: World) -> tuple[str, AllReduce]:
@@ -144,11 +145,11 @@ def _through(name: str, world: World) -> tuple[str, AllReduce]:
 
     if name == "torch":
         return str(world.backend), lambda tensor: dist.all_reduce(tensor)
-    from worldsize.parallel import horovod, horovod_build
-    from worldsize.recipe import Parallel
+    from worldsize.config.recipe import Parallel
+    from worldsize.parallel.horovod import installed, strategy
 
-    horovod_build.check(Recipe(device=world.device.type, parallel=Parallel(strategy="horovod")), world.place)
-    return horovod.all_reduce(world)
+    installed.check(Recipe(device=world.device.type, parallel=Parallel(strategy="horovod")), world.place)
+    return strategy.all_reduce(world)
 
 
 def measure(size: int, world: World, all_reduce: AllReduce, seconds: float) -> Measured:

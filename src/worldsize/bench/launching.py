@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from worldsize import entry
 from worldsize.errors import SUCCESS, Stopped, UserError
+from worldsize.launch import entry_point
 from worldsize.parallel.base import Variant
 
 
@@ -18,7 +18,7 @@ def train_here(variant: Variant, procs: int, threads: int, words: Sequence[str])
     Raises:
         UserError: the run failed; the message is its own.
     """
-    command = [*entry.command(sys.executable), "train", *words, *variant.settings]
+    command = [*entry_point.command(sys.executable), "train", *words, *variant.settings]
     if variant.threads:
         command += ["--parallel.threads", str(threads)]
     if variant.mpirun:

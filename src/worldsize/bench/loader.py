@@ -20,22 +20,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize import catalog
-from worldsize.arguments import BenchLoader
-from worldsize.batch import BatchPlan
-from worldsize.bench import peers
-from worldsize.bench.peers import Peer
-from worldsize.data import open_layout, policies, shards
-from worldsize.data.chosen import Chosen
-from worldsize.data.crops import training_crop
-from worldsize.data.decode import BrokenImage
-from worldsize.data.loader import Loader, Treatment
+from worldsize.bench import other_loaders
+from worldsize.bench.other_loaders import Peer
+from worldsize.config import recipe_files
+from worldsize.config.command_line import BenchLoader
+from worldsize.config.recipe import Recipe
+from worldsize.data import open_layout, shards
+from worldsize.data.augmentation import policies
+from worldsize.data.datasets.subset import Chosen
+from worldsize.data.images.crops import training_crop
+from worldsize.data.images.pillow import BrokenImage
+from worldsize.data.loading.loader import Loader, Treatment
 from worldsize.data.samples import EncodedSamples
-from worldsize.environment import decoder, device_name
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
-from worldsize.place import cores
-from worldsize.recipe import Recipe
-from worldsize.run import RunFolder, create
+from worldsize.runs.run_folder import RunFolder, create
+from worldsize.training.environment import decoder, device_name
 
 OURS = "worldsize"
 _CPU_BOUND = 0.85  # share of the threads' time on the CPU
@@ -104,7 +105,7 @@ def recipe_of(options: BenchLoader) -> Recipe:
     Raises:
         UserError: there is no such recipe, or it does not use random resized crops.
     """
-    recipe = catalog.load(options.recipe) if options.recipe else Recipe()
+    recipe = recipe_files.load(options.recipe) if options.recipe else Recipe()
     if recipe.data.train_crop != "random_resized":
         raise UserError(f"--recipe {options.recipe}: other loaders are compared with random resized crops only")
     size = options.size or recipe.data.train_crop_size
@@ -124,8 +125,8 @@ def run(options: BenchLoader, log: Callable[[str], None]) -> RunFolder:
     start = time.perf_counter()
     samples, *others = [_samples(root, options) for root in options.root]
     chosen = [name for name in options.against.split(",") if name]
-    if unknown := set(chosen) - set(peers.PEERS):
-        raise UserError(f"--against {sorted(unknown)[0]!r} is unknown; known loaders: {', '.join(peers.PEERS)}")
+    if unknown := set(chosen) - set(other_loaders.PEERS):
+        raise UserError(f"--against {sorted(unknown)[0]!r} is unknown; known loaders: {', '.join(other_loaders.PEERS)}")
     with ExitStack() as stack:
         first, *rest = [stack.enter_context(closing(Ours(one, recipe, options))) for one in (samples, *others)]
         next(first.batches())
@@ -171,8 +172,8 @@ def _peers(
     for name in names:
         for count in sorted({max(1, workers(options) // 2), workers(options), 2 * workers(options)}):
             try:
-                loaders[f"{name}, {count} workers"] = peers.PEERS[name](samples, recipe, options.batch, count)
-            except peers.Unavailable as reason:
+                loaders[f"{name}, {count} workers"] = other_loaders.PEERS[name](samples, recipe, options.batch, count)
+            except other_loaders.Unavailable as reason:
                 log(f"skipped {name}: {reason}")
                 break
     return loaders

@@ -20,20 +20,22 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from worldsize import assemble, environment, graph, model, optim, precision
-from worldsize.arguments import BenchStep
-from worldsize.batch import BatchPlan
-from worldsize.bench import markdown
-from worldsize.compute import Compute
-from worldsize.data.feed import Feed
-from worldsize.data.loader import Batch
+from worldsize.bench import tables
+from worldsize.config.command_line import BenchStep
+from worldsize.config.recipe import Recipe
+from worldsize.data.loading.device_feed import Feed
+from worldsize.data.loading.loader import Batch
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.world import World, join
 from worldsize.errors import UserError
-from worldsize.place import Place
-from worldsize.precision import Precision
-from worldsize.recipe import Recipe
-from worldsize.run import RunFolder, create
-from worldsize.step import StepRunner
-from worldsize.world import World, join
+from worldsize.models import factory
+from worldsize.optim import optimizers
+from worldsize.runs.run_folder import RunFolder, create
+from worldsize.training import build, cuda_graph, environment, precision
+from worldsize.training.gradients import Compute
+from worldsize.training.precision import Precision
+from worldsize.training.step import StepRunner
 
 BARE, TORCHVISION = "bare", "torchvision"
 _CLASSES = 1000
@@ -119,10 +121,10 @@ def chosen(arguments: BenchStep, device: torch.device) -> list[Form]:
     if unknown := set(arguments.only) - {form.name for form in forms}:
         raise UserError(f"--only {sorted(unknown)[0]!r} is unknown; available: {', '.join(f.name for f in forms)}")
     kept = [form for form in forms if not arguments.only or form.name in arguments.only]
-    if arguments.warmup <= graph.WARMUPS and any(form.graphs for form in kept):
+    if arguments.warmup <= cuda_graph.WARMUPS and any(form.graphs for form in kept):
         raise UserError(
-            f"--warmup {arguments.warmup}: step {graph.WARMUPS + 1} captures CUDA graphs and should not be measured: "
-            f"pass --warmup {graph.WARMUPS + 1} or more"
+            f"--warmup {arguments.warmup}: step {cuda_graph.WARMUPS + 1} captures CUDA graphs and should not be measured: "
+            f"pass --warmup {cuda_graph.WARMUPS + 1} or more"
         )
     return kept
 
@@ -152,7 +154,7 @@ class _Loop:
         number_format = Precision(form.precision, world.device)
         number_format.apply()
         torch.backends.cudnn.benchmark = True
-        network = model.build(recipe, _CLASSES, world.device, number_format.weights)
+        network = factory.build(recipe, _CLASSES, world.device, number_format.weights)
         steps = {BARE: _bare, TORCHVISION: _torchvision}.get(form.loop, _worldsize)
         self._step = steps(recipe, network, world, number_format)
         tell(f"preparing    {form.name}{': compiling' if form.compiled else ''}")
@@ -198,7 +200,7 @@ class _Loop:
 
 def _worldsize(recipe: Recipe, network: nn.Module, world: World, number_format: Precision) -> Callable[[], None]:
     plan = BatchPlan(recipe.global_batch, recipe.micro_batch, 1, groups=recipe.global_batch // recipe.micro_batch)
-    state = assemble.build_state(recipe, network, plan, world, number_format, 1)
+    state = build.build_state(recipe, network, plan, world, number_format, 1)
     runner = StepRunner(Compute(recipe, plan, 0, world.device, state))
     batches = Feed(_host_batches(recipe.global_batch, recipe.data.train_crop_size, world.device), world.device)
     return lambda: (runner.run(batches, 0, recipe.optimizer.lr), None)[1]
@@ -219,7 +221,7 @@ def _bare(recipe: Recipe, network: nn.Module, world: World, number_format: Preci
     images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(0, _CLASSES, (recipe.global_batch,), device=device)
     module: nn.Module = torch.compile(network) if recipe.model.compile else network  # type: ignore[assignment]
-    optimizer = optim.build(network, recipe.optimizer, device)
+    optimizer = optimizers.build(network, recipe.optimizer, device)
     scaler = number_format.scaler()
 
     def step() -> None:
@@ -238,7 +240,7 @@ def _torchvision(recipe: Recipe, network: nn.Module, world: World, number_format
     host = torch.randn(recipe.global_batch, 3, size, size), torch.randint(0, _CLASSES, (recipe.global_batch,))
     if device.type == "cuda":
         host = host[0].pin_memory(), host[1].pin_memory()
-    optimizer = optim.build(network, recipe.optimizer, device)
+    optimizer = optimizers.build(network, recipe.optimizer, device)
     scaler = number_format.scaler()
 
     def step() -> None:
@@ -258,7 +260,7 @@ def _torchvision(recipe: Recipe, network: nn.Module, world: World, number_format
 
 def flops_per_image(name: str, size: int) -> float:
     """Floating-point operations of forward and backward of one image; a multiplication and an addition are two."""
-    network = model.build(Recipe.model_validate({"model": {"name": name}}), _CLASSES, torch.device("meta"), torch.float32)
+    network = factory.build(Recipe.model_validate({"model": {"name": name}}), _CLASSES, torch.device("meta"), torch.float32)
     with FlopCounterMode(display=False) as counter:
         network(torch.zeros(2, 3, size, size, device="meta")).sum().backward()
     return counter.get_total_flops() / 2
@@ -292,7 +294,7 @@ def table(results: list[Measured], flops: float, most: float | None) -> str:
         host = statistics.median(hosts) if hosts else None
         cells = [_cell(share, ".1%"), _cell(first.memory_gib, ".1f"), _cell(host, ".2f"), _cell(first.kernels, "d")]
         rows.append([name, f"{speed:,.1f}", *ratios, f"{speed * flops / 1e12:.2f}", *cells])
-    return markdown.table(rows)
+    return tables.table(rows)
 
 
 def _best(by_form: dict[str, dict[int, Measured]], start: str) -> dict[int, Measured]:

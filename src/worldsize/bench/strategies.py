@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from worldsize.arguments import BenchStrategies
-from worldsize.bench import markdown
+from worldsize.bench import tables
 from worldsize.bench.launching import train_here
+from worldsize.config.command_line import BenchStrategies
+from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
 from worldsize.parallel import STRATEGIES, load
+from worldsize.parallel.availability import ways
 from worldsize.parallel.base import Variant
-from worldsize.parallel.usable import ways
-from worldsize.place import cores
-from worldsize.run import RunFolder, create
+from worldsize.runs.run_folder import RunFolder, create
 
 REFERENCE = "ddp"
 _WARMUP = 3  # steps that are not counted
@@ -125,4 +125,4 @@ def table(results: list[Measured]) -> str:
         )
         ratio = statistics.median(r.images_per_s / reference[r.round] for r in own)
         rows.append((name, f"{images:.2f}", f"{ratio:.3f}", f"{sent:.1f}", f"{wait:.0f}"))
-    return markdown.table(rows)
+    return tables.table(rows)

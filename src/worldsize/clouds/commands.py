@@ -10,15 +10,15 @@ from typing import Literal
 import tyro
 import yaml
 
-from worldsize import arguments
-from worldsize.arguments import Flat, Settings
 from worldsize.clouds.spec import CloudSpec, problems
+from worldsize.config import command_line
+from worldsize.config.command_line import Flat, Settings
+from worldsize.config.recipe import Recipe
 from worldsize.errors import SUCCESS, UserError
 from worldsize.jobs.commands import recipe_argument
 from worldsize.jobs.naming import run_name
 from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, shared
 from worldsize.jobs.spec import Resources, refuse
-from worldsize.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Render:
 
 def train_on(argv: list[str]) -> int:
     """``worldsize train RECIPE --on skypilot|dstack`` is refused: these launchers submit by themselves."""
-    on = arguments.value_of("--on", argv)
+    on = command_line.value_of("--on", argv)
     submit = {"skypilot": "sky launch task.yaml", "dstack": "dstack apply -f task.dstack.yml"}[str(on)]
     raise UserError(
         f"{on} submits tasks itself: worldsize render RECIPE --on {on} ... > {submit.split()[-1]}, then {submit}"
@@ -58,7 +58,7 @@ def train_on(argv: list[str]) -> int:
 def render(argv: list[str]) -> int:
     """``worldsize render RECIPE --on skypilot|dstack``."""
     stem, recipe, rest = recipe_argument(argv, "render")
-    asked = arguments.parse(Render, rest, Render(settings=recipe), f"render {stem} --on skypilot")
+    asked = command_line.parse(Render, rest, Render(settings=recipe), f"render {stem} --on skypilot")
     task = importlib.import_module(f"worldsize.clouds.{asked.on}").render(to_spec(asked.settings, stem, asked.on, asked.job))
     print(yaml.dump(task, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True), end="")
     return SUCCESS

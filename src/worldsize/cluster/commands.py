@@ -6,15 +6,15 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from worldsize import arguments
 from worldsize.cluster import options
 from worldsize.cluster.manifests import load_target
 from worldsize.cluster.manifests.pod import to_yaml
 from worldsize.cluster.options import Where
+from worldsize.config import command_line
+from worldsize.config.recipe import Recipe
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS, UserError
 from worldsize.jobs.commands import follow, recipe_argument
 from worldsize.jobs.terminal import note
-from worldsize.recipe import Recipe
 
 if TYPE_CHECKING:
     from worldsize.cluster.api.client import Cluster
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def train_on(argv: list[str]) -> int:
     """``worldsize train RECIPE --on KIND``."""
     stem, recipe, rest = recipe_argument(argv, "train")
-    asked = arguments.parse(options.Submit, rest, options.Submit(settings=recipe), f"train {stem} --on KIND")
+    asked = command_line.parse(options.Submit, rest, options.Submit(settings=recipe), f"train {stem} --on KIND")
     cluster = _cluster(asked.where)
     spec = options.to_spec(asked.settings, stem, asked.on, cluster.namespace, asked.job)
     one = load_target(asked.on)
@@ -53,7 +53,7 @@ def train_on(argv: list[str]) -> int:
 def render(argv: list[str]) -> int:
     """``worldsize render RECIPE --on KIND``."""
     stem, recipe, rest = recipe_argument(argv, "render")
-    asked = arguments.parse(options.Render, rest, options.Render(settings=recipe), f"render {stem} --on KIND")
+    asked = command_line.parse(options.Render, rest, options.Render(settings=recipe), f"render {stem} --on KIND")
     spec = options.to_spec(asked.settings, stem, asked.on, asked.namespace, asked.job)
     manifests = load_target(asked.on).render(spec)
     _warn(asked.settings, asked.job)
@@ -87,13 +87,13 @@ def cluster(argv: list[str]) -> int:
     if argv[:2] == ["files", "browse"]:
         from worldsize.cluster.storage import browse
 
-        return browse.show(arguments.parse(browse.FilesBrowse, argv[2:], None, "cluster files browse"))
+        return browse.show(command_line.parse(browse.FilesBrowse, argv[2:], None, "cluster files browse"))
     for words in (3, 2):
         title = " ".join(["cluster", *argv[: words - 1]])
         if title in _ON_CLUSTER:
             module, kind, function = _ON_CLUSTER[title]
             commands = importlib.import_module(f"worldsize.cluster.{module}")
-            asked = arguments.parse(getattr(commands, kind), argv[words - 1 :], None, title)
+            asked = command_line.parse(getattr(commands, kind), argv[words - 1 :], None, title)
             return int(getattr(commands, function)(asked, _cluster(asked.where)))
     print("usage: worldsize cluster COMMAND ...\n")
     for title in [*_ON_CLUSTER, "cluster files browse"]:
@@ -110,7 +110,7 @@ def image(argv: list[str]) -> int:
         print("usage: worldsize image build [--push REPOSITORY] ...\n\nHelp: worldsize image build --help")
         return _usage_code(argv)
     end = argv.index("--") if "--" in argv else len(argv)
-    asked = arguments.parse(build.ImageBuild, argv[1:end], build.ImageBuild(), "image build")
+    asked = command_line.parse(build.ImageBuild, argv[1:end], build.ImageBuild(), "image build")
     return build.build(asked, argv[end + 1 :])
 
 

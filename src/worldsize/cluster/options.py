@@ -10,13 +10,13 @@ from typing import Literal
 
 import tyro
 
-from worldsize.arguments import Flat, Settings
 from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, Placement, PodJobSpec, PodResources, SecretKey, Toleration
+from worldsize.config.command_line import Flat, Settings
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
 from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, pair, shared
 from worldsize.jobs.spec import refuse
-from worldsize.recipe import Recipe
 
 # URLs (a path has lost one of their slashes), and the weights that packages offer.
 _NOT_A_PATH = re.compile(r"[a-z][a-z0-9+.-]*:/|(torchvision|timm):")

@@ -1,7 +1,7 @@
 """Datasets: where samples come from, in which order, and how they become uint8 batches on the device.
 
-To add a dataset, add a module to this package with ``open_dataset(settings, cache) -> Dataset``, and its name to
-`worldsize.recipe.DatasetName`.
+To add a dataset, add a module to `datasets` with ``open_dataset(settings, cache) -> Dataset``, and its name to
+`worldsize.config.recipe.DatasetName`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from worldsize.data import folder, relabel, shards
-from worldsize.data.index import is_folder
+from worldsize.config.recipe import Data, DatasetName
+from worldsize.data import shards
+from worldsize.data.datasets import folder, relabel
+from worldsize.data.datasets.file_index import is_folder
 from worldsize.data.samples import Dataset, Samples
 from worldsize.errors import of_system
-from worldsize.recipe import Data, DatasetName
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
@@ -61,7 +62,7 @@ def _given(settings: Data, cache: Path) -> Dataset:
     """The dataset with its own labels."""
     if settings.root is not None and (url := shards.url_of(settings.root)) is not None and not settings.multilabel:
         return shards.open_dataset(url)
-    return cast(Dataset, importlib.import_module(f"worldsize.data.{settings.name}").open_dataset(settings, cache))
+    return cast(Dataset, importlib.import_module(f"worldsize.data.datasets.{settings.name}").open_dataset(settings, cache))
 
 
 def open_layout(root: Path, name: DatasetName | None, cache: Path) -> Dataset:

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from worldsize.data.decode import BrokenImage, decode
-from worldsize.data.faults import Patience
-from worldsize.data.unused import Unused
+from worldsize.data.images.pillow import BrokenImage, decode
+from worldsize.data.read_errors import Patience
+from worldsize.data.unused_files import Unused
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 
-from worldsize import arguments
+from worldsize.config import command_line
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS
 from worldsize.hosts import options, preflight, spec
 from worldsize.hosts.launch import Launcher
@@ -17,7 +17,7 @@ from worldsize.jobs.terminal import note
 def train_on(argv: list[str]) -> int:
     """``worldsize train RECIPE --on ssh``."""
     stem, recipe, rest = recipe_argument(argv, "train")
-    asked = arguments.parse(options.Launch, rest, options.Launch(settings=recipe), f"train {stem} --on ssh")
+    asked = command_line.parse(options.Launch, rest, options.Launch(settings=recipe), f"train {stem} --on ssh")
     job = options.to_spec(asked.settings, stem, asked.job)
     if asked.print:
         print(spec.by_hand(job), end="")
@@ -38,6 +38,6 @@ def train_on(argv: list[str]) -> int:
 def render(argv: list[str]) -> int:
     """``worldsize render RECIPE --on ssh``."""
     stem, recipe, rest = recipe_argument(argv, "render")
-    asked = arguments.parse(options.Render, rest, options.Render(settings=recipe), f"render {stem} --on ssh")
+    asked = command_line.parse(options.Render, rest, options.Render(settings=recipe), f"render {stem} --on ssh")
     print(spec.by_hand(options.to_spec(asked.settings, stem, asked.job)), end="")
     return SUCCESS

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from worldsize.distributed.stop_signals import handled_by
 from worldsize.errors import SIGNAL_BASE, SUCCESS, Stopped, Unmet, UserError
 from worldsize.hosts.connection import LOST, Connection
 from worldsize.hosts.spec import HostsSpec, remote
@@ -23,7 +24,6 @@ from worldsize.jobs.state import Line
 from worldsize.jobs.terminal import note
 from worldsize.launch.agent import RETRYABLE
 from worldsize.launch.lifeline import BEAT_S
-from worldsize.signals import handled_by
 
 _END_S = 30.0  # for a connection to end, in addition to the grace
 _POLL_S = 0.1

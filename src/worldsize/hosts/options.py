@@ -10,14 +10,15 @@ from typing import Literal
 
 import tyro
 
-from worldsize import catalog, parallel
-from worldsize.arguments import Flat, Settings
+from worldsize import parallel
+from worldsize.config import recipe_files
+from worldsize.config.command_line import Flat, Settings
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.hosts.spec import HostsSpec, problems
 from worldsize.jobs.naming import run_name
 from worldsize.jobs.options import check_recipe, gpus_per_node, pair
 from worldsize.jobs.spec import Resources, refuse
-from worldsize.recipe import Recipe
 
 # HOST, USER@HOST, or an IPv6 address in brackets; then its processes.
 _HOST = re.compile(r"(?P<host>(?:[^\s:@]+@)?(?:\[[0-9A-Fa-f:.%]+\]|[^\s:\[\]]+))(?::(?P<procs>\d+))?")
@@ -105,7 +106,7 @@ def to_spec(recipe: Recipe, stem: str, job: HostsOptions) -> HostsSpec:
     names = tuple(name for name, _ in hosts)
     spec = HostsSpec(
         name=job.name or run_name(stem, recipe, "ssh", len(hosts), count),
-        recipe=catalog.to_yaml(recipe),
+        recipe=recipe_files.to_yaml(recipe),
         nodes=len(hosts),
         procs=count,
         resources=Resources(gpus=gpus),

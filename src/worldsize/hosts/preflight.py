@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from worldsize import __version__, entry
+from worldsize import __version__
 from worldsize.hosts.connection import LOST, Connection
 from worldsize.hosts.spec import HostsSpec
+from worldsize.launch import entry_point
 
 _SKEW_S = 5.0
 _TIMEOUT_S = 120.0
@@ -70,7 +71,7 @@ def _ask(spec: HostsSpec, rank: int, config: Path | None) -> dict[str, Any] | st
         "peers": [spec.address] if rank else [host.rpartition("@")[2].strip("[]") for host in spec.hosts[1:2]],
     }
     lines: list[str] = []
-    probe = shlex.join(entry.command(spec.python, "worldsize.hosts.probe"))
+    probe = shlex.join(entry_point.command(spec.python, "worldsize.hosts.probe"))
     host = spec.hosts[rank]
     one = Connection(host, f"cd {shlex.quote(str(spec.folder))} && {probe}", lines.append, config)
     one.send(json.dumps(asked).encode())

@@ -17,7 +17,8 @@ from typing import Any
 
 import yaml
 
-from worldsize import __version__, catalog
+from worldsize import __version__
+from worldsize.config import recipe_files
 from worldsize.errors import WorldsizeError
 from worldsize.launch import route
 
@@ -62,7 +63,7 @@ def _is_writable(out: Path) -> bool:
 def _fingerprint(recipe: str, out: Path) -> dict[str, Any]:
     from worldsize.data import open_dataset
 
-    return dict(open_dataset(catalog.validate(yaml.safe_load(recipe), "the recipe").data, out / ".cache").fingerprint)
+    return dict(open_dataset(recipe_files.validate(yaml.safe_load(recipe), "the recipe").data, out / ".cache").fingerprint)
 
 
 def main(_: Sequence[str]) -> None:

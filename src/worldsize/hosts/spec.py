@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize import entry
 from worldsize.jobs.spec import JobSpec, shape_problems
+from worldsize.launch import entry_point
 
 RECIPE = "{recipe}"  # `worldsize.launch.lifeline` puts the recipe's path here
 
@@ -61,13 +61,13 @@ def agent(spec: HostsSpec, rank: int) -> list[str]:
         variables |= {"GLOO_SOCKET_IFNAME": spec.interface, "NCCL_SOCKET_IFNAME": spec.interface}
     variables |= dict(spec.env)
     train = ["train", RECIPE, "--out", str(spec.out), "--name", spec.name, "--autoresume", "--retries", str(spec.retries)]
-    worldsize = [*entry.command(spec.python), "agent", "--id", spec.name, "--", *train]
+    worldsize = [*entry_point.command(spec.python), "agent", "--id", spec.name, "--", *train]
     return ["env", *(f"{name}={value}" for name, value in variables.items()), *worldsize]
 
 
 def remote(spec: HostsSpec, rank: int) -> str:
     """The command line for the remote shell: the agent, for as long as the launcher lives."""
-    lifeline = [*entry.command(spec.python, "worldsize.launch.lifeline"), str(spec.grace_s)]
+    lifeline = [*entry_point.command(spec.python, "worldsize.launch.lifeline"), str(spec.grace_s)]
     return f"cd {shlex.quote(str(spec.folder))} && exec {shlex.join([*lifeline, *agent(spec, rank)])}"
 
 

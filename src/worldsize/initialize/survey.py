@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.data import folder, label_list, layouts, shards, split
-from worldsize.data.label_list import Entry
+from worldsize.config.wording import count
+from worldsize.data import layouts, shards
+from worldsize.data.datasets import folder, label_list, validation_split
+from worldsize.data.datasets.label_list import Entry
 from worldsize.data.layouts import Hints, Reading
 from worldsize.data.samples import Dataset, FileSamples
 from worldsize.data.survey import info, verify
 from worldsize.data.survey.verify import Found
+from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
-from worldsize.place import cores
-from worldsize.wording import count
 
 _LISTED = 5
 # Checks that a file may be written, before images are decoded for minutes.
@@ -127,22 +128,22 @@ def _listed(root: Path, reading: Reading, share: float) -> tuple[Dataset, dict[s
 
 def _unsplit(every: FileSamples, groups: list[str | None] | None, share: float) -> tuple[Dataset, dict[str, Found]]:
     """Choose images to validate with. Broken ones stay in the training split, where others take their places."""
-    found = verify.verify(split.split(every, np.zeros(len(every), bool)), cores())
+    found = verify.verify(validation_split.split(every, np.zeros(len(every), bool)), cores())
     one = found["train"]
     readable = np.array([i not in one.broken for i in range(len(every))])
     validation = np.zeros(len(every), bool)
     if every.multilabel or (groups and any(groups)):
         kept = [group for group, good in zip(groups or [None] * len(every), readable, strict=True) if good]
-        chosen: NDArray[np.bool_] = split.apart(every.labels[readable], one.digests[readable], kept, share)
+        chosen: NDArray[np.bool_] = validation_split.apart(every.labels[readable], one.digests[readable], kept, share)
     else:
-        chosen = split.stratified(np.asarray(every.labels[readable], np.int32), one.digests[readable], share)
+        chosen = validation_split.stratified(np.asarray(every.labels[readable], np.int32), one.digests[readable], share)
     validation[readable] = chosen
     if not validation.any():
         raise UserError(
             f"{every.root}: no class has two different images that may be in different splits, so none can be set aside for "
             "validation"
         )
-    return split.split(every, validation), found
+    return validation_split.split(every, validation), found
 
 
 def _paths(samples: FileSamples) -> list[str]:

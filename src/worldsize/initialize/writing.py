@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize import finetuning
+from worldsize.config.recipe import Recipe
+from worldsize.initialize import fine_tuning
 from worldsize.initialize.survey import Survey
-from worldsize.recipe import Recipe
 
 _TINY_IMAGE = 64  # pixels: an ImageNet stem leaves too little of it
 _SMALL_IMAGE = 96  # pixels; BiT-HyperRule has another size for images of fewer than 96 x 96
@@ -81,7 +81,7 @@ def _allowance(survey: Survey) -> list[str]:
 
 
 def _finetuned(images: int, choice: Choice) -> list[str]:
-    plan = finetuning.plan(images, finetuning.REFERENCE_BATCH if choice.gpus else 64)
+    plan = fine_tuning.plan(images, fine_tuning.REFERENCE_BATCH if choice.gpus else 64)
     return [
         "source: BiT-HyperRule, Kolesnikov et al. 2020, arXiv 1912.11370, section 3.3",
         f"epochs: {plan.epochs}  # 500 steps below 20,000 images, 10,000 below 500,000, else 20,000",
@@ -93,12 +93,12 @@ def _finetuned(images: int, choice: Choice) -> list[str]:
         f"  weights: {_quoted(choice.weights)}",
         "  zero_head: true  # the classifier is new: zeros do not disturb the pretrained features at first",
         "optimizer:",
-        f"  lr: {finetuning.LR}",
-        f"  lr_reference_batch: {finetuning.REFERENCE_BATCH}  # smaller batches get a proportionally smaller lr",
+        f"  lr: {fine_tuning.LR}",
+        f"  lr_reference_batch: {fine_tuning.REFERENCE_BATCH}  # smaller batches get a proportionally smaller lr",
         "  nesterov: false",
         "  weight_decay: 0",
         "schedule:",
-        f"  name: step  # a tenth after {finetuning.drops(images)} % of the steps",
+        f"  name: step  # a tenth after {fine_tuning.drops(images)} % of the steps",
         f"  milestones: [{', '.join(f'{milestone:g}' for milestone in plan.milestones)}]",
         f"  warmup_epochs: {plan.warmup_epochs:g}",
         *([f"augment:\n  mixup: {plan.mixup:g}  # from 20,000 images on"] if plan.mixup else []),
@@ -106,7 +106,7 @@ def _finetuned(images: int, choice: Choice) -> list[str]:
 
 
 def _from_scratch(images: int, choice: Choice, tiny: bool) -> list[str]:
-    batch = finetuning.plan(images, 256 if choice.gpus else 64).global_batch
+    batch = fine_tuning.plan(images, 256 if choice.gpus else 64).global_batch
     epochs = 90 if choice.gpus else 30
     return [
         "source: the values of the recipe imagenet (Goyal et al. 2017, arXiv 1706.02677) for a smaller dataset",

@@ -12,15 +12,15 @@ from typing import Annotated, Literal
 
 import tyro
 
-from worldsize import arguments, catalog
-from worldsize.arguments import Flat
+from worldsize.config import command_line, recipe_files
+from worldsize.config.command_line import Flat
+from worldsize.config.recipe import Recipe
 from worldsize.errors import DETACHED, FAILED, SUCCESS, TIMED_OUT, UserError, WorldsizeError
 from worldsize.jobs import display, targets
 from worldsize.jobs.base import Job, Scheduler, Where
 from worldsize.jobs.progress import progress
 from worldsize.jobs.state import JobState
 from worldsize.jobs.terminal import age, note
-from worldsize.recipe import Recipe
 
 _Name = Annotated[str, tyro.conf.Positional]
 _On = Literal["kubernetes", "slurm", "ssh"] | None
@@ -28,21 +28,21 @@ _On = Literal["kubernetes", "slurm", "ssh"] | None
 
 def train_on(argv: list[str]) -> int:
     """``worldsize train RECIPE --on TARGET``."""
-    on = arguments.value_of("--on", argv)
+    on = command_line.value_of("--on", argv)
     assert on is not None
     return targets.load(on, "train_on")(argv)
 
 
 def render(argv: list[str]) -> int:
     """``worldsize render``."""
-    on = arguments.value_of("--on", argv)
-    if on is None and (not argv or arguments.asks_help(argv)):
+    on = command_line.value_of("--on", argv)
+    if on is None and (not argv or command_line.asks_help(argv)):
         print(
             "usage: worldsize render RECIPE --on TARGET ...\n\n"
             "Prints a job exactly as `worldsize train --on TARGET` submits it. Contacts no cluster.\n"
             f"Targets: {', '.join(targets.TARGETS)}. Options of each: worldsize render RECIPE --on TARGET --help"
         )
-        return SUCCESS if arguments.asks_help(argv) else UserError.exit_code
+        return SUCCESS if command_line.asks_help(argv) else UserError.exit_code
     return targets.load(on or "pytorchjob", "render")(argv)
 
 
@@ -61,7 +61,7 @@ def jobs(argv: list[str]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    asked = arguments.parse(Jobs, argv, Jobs(), "jobs")
+    asked = command_line.parse(Jobs, argv, Jobs(), "jobs")
     chosen = _schedulers(asked.on, asked.where)
     found = [(scheduler, job) for scheduler in chosen for job in _listed(scheduler, alone=len(chosen) == 1)]
     if not found:
@@ -92,7 +92,7 @@ def status(argv: list[str]) -> int:
     from rich.table import Table
     from rich.text import Text
 
-    asked = arguments.parse(Status, argv, None, "status")
+    asked = command_line.parse(Status, argv, None, "status")
     scheduler, job = find(asked.name, asked.on, asked.where)
     print(f"{job.kind} {job.name}: {job.state.phase}, {age(job.age_s)} old")
     if job.state.reason:
@@ -123,7 +123,7 @@ class Logs:
 
 def logs(argv: list[str]) -> int:
     """``worldsize logs``."""
-    asked = arguments.parse(Logs, argv, None, "logs")
+    asked = command_line.parse(Logs, argv, None, "logs")
     return follow(*find(asked.name, asked.on, asked.where), asked.timeout, asked.rank)
 
 
@@ -141,7 +141,7 @@ class Wait:
 
 def wait(argv: list[str]) -> int:
     """``worldsize wait``."""
-    asked = arguments.parse(Wait, argv, None, "wait")
+    asked = command_line.parse(Wait, argv, None, "wait")
     return follow(*find(asked.name, asked.on, asked.where), asked.timeout, None, logs=False)
 
 
@@ -157,7 +157,7 @@ class Stop:
 
 def stop(argv: list[str]) -> int:
     """``worldsize stop``."""
-    asked = arguments.parse(Stop, argv, None, "stop")
+    asked = command_line.parse(Stop, argv, None, "stop")
     scheduler, job = find(asked.name, asked.on, asked.where)
     job.stop()
     delete_command = scheduler.command("delete", asked.name)
@@ -181,7 +181,7 @@ class Delete:
 
 def delete(argv: list[str]) -> int:
     """``worldsize delete``."""
-    asked = arguments.parse(Delete, argv, Delete(), "delete")
+    asked = command_line.parse(Delete, argv, Delete(), "delete")
     if (asked.name is None) == (not asked.all) or (asked.older and not asked.all):
         raise UserError("expected: worldsize delete NAME, or worldsize delete --all [--older 7d]")
     if asked.name is None:
@@ -259,10 +259,10 @@ def recipe_argument(argv: list[str], command: str) -> tuple[str, Recipe, list[st
         UserError: no recipe, or an invalid one.
     """
     if not argv or argv[0].startswith("-"):
-        if arguments.asks_help(argv):
+        if command_line.asks_help(argv):
             return "RECIPE", Recipe(), argv
-        raise catalog.missing(command)
-    return Path(argv[0]).stem, catalog.load(argv[0]), argv[1:]
+        raise recipe_files.missing(command)
+    return Path(argv[0]).stem, recipe_files.load(argv[0]), argv[1:]
 
 
 def _listed(scheduler: Scheduler, alone: bool) -> list[Job]:

@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from worldsize.recipe import Recipe
+from worldsize.config.recipe import Recipe
 
 
 def run_name(stem: str, recipe: Recipe, *shape: Any) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 
 import tyro
 
-from worldsize import catalog, parallel
+from worldsize import parallel
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def shared(recipe: Recipe, name: str, job: CommonOptions) -> dict[str, Any]:
     """
     return {
         "name": name,
-        "recipe": catalog.to_yaml(recipe),
+        "recipe": recipe_files.to_yaml(recipe),
         "nodes": job.nodes,
         "procs": job.procs,
         "env": tuple(map(pair("--env"), job.env)),

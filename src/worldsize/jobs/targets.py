@@ -12,7 +12,7 @@ from worldsize.jobs.base import Scheduler, Where
 # Each value of --on has a module with the functions `train_on(argv)` (but `local`) and `render(argv)`, which return an exit
 # code.
 TARGETS = {
-    "local": "worldsize.local_job",
+    "local": "worldsize.jobs.local",
     "pytorchjob": "worldsize.cluster.commands",
     "mpijob": "worldsize.cluster.commands",
     "trainjob": "worldsize.cluster.commands",

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from worldsize.distributed.rank import LOCAL_LAUNCH, cores
 from worldsize.errors import PERMANENT, SIGNAL_BASE, SUCCESS, Stopped, Unmet, UserError, first_line
 from worldsize.launch import nodes, route
 from worldsize.launch.local import Outcome, cause, reports, run_elastic
-from worldsize.place import LOCAL_LAUNCH, cores
 
 AGENT = "WORLDSIZE_AGENT"
 # Job controllers retry exit codes of 128 and above, and give up on lower ones.

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from worldsize.distributed.rank import LOCAL_LAUNCH, Place, threads_per_process
+from worldsize.distributed.stop_signals import StopFlag, end_with_parent
 from worldsize.errors import UserError
 from worldsize.launch.failure import fail
-from worldsize.place import LOCAL_LAUNCH, Place, threads_per_process
-from worldsize.signals import StopFlag, end_with_parent
 
 
 def distribute(
@@ -30,9 +30,9 @@ def distribute(
     """
     check_procs(procs)
     if place.size == 1 and procs > 1:
-        from worldsize.launch import async_workers, local
+        from worldsize.launch import local, local_async
 
-        outcome = (async_workers if workers_may_fail else local).launch(argv, procs)
+        outcome = (local_async if workers_may_fail else local).launch(argv, procs)
         return fail(outcome.message, outcome.code) if outcome.code else 0
     if place.size > 1 and procs not in (1, place.local_size):
         raise UserError(

@@ -6,10 +6,10 @@ import os
 import sys
 import threading
 
+from worldsize.distributed.rank import LAUNCHED, LOCAL_LAUNCH, LOCAL_RANKS
 from worldsize.errors import INTERNAL_ERROR
 from worldsize.launch.agent import retried, worker_exit_code
 from worldsize.launch.local import report
-from worldsize.place import LAUNCHED, LOCAL_LAUNCH, LOCAL_RANKS
 
 _LEAVE_S = 10.0
 

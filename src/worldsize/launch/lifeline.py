@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from worldsize.distributed.stop_signals import end_with_parent
 from worldsize.errors import SIGNAL_BASE
-from worldsize.signals import end_with_parent
 
 BEAT_S = 5.0
 SILENCE_S = 30.0

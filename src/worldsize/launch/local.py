@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worldsize import entry
+from worldsize.distributed.rank import LOCAL_LAUNCH
+from worldsize.distributed.stop_signals import handled
 from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS
-from worldsize.place import LOCAL_LAUNCH
-from worldsize.signals import handled
+from worldsize.launch import entry_point
 
 ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _AGENT_KILL_S = 20  # a rank killed later than this after the first report may have been killed by the agent
@@ -88,7 +88,7 @@ def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mappi
     supported = {k: v for k, v in (defaults | dict(settings)).items() if k in LaunchConfig.__dataclass_fields__}
     os.environ[LOCAL_LAUNCH] = str(processes)
     try:
-        program, *words = entry.command(sys.executable)
+        program, *words = entry_point.command(sys.executable)
         elastic_launch(LaunchConfig(**supported), program)(*words, *argv)
     finally:
         del os.environ[LOCAL_LAUNCH]

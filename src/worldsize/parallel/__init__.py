@@ -1,7 +1,7 @@
 """How replicas agree on one model: one module per strategy behind one small interface.
 
-A strategy is one module of this package with a class ``Strategy`` derived from `base.Strategy`, and its name in
-`worldsize.recipe.StrategyName`. The training loop does not know their names.
+A strategy is one package here with a module ``strategy`` that has a class ``Strategy`` derived from `base.Strategy`, and its
+name in `worldsize.config.recipe.StrategyName`. The training loop does not know their names.
 """
 
 from __future__ import annotations
@@ -9,24 +9,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, get_args
 
+from worldsize.config.recipe import Parallel, Recipe, StrategyName
+from worldsize.distributed.rank import Place
 from worldsize.errors import UserError
-from worldsize.place import Place
-from worldsize.recipe import Parallel, Recipe, StrategyName
 
 if TYPE_CHECKING:
-    from worldsize.batch import BatchPlan
+    from worldsize.distributed.batch_plan import BatchPlan
     from worldsize.parallel.base import Parts, Strategy
 
 # `auto` is the first for one process and the second for more.
 _AUTO = ("single", "ddp")
 STRATEGIES: tuple[str, ...] = tuple(name for name in get_args(StrategyName) if name != "auto")
-# `async` is a keyword, which a module cannot be called.
-_MODULES = {"async": "async_sgd"}
+# `async` is a keyword, which a package cannot be called.
+_PACKAGES = {"async": "async_sgd"}
 
 
 def load(name: str) -> type[Strategy]:
     """The strategy of this name. Does not import torch."""
-    strategy: type[Strategy] = importlib.import_module(f"worldsize.parallel.{_MODULES.get(name, name)}").Strategy
+    package = f"worldsize.parallel.{_PACKAGES.get(name, name)}"
+    strategy: type[Strategy] = importlib.import_module(f"{package}.strategy").Strategy
     return strategy
 
 

@@ -8,19 +8,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from worldsize import batch
-from worldsize.clock import elapsed_ms, stamp
-from worldsize.tree import fold
+from worldsize.distributed import batch_plan
+from worldsize.distributed.device_timer import elapsed_ms, stamp
+from worldsize.distributed.tree_sum import fold
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from worldsize.batch import BatchPlan
-    from worldsize.clock import Stamp
-    from worldsize.place import Place
-    from worldsize.recipe import Parallel, Recipe
-    from worldsize.world import World
+    from worldsize.config.recipe import Parallel, Recipe
+    from worldsize.distributed.batch_plan import BatchPlan
+    from worldsize.distributed.device_timer import Stamp
+    from worldsize.distributed.rank import Place
+    from worldsize.distributed.world import World
 
 # The world sizes at which a strategy works.
 Processes = Literal["one", "several", "2, 4, 8, ...", "any"]
@@ -103,7 +103,7 @@ class Strategy(ABC):
         same_bits: whether a run has the same bits at every world size, not only the same numbers up to rounding.
         averages: whether the recipe's `average` of weights works with it: all ranks have the same weights after a step.
         sharpens: whether `sharpness` works with it: all ranks have the same gradient after the last backward pass.
-        asynchronous: whether ranks do not step together, see `worldsize.asynchronous`.
+        asynchronous: whether ranks do not step together, see `worldsize.training.asynchronous.trainer`.
         captured: whether CUDA graphs can contain its steps.
         needs_mpi: whether a cluster must start it with mpirun.
         local_gradients: whether ranks still hold different gradients when ``update`` is called.
@@ -182,7 +182,7 @@ class Strategy(ABC):
         Raises:
             UserError: it cannot be shared evenly.
         """
-        return batch.plan(recipe, world_size)
+        return batch_plan.plan(recipe, world_size)
 
     @classmethod
     def threads(cls, settings: Parallel) -> int | None:
@@ -229,7 +229,7 @@ class Strategy(ABC):
         """The mean of a quantity over the micro-batches of the step, (n,): of this rank, or of all ranks.
 
         Args:
-            nodes: its sums over this rank's micro-batches, each (n,), as nodes of `worldsize.tree`.
+            nodes: its sums over this rank's micro-batches, each (n,), as nodes of `worldsize.distributed.tree_sum`.
         """
         return fold(nodes, lambda left, right: left + right) / self._accumulation
 

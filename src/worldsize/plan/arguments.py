@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from worldsize.arguments import Flat, Settings
+from worldsize.config.command_line import Flat, Settings
 
 
 @dataclass

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from worldsize import arguments, catalog
+from worldsize.config import command_line, recipe_files
+from worldsize.config.recipe import Recipe
 from worldsize.errors import SUCCESS
 from worldsize.plan.arguments import Plan
-from worldsize.recipe import Recipe
 
 
 def run(argv: list[str]) -> int:
     """Run the command; returns its exit code."""
     source = argv[0] if argv and not argv[0].startswith("-") else None
-    if source is None and not arguments.asks_help(argv):
-        raise catalog.missing("plan")
-    base = catalog.load(source) if source else Recipe()
-    asked = arguments.parse(Plan, argv[1:] if source else argv, Plan(settings=base), f"plan {source or 'RECIPE'}")
+    if source is None and not command_line.asks_help(argv):
+        raise recipe_files.missing("plan")
+    base = recipe_files.load(source) if source else Recipe()
+    asked = command_line.parse(Plan, argv[1:] if source else argv, Plan(settings=base), f"plan {source or 'RECIPE'}")
     assert source is not None
     from worldsize.plan import prediction, report  # these import torch, which --help should not wait for
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from worldsize.batch import BatchPlan
+from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.plan import model
 from worldsize.plan.arguments import Feed
 from worldsize.plan.fit import Fitted, percentiles

@@ -8,16 +8,17 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from worldsize import batch, parallel
-from worldsize.batch import BatchPlan
-from worldsize.data.decode import BrokenImage
+from worldsize import parallel
+from worldsize.config.recipe import Recipe
+from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.samples import EncodedSamples
+from worldsize.distributed import batch_plan
+from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.errors import UserError
 from worldsize.plan import traffic
 from worldsize.plan.arguments import Feed
 from worldsize.plan.model import BACKWARD, Traffic
 from worldsize.plan.network import Network, profile
-from worldsize.recipe import Recipe
 
 # Training images, validation images, classes, kB per file. ImageNet: 1,000 files, one per class, have 109.6 kB on average.
 _KNOWN = {"imagenet": (1_281_167, 50_000, 1000, 110.0), "cifar10": (50_000, 10_000, 10, 2.0), "digits": (1437, 360, 10, 0.0)}
@@ -54,7 +55,7 @@ class Job:
             UserError: they cannot; names the numbers that can.
         """
         try:
-            shared = batch.plan(self.recipe, devices)
+            shared = batch_plan.plan(self.recipe, devices)
         except UserError as error:
             raise UserError(f"--devices {devices}: {error}\nOr keep the batch of each device with --weak.") from None
         if self.recipe.forward_batch is not None or self.recipe.device == "cpu":
@@ -64,7 +65,7 @@ class Job:
     def largest_passes(self, plan: BatchPlan) -> BatchPlan:
         """The plan with forward passes as large as a GPU needs, where the strategy allows it."""
         merges = parallel.named(self.recipe.parallel).merges(self.recipe.parallel)
-        return batch.with_largest_forward_batch(plan, batch.GPU_BATCH) if merges else plan
+        return batch_plan.with_largest_forward_batch(plan, batch_plan.GPU_BATCH) if merges else plan
 
     def doubled(self) -> Job:
         """The job with batches twice as large."""
@@ -80,7 +81,7 @@ class Job:
 
     def relative_work(self) -> float:
         """Work per image, the mean over the epochs, relative to the full training size: less with progressive resizing."""
-        from worldsize.data.crops import crop_size
+        from worldsize.data.images.crops import crop_size
 
         data, epochs = self.recipe.data, self.recipe.epochs
         return sum((crop_size(data, epoch) / data.train_crop_size) ** 2 for epoch in range(epochs)) / epochs
@@ -145,7 +146,7 @@ def describe(recipe: Recipe, feed: Feed, smallest: int, weak: bool) -> Job:
     """
     images = _images(recipe, feed)
     if weak and recipe.per_process_batch is None:
-        shared = batch.plan(recipe, smallest)
+        shared = batch_plan.plan(recipe, smallest)
         recipe = recipe.model_copy(update={"per_process_batch": shared.per_process})
     return Job(recipe, images, profile(recipe, images.classes))
 

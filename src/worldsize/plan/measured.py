@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worldsize import catalog
-from worldsize.batch import GPU_BATCH
 from worldsize.bench.scaling import origin
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.batch_plan import GPU_BATCH
 from worldsize.errors import UserError
 from worldsize.plan.fit import Measurement
 from worldsize.plan.forecast import cluster_of
 from worldsize.plan.job import Job
 from worldsize.plan.model import Cluster
-from worldsize.recipe import Recipe
 from worldsize.report import reading
 
 _WARMUP = 3  # steps of a run that are not counted
@@ -65,7 +65,7 @@ def read(folders: Iterable[Path], job: Job, per_node: int) -> Calibration:
 def _run(path: Path, job: Job, per_node: int) -> Calibration:
     if not (path / "metrics.jsonl").is_file() or not (path / "recipe.yaml").is_file():
         raise UserError(f"--from {path}: neither a run (metrics.jsonl, recipe.yaml) nor a bench folder (results.jsonl)")
-    recipe = catalog.load(str(path / "recipe.yaml"))
+    recipe = recipe_files.load(str(path / "recipe.yaml"))
     _check_network(path, recipe, job.recipe)
     facts = _facts(path / "environment.json")
     lines, notes = _lines(path / "metrics.jsonl")
@@ -144,7 +144,7 @@ def _measured_recipe(path: Path) -> Recipe:
     """A recipe of the benchmark's runs, or that of its command if they were not kept."""
     for pattern in ("*.yaml", "*/recipe.yaml"):
         if found := sorted(path.glob(pattern)):
-            return catalog.load(str(found[0]))
+            return recipe_files.load(str(found[0]))
     try:
         return origin.read(path).asked.settings
     except UserError as error:

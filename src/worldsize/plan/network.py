@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from worldsize import freezing, networks
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
+from worldsize.models import freezing, networks
 from worldsize.plan.traffic import Tensor
-from worldsize.recipe import Recipe
 
 # Reading and writing one output element takes about as long as this many multiply-adds: current GPUs do 100 to 300
 # floating-point operations in the time in which they move one 16-bit number from and to their memory.

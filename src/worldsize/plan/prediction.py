@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from worldsize import arguments
+from worldsize.config import command_line
 from worldsize.errors import UserError
 from worldsize.plan import job as jobs
 from worldsize.plan import measured
@@ -115,7 +115,7 @@ def _check(asked: Plan) -> None:
                 raise UserError(f"--{field.name.replace('_', '-')} {value:g} must be positive and finite")
     if asked.machines.link_efficiency > 1:
         raise UserError(f"--link-efficiency {asked.machines.link_efficiency:g}: a share of the bandwidth, at most 1")
-    arguments.check_price(asked.price_per_hour)
+    command_line.check_price(asked.price_per_hour)
 
 
 def _rates(machines: Machines, batch: int) -> list[Measurement]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.plan.model import Message, Traffic
-from worldsize.recipe import Recipe
 
 STRATEGIES = ("auto", "single", "ddp", "bitwise", "horovod", "localsgd")
-_FIRST_BUCKET = 2**20  # bytes: `parallel.tree_reduce` starts with a small bucket
+_FIRST_BUCKET = 2**20  # bytes: `parallel.bitwise.tree_reduce` starts with a small bucket
 FUSION = 128 * 2**20  # bytes: the default of HOROVOD_FUSION_THRESHOLD (Horovod 0.28.1, common/operations.cc)
 
 
@@ -71,7 +71,7 @@ def buckets(
     """The gradients that are sent together, in order; a tensor is never split.
 
     A bucket is closed once it has reached ``limit`` bytes, the first one at ``first``; so do torch's DDP and
-    `parallel.tree_reduce`. Without ``exceed`` it is closed before it would exceed the limit; so does Horovod.
+    `parallel.bitwise.tree_reduce`. Without ``exceed`` it is closed before it would exceed the limit; so does Horovod.
     """
     filled: list[list[Tensor]] = []
     current: list[Tensor] = []
@@ -90,7 +90,7 @@ def buckets(
 
 
 def powersgd_elements(tensors: Iterable[Tensor], rank: int) -> tuple[int, int]:
-    """Elements of the two messages of `parallel.hooks.PowerSGD`: the Ps with all that is not compressed, and the Qs."""
+    """Elements of the two messages of `ddp.compression.PowerSGD`: the Ps with all that is not compressed, and the Qs."""
     first = second = 0
     for tensor in tensors:
         n = tensor.shape[0] if tensor.shape else 1

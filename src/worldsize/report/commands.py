@@ -9,10 +9,10 @@ from typing import Annotated
 
 import tyro
 
-from worldsize import arguments
+from worldsize.config import command_line
+from worldsize.distributed.stop_signals import ends_at_once
 from worldsize.errors import FAILED, SUCCESS, UserError
 from worldsize.report import differences, overview, reading
-from worldsize.signals import ends_at_once
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Compare:
 
 def report(argv: list[str]) -> int:
     """``worldsize report``."""
-    asked = arguments.parse(Report, argv, None, "report")
-    arguments.check_price(asked.price_per_hour)
+    asked = command_line.parse(Report, argv, None, "report")
+    command_line.check_price(asked.price_per_hour)
     try:
         from worldsize.report import charts, content, page
     except ModuleNotFoundError as error:
@@ -95,14 +95,14 @@ def report(argv: list[str]) -> int:
 
 def runs(argv: list[str]) -> int:
     """``worldsize runs``."""
-    asked = arguments.parse(Runs, argv, None, "runs")
+    asked = command_line.parse(Runs, argv, None, "runs")
     _print([overview.TITLES, *overview.table(asked.folder, time.time())])
     return SUCCESS
 
 
 def compare(argv: list[str]) -> int:
     """``worldsize compare``."""
-    asked = arguments.parse(Compare, argv, None, "compare")
+    asked = command_line.parse(Compare, argv, None, "compare")
     both = [reading.read(asked.a), reading.read(asked.b)]
     results = differences.results(both)
     rows = [*differences.recipes(both), *differences.environments(both), *results, *differences.speeds(both)]

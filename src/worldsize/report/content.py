@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from worldsize.attribution import advice, causes
+from worldsize.config.listing import flat, shown
 from worldsize.errors import UserError
-from worldsize.listing import flat, shown
 from worldsize.report import bench_charts, data, differences, run_charts, statistics
 from worldsize.report.page import Page, Rows, Table
 from worldsize.report.reading import Bench, Plan, Record, Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from worldsize.listing import flat, shown
+from worldsize.config.listing import flat, shown
 from worldsize.report.reading import Record, Run
 from worldsize.report.statistics import best_top1, settings, speed
 

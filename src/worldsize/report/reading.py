@@ -14,7 +14,7 @@ import yaml
 from worldsize.attribution import evidence
 from worldsize.attribution.evidence import Evidence
 from worldsize.errors import UserError
-from worldsize.run import RunFolder, open_existing
+from worldsize.runs.run_folder import RunFolder, open_existing
 
 Record = dict[str, Any]
 _STOPPED = re.compile(r"^(\S+ \S+?)(?:,\d+)? \w+ \S+: (stopped .*step [\d,]+.*)$")
@@ -39,7 +39,7 @@ class Run:
     Records of ``steps`` and ``epochs`` are those of metrics.jsonl, see `worldsize.track.base`; numbers that were not finite
     are None. ``damaged`` counts the lines that could not be read. ``modified`` is when a metric was last written and
     ``logged`` when the log was, seconds since 1970; None without the file. ``result`` is None if the run has not finished.
-    ``history`` are the lines of history.jsonl, see `worldsize.history`; ``evidence`` is about the time of its steps. Older
+    ``history`` are the lines of history.jsonl, see `runs.history`; ``evidence`` is about the time of its steps. Older
     runs have neither.
     """
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
-from worldsize.listing import PROSE, flat
+from worldsize.config.listing import PROSE, flat
 from worldsize.report.reading import Bench, Plan, Record, Run
 
 MOST_POINTS = 400  # of one line in a chart

@@ -12,14 +12,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worldsize import catalog, checkpoint, fingerprint, parallel
-from worldsize.continuity import same_names_other_sizes
-from worldsize.data import open_dataset, sizes
+from worldsize import checkpoint, parallel
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.data import file_sizes, open_dataset
 from worldsize.errors import CheckpointError
-from worldsize.recipe import Recipe
-from worldsize.reproduce import compare, scratch
+from worldsize.reproduce import compare, scratch_runs
 from worldsize.reproduce.compare import processes
-from worldsize.run import RunFolder
+from worldsize.runs import step_hashes
+from worldsize.runs.run_folder import RunFolder
+from worldsize.training.resume import same_names_other_sizes
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,13 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
     Raises:
         UserError: it has no checkpoint or no metrics.
     """
-    recipe = catalog.load(str(run.recipe))
-    found = scratch.checkpoints(run)
-    records = scratch.steps_of(run)
+    recipe = recipe_files.load(str(run.recipe))
+    found = scratch_runs.checkpoints(run)
+    records = scratch_runs.steps_of(run)
     last = found[max(found)][1]
     recorded = sum(bool(record.get("chain")) for record in records)
     dataset = open_dataset(recipe.data, run.path.parent / ".cache")
-    data, looked_at = dataset.fingerprint, sizes.digest(dataset)
+    data, looked_at = dataset.fingerprint, file_sizes.digest(dataset)
     certificate = Certificate(
         run=str(run.path),
         steps=len(records),
@@ -85,10 +87,10 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
         chain=records[-1].get("chain", "") if records else "",
         recipe=parallel.identity(recipe),
         data=data,
-        environment=scratch.environment_of(run),
+        environment=scratch_runs.environment_of(run),
         seed=seed,
     )
-    for warning in scratch.warnings(run, recipe, procs):
+    for warning in scratch_runs.warnings(run, recipe, procs):
         tell(f"the bits may differ: {warning}")
     try:
         _verify_origin(recipe, data, looked_at, last)
@@ -121,14 +123,14 @@ def verify_chain(records: list[dict[str, Any]], state: dict[str, Any]) -> dict[i
     Raises:
         Inconsistent: a step is missing, or was changed.
     """
-    head = fingerprint.of_run(state) if records and records[0].get("chain") else fingerprint.NOT_RECORDED
+    head = step_hashes.of_run(state) if records and records[0].get("chain") else step_hashes.NOT_RECORDED
     chains: dict[int, str] = {}
     for expected, record in enumerate(records, start=1):
         if record["step"] != expected:
             raise Inconsistent(f"step {expected:,} is missing in metrics.jsonl", expected)
         if not record.get("chain") and not chains:
             continue
-        head = fingerprint.link(head, dict.fromkeys(fingerprint.COVERED) | record)
+        head = step_hashes.link(head, dict.fromkeys(step_hashes.COVERED) | record)
         if record.get("chain") != head:
             origin = ", or the recipe or the data changed during the run" if expected == 1 else ""
             raise Inconsistent(f"step {expected:,} in metrics.jsonl was changed{origin}", expected)
@@ -145,7 +147,7 @@ def _verify_checkpoint(path: Path, chains: dict[int, str]) -> str:
     state = json.loads((path / "state.json").read_text("utf-8"))
     if state.get("chain") and chains.get(state["step"]) != state["chain"]:
         raise Inconsistent(f"{path.name} belongs to another run, or metrics.jsonl was changed", state["step"])
-    return scratch.Steps([], path).sha256
+    return scratch_runs.Steps([], path).sha256
 
 
 def _verify_result(run: RunFolder, chains: dict[int, str]) -> None:
@@ -172,13 +174,13 @@ def _replay_windows(
         size = procs or int(found[last][1]["world_size"])
         tell(f"computing steps {first + 1:,} to {last:,} again, with {processes(size)}")
         with tempfile.TemporaryDirectory(prefix="worldsize-audit-") as folder:
-            again = scratch.compute_again(run, found[first][0] if first else None, last, size, Path(folder))
+            again = scratch_runs.compute_again(run, found[first][0] if first else None, last, size, Path(folder))
             _compare(records[first:last], again, found[last][0])
             certificate.windows.append(Window(first + 1, last, size, again.sha256))
 
 
-def _compare(records: list[dict[str, Any]], again: scratch.Steps, expected: Path) -> None:
-    names = tuple(name for name in fingerprint.COVERED if records and name in records[0])
+def _compare(records: list[dict[str, Any]], again: scratch_runs.Steps, expected: Path) -> None:
+    names = tuple(name for name in step_hashes.COVERED if records and name in records[0])
     if found := compare.first_difference(records, again.records, names):
         raise Inconsistent(
             f"step {found.step:,}: {found.name} is {found.a} in metrics.jsonl and {found.b} when computed again", found.step

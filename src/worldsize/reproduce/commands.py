@@ -7,10 +7,11 @@ import random
 from pathlib import Path
 from typing import TypeVar
 
-from worldsize import arguments, catalog, run
+from worldsize.config import command_line, recipe_files
+from worldsize.config.recipe import Recipe
 from worldsize.errors import FAILED, SUCCESS, UserError
-from worldsize.recipe import Recipe
-from worldsize.run import RunFolder
+from worldsize.runs import run_folder
+from worldsize.runs.run_folder import RunFolder
 
 T = TypeVar("T")
 
@@ -18,11 +19,11 @@ T = TypeVar("T")
 def prove(argv: list[str]) -> int:
     """``worldsize prove``."""
     source = argv[0] if argv and not argv[0].startswith("-") else None
-    if source is None and not arguments.asks_help(argv):
-        raise catalog.missing("prove")
-    base = catalog.load(source) if source else Recipe()
+    if source is None and not command_line.asks_help(argv):
+        raise recipe_files.missing("prove")
+    base = recipe_files.load(source) if source else Recipe()
     rest = argv[1:] if source else argv
-    asked = arguments.parse(arguments.Prove, rest, arguments.Prove(base), f"prove {source or 'RECIPE'}")
+    asked = command_line.parse(command_line.Prove, rest, command_line.Prove(base), f"prove {source or 'RECIPE'}")
     from worldsize.reproduce import prove as proofs
 
     proof = proofs.prove(asked, asked.settings, tell)
@@ -33,7 +34,7 @@ def prove(argv: list[str]) -> int:
 
 def replay(argv: list[str]) -> int:
     """``worldsize replay``."""
-    folder, asked = _of_run(arguments.Replay, argv, "replay RUN")
+    folder, asked = _of_run(command_line.Replay, argv, "replay RUN")
     from worldsize.reproduce import replay as replays
 
     result = replays.replay(folder, asked.step, asked.procs, asked.from_start, asked.out, tell)
@@ -43,7 +44,7 @@ def replay(argv: list[str]) -> int:
 
 def audit(argv: list[str]) -> int:
     """``worldsize audit``."""
-    folder, asked = _of_run(arguments.Audit, argv, "audit RUN")
+    folder, asked = _of_run(command_line.Audit, argv, "audit RUN")
     from worldsize.reproduce import audit as audits
 
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**32)
@@ -57,10 +58,10 @@ def audit(argv: list[str]) -> int:
 def _of_run(kind: type[T], argv: list[str], title: str) -> tuple[RunFolder, T]:
     """The run folder that the command line begins with, and its other arguments."""
     if not argv or argv[0].startswith("-"):
-        if not arguments.asks_help(argv):
+        if not command_line.asks_help(argv):
             raise UserError(f"RUN is required: worldsize {title}, a folder such as runs/digits-1")
-        arguments.parse(kind, argv, None, title)
-    return run.open_existing(Path(argv[0])), arguments.parse(kind, argv[1:], None, title)
+        command_line.parse(kind, argv, None, title)
+    return run_folder.open_existing(Path(argv[0])), command_line.parse(kind, argv[1:], None, title)
 
 
 def tell(line: str) -> None:

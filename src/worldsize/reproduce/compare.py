@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsize.fingerprint import COVERED
+from worldsize.runs.step_hashes import COVERED
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from PIL import Image
 
 from worldsize import checkpoint
 from worldsize.reproduce.compare import Replay, processes
-from worldsize.run import RunFolder
+from worldsize.runs.run_folder import RunFolder
 
 _STYLE = """
 body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; color: #1b1f24; background: #fff }
@@ -33,7 +33,7 @@ figure.wrong img { border-color: #c62828 } .muted { color: #68707a }
 
 @dataclass(frozen=True)
 class Seen:
-    """A step as `worldsize.inspector` recorded it: arrays over all ranks' samples in order, norms by parameter."""
+    """A step as `training.step_recorder` recorded it: arrays over all ranks' samples in order, norms by parameter."""
 
     arrays: dict[str, NDArray[Any]]
     norms: dict[str, dict[str, float]]

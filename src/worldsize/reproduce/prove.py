@@ -12,14 +12,15 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from worldsize import catalog, parallel
-from worldsize.arguments import Prove
+from worldsize import parallel
+from worldsize.config import recipe_files
+from worldsize.config.command_line import Prove
+from worldsize.config.recipe import Parallel, Recipe
+from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
-from worldsize.place import cores
-from worldsize.recipe import Parallel, Recipe
-from worldsize.reproduce import compare, scratch
+from worldsize.reproduce import compare, scratch_runs
 from worldsize.reproduce.compare import StepDifference, TensorDifference, processes
-from worldsize.reproduce.scratch import Steps
+from worldsize.reproduce.scratch_runs import Steps
 
 # How far losses and gradient norms of the first step may differ by rounding alone.
 _ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "tf32": 1e-2, "bf16": 2e-2, "fp16": 2e-2}
@@ -109,7 +110,7 @@ def with_strategy(recipe: Recipe, name: str | None) -> Recipe:
         return recipe
     values = recipe.model_dump(mode="json")
     values["parallel"]["strategy"] = name or "bitwise"
-    return catalog.validate(values, "--strategy")
+    return recipe_files.validate(values, "--strategy")
 
 
 def for_size(recipe: Recipe, size: int) -> Recipe:
@@ -168,13 +169,13 @@ def _prove(folder: Path, recipe: Recipe, recipes: dict[int, Recipe], asked: Prov
 
 
 def _against_torch(proof: Proof, folder: Path, recipes: dict[int, Recipe], tell: Callable[[str], None]) -> Proof:
-    from worldsize.reproduce import plain
+    from worldsize.reproduce import plain_loop
 
     size, recipe = next(iter(recipes.items()))
-    ours = scratch.computed(folder / str(size))
+    ours = scratch_runs.computed(folder / str(size))
     tell(f"a plain PyTorch loop: {proof.steps} steps")
     threads = parallel.threads(recipe.parallel) or cores()
-    theirs = plain.train(recipe, folder / ".cache", proof.steps, threads)
+    theirs = plain_loop.train(recipe, folder / ".cache", proof.steps, threads)
     weights = load_file(ours.checkpoint / "model.safetensors")
     difference = Against(
         abs(ours.records[0]["loss"] - theirs.losses[0]) / abs(theirs.losses[0]),
@@ -187,9 +188,9 @@ def _against_torch(proof: Proof, folder: Path, recipes: dict[int, Recipe], tell:
 def _steps(folder: Path, recipe: Recipe, size: int, asked: Prove) -> Steps:
     half = asked.steps // 2
     if not asked.interrupt or half == 0:
-        return scratch.train(recipe, folder, str(size), size, asked.steps)
-    scratch.train(recipe, folder, str(size), size, half)
-    return scratch.resume(folder / str(size), size, asked.steps)
+        return scratch_runs.train(recipe, folder, str(size), size, asked.steps)
+    scratch_runs.train(recipe, folder, str(size), size, half)
+    return scratch_runs.resume(folder / str(size), size, asked.steps)
 
 
 def _compared(
@@ -204,7 +205,7 @@ def _compared(
         return Compared(size, theirs.sha256)
     first = numbers.step if numbers else len(ours.records)
     tell(f"{size} processes differ from {reference} in step {first}: comparing the weights after it")
-    early = [scratch.train(recipes[n], folder, f"{n}-until-{first}", n, first) for n in (reference, size)]
+    early = [scratch_runs.train(recipes[n], folder, f"{n}-until-{first}", n, first) for n in (reference, size)]
     cause = _cause(folder / str(reference), folder / str(size))
     first_state = compare.tensors(_state(early[1]), _state(early[0]))
     return Compared(size, theirs.sha256, samples, numbers, state, first, first_state, cause)

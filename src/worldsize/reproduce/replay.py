@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from worldsize import catalog, parallel
+from worldsize import parallel
+from worldsize.config import recipe_files
 from worldsize.errors import UserError
-from worldsize.inspector import VARIABLE
-from worldsize.reproduce import compare, page, scratch
+from worldsize.reproduce import compare, page, scratch_runs
 from worldsize.reproduce.compare import Replay, processes
-from worldsize.run import RunFolder
+from worldsize.runs.run_folder import RunFolder
+from worldsize.training.step_recorder import VARIABLE
 
 
 def steps(text: str) -> tuple[int, int]:
@@ -47,22 +48,22 @@ def replay(
     first, last = steps(wanted)
     recorded = _recorded(run, first, last)
     start, path = _start(run, first, from_start)
-    size = procs or int(scratch.environment_of(run)["world_size"])
-    recipe = catalog.load(str(run.recipe))
-    for warning in scratch.warnings(run, recipe, size):
+    size = procs or int(scratch_runs.environment_of(run)["world_size"])
+    recipe = recipe_files.load(str(run.recipe))
+    for warning in scratch_runs.warnings(run, recipe, size):
         tell(f"the bits may differ: {warning}")
     tell(f"computing steps {start + 1:,} to {last:,} again, with {processes(size)}")
     out = out or Path(f"{run.name}-step-{first}.html")
     with tempfile.TemporaryDirectory(prefix="worldsize-replay-") as folder:
         os.environ[VARIABLE] = f"{first}:{first}:{folder}"
         try:
-            again = scratch.compute_again(run, path, last, size, Path(folder)).records
+            again = scratch_runs.compute_again(run, path, last, size, Path(folder)).records
         finally:
             del os.environ[VARIABLE]
         again = [record for record in again if first <= record["step"] <= last]
         names = tuple(name for name in ("samples", *compare.NUMBERS) if name in recorded[0])
         found = compare.first_difference(recorded, again, names)
-        same_size = size == scratch.environment_of(run)["world_size"]
+        same_size = size == scratch_runs.environment_of(run)["world_size"]
         promised = same_size or parallel.named(recipe.parallel).same_bits
         result = Replay(first, last, start, size, promised, recorded, again, found, out)
         page.write(out, run, result, page.read_step(Path(folder), first, size))
@@ -70,7 +71,7 @@ def replay(
 
 
 def _recorded(run: RunFolder, first: int, last: int) -> list[dict[str, Any]]:
-    records = {record["step"]: record for record in scratch.steps_of(run)}
+    records = {record["step"]: record for record in scratch_runs.steps_of(run)}
     missing = [step for step in range(first, last + 1) if step not in records]
     if missing:
         raise UserError(f"{run.path} has the steps 1 to {max(records, default=0):,}, but not step {missing[0]:,}")
@@ -79,7 +80,7 @@ def _recorded(run: RunFolder, first: int, last: int) -> list[dict[str, Any]]:
 
 def _start(run: RunFolder, first: int, from_start: bool) -> tuple[int, Path | None]:
     """The newest checkpoint before the step: (its step, its path); (0, None) is the beginning of the run."""
-    found = scratch.checkpoints(run)
+    found = scratch_runs.checkpoints(run)
     before = [step for step in found if step < first]
     if before:
         return max(before), found[max(before)][0]

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from worldsize import arguments
+from worldsize.config import command_line
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS
 from worldsize.jobs.base import Where
 from worldsize.jobs.commands import follow, recipe_argument
@@ -21,7 +21,7 @@ from worldsize.slurm.spec import SlurmSpec
 def train_on(argv: list[str]) -> int:
     """``worldsize train RECIPE --on slurm``."""
     stem, recipe, rest = recipe_argument(argv, "train")
-    asked = arguments.parse(options.Submit, rest, options.Submit(settings=recipe), f"train {stem} --on slurm")
+    asked = command_line.parse(options.Submit, rest, options.Submit(settings=recipe), f"train {stem} --on slurm")
     spec = options.to_spec(asked.settings, stem, asked.job)
     rendered = script.render(spec)
     folder = JobFolder(spec.out, spec.name)
@@ -44,7 +44,7 @@ def train_on(argv: list[str]) -> int:
 def render(argv: list[str]) -> int:
     """``worldsize render RECIPE --on slurm``."""
     stem, recipe, rest = recipe_argument(argv, "render")
-    asked = arguments.parse(options.Render, rest, options.Render(settings=recipe), f"render {stem} --on slurm")
+    asked = command_line.parse(options.Render, rest, options.Render(settings=recipe), f"render {stem} --on slurm")
     print(script.render(options.to_spec(asked.settings, stem, asked.job)), end="")
     return SUCCESS
 

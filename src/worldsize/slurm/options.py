@@ -9,12 +9,12 @@ from typing import Literal
 
 import tyro
 
-from worldsize.arguments import Flat, Settings
+from worldsize.config.command_line import Flat, Settings
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
 from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, shared
 from worldsize.jobs.spec import Resources, refuse
-from worldsize.recipe import Recipe
 from worldsize.slurm.spec import SlurmSpec, problems
 
 

@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from worldsize import __version__, entry
+from worldsize import __version__
 from worldsize.errors import UserError, did_you_mean
 from worldsize.jobs.folder import JobFolder
+from worldsize.launch import entry_point
 from worldsize.slurm import api
 from worldsize.slurm.api import Partition
 from worldsize.slurm.spec import SlurmSpec, seconds
@@ -37,7 +38,7 @@ def probe(spec: SlurmSpec, folder: JobFolder) -> list[str]:
     folder.path.mkdir(parents=True, exist_ok=True)
     marker = folder.path / "probe"
     marker.write_text(token)
-    version = f"{shlex.join(entry.command(spec.python))} --version 2>/dev/null"
+    version = f"{shlex.join(entry_point.command(spec.python))} --version 2>/dev/null"
     words = f'echo "$({version})"; echo "$(cat {shlex.quote(str(marker))} 2>/dev/null)"; hostname'
     try:
         lines = api.on_nodes(spec.nodes, spec.partition, spec.account, ["bash", "-c", words]).splitlines()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from worldsize import entry
 from worldsize.errors import PERMANENT, Stopped
+from worldsize.launch import entry_point
 from worldsize.slurm.spec import SlurmSpec
 
 COMMENT = "worldsize"
@@ -94,7 +94,7 @@ def _command(spec: SlurmSpec) -> str:
     words = ['train "$job/recipe.yaml" --out "$out" --name "$run" --autoresume --retries "$retries"']
     if spec.seeds:
         words.append('--seed "$SLURM_ARRAY_TASK_ID"')
-    return " ".join([shlex.join(entry.command(spec.python)), *words])
+    return " ".join([shlex.join(entry_point.command(spec.python)), *words])
 
 
 def _start(spec: SlurmSpec) -> str:

@@ -1,5 +1,5 @@
 """Metric trackers. A tracker is a module with a class ``Tracker(base.Tracker)``, listed in
-`worldsize.recipe.TrackerName`; console and JSONL are always active.
+`worldsize.config.recipe.TrackerName`; console and JSONL are always active.
 
 A tracker that fails is disabled with a warning; it never stops training.
 """
@@ -10,9 +10,9 @@ import importlib
 import logging
 from collections.abc import Callable, Sequence
 
+from worldsize.config.recipe import Track
 from worldsize.errors import UserError
-from worldsize.recipe import Track
-from worldsize.run import RunFolder
+from worldsize.runs.run_folder import RunFolder
 from worldsize.track import kubeflow
 from worldsize.track.base import Epoch, Facts, Step, Summary, Tracker, Window
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from worldsize.recipe import Track
-from worldsize.run import RunFolder
+from worldsize.config.recipe import Track
+from worldsize.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Known before the first step. Sizes are in samples, batch arithmetic as in `worldsize.batch`.
+    """Known before the first step. Sizes are in samples, batch arithmetic as in `worldsize.distributed.batch_plan`.
 
     ``sharing`` is the number of forward passes of a step that run in parallel: processes times devices per process, or 1
     if each process computes its own steps.
@@ -54,7 +54,7 @@ class Step:
     communication: it shows which rank slows down the others. With many ranks it is empty, unless `recipe.Track.every_rank`
     is set; ``rank_quantiles`` then has the minimum, the quartiles and the maximum of these speeds, and ``slowest_ranks`` the
     slowest ranks with theirs. ``samples`` is a digest of the samples in order and ``chain``
-    the run's fingerprint after this step (see `worldsize.fingerprint`); empty: not recorded. ``details`` has values of
+    the run's fingerprint after this step (see `worldsize.runs.step_hashes`); empty: not recorded. ``details`` has values of
     specific strategies; for async: the worker that computed the gradient, its staleness in updates, and the number of
     active workers.
     """
@@ -88,8 +88,8 @@ class Window:
 
     ``step`` is the last of them and ``steps`` their number. ``between_s`` has seconds between the steps of two epochs since
     the last window, on rank 0: ``evaluation``, ``checkpoint``, ``metrics`` and ``other``. The rest is about ``ranks``, all
-    of them or with many ranks the slowest: ``ms`` has one list for each of `worldsize.window.PARTS` and
-    `worldsize.window.USAGE`, with a mean per step for each of these ranks. ``mean_ms`` is the mean over all ranks.
+    of them or with many ranks the slowest: ``ms`` has one list for each of `worldsize.attribution.step_time.PARTS` and
+    `attribution.step_time.USAGE`, with a mean per step for each of these ranks. ``mean_ms`` is the mean over all ranks.
     """
 
     step: int
@@ -105,7 +105,7 @@ class Epoch:
     """An evaluation. train_* are means over the steps since the last one, val_* over the validation set.
 
     With averaged weights, val_* are theirs and raw_* those of the weights themselves; otherwise raw_* are None. *_map and
-    *_f1 are None unless images have several labels, see `worldsize.evaluate.Result`.
+    *_f1 are None unless images have several labels, see `worldsize.training.evaluation.Result`.
     ``details`` for async: the number of gradients applied at each staleness (0, 1, ...), the number of dropped gradients,
     and each worker's images/s.
     """

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from worldsize.recipe import Track
-from worldsize.run import RunFolder
+from worldsize.config.recipe import Track
+from worldsize.config.wording import count, quoted
+from worldsize.runs.run_folder import RunFolder
 from worldsize.track import base
-from worldsize.wording import count, quoted
 
 _PLAIN_SECONDS = 15.0  # between step lines when stdout is not a terminal
 _HEADINGS = ("epoch", "train loss", "train top-1", "val loss", "val top-1", "val top-5", "images/s", "time")

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from worldsize.fingerprint import COVERED
-from worldsize.recipe import Track
-from worldsize.run import RunFolder
+from worldsize.config.recipe import Track
+from worldsize.runs.run_folder import RunFolder
+from worldsize.runs.step_hashes import COVERED
 from worldsize.track import base
 
 

@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from worldsize.recipe import Track
-from worldsize.run import RunFolder
+from worldsize.config.recipe import Track
+from worldsize.runs.run_folder import RunFolder
 from worldsize.track import base
 
 _EVERY_S = 5.0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch.utils.tensorboard import SummaryWriter
 
-from worldsize.recipe import Track
-from worldsize.run import RunFolder
+from worldsize.config.recipe import Track
+from worldsize.runs.run_folder import RunFolder
 from worldsize.track import base
 
 

@@ -12,8 +12,8 @@ from dataclasses import asdict
 
 import wandb
 
-from worldsize.recipe import Track
-from worldsize.run import RunFolder
+from worldsize.config.recipe import Track
+from worldsize.runs.run_folder import RunFolder
 from worldsize.track import base
 
 

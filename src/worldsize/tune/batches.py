@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from worldsize import batch, catalog
-from worldsize.batch import BatchPlan
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.distributed import batch_plan
+from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
-from worldsize.reproduce.scratch import ComputationFailed
+from worldsize.reproduce.scratch_runs import ComputationFailed
 from worldsize.tune import runs
 from worldsize.tune.runs import Workplace
 
@@ -42,7 +43,7 @@ def forward_batches(
         ComputationFailed: a run failed for another reason.
     """
     found: dict[int, float | None] = {}
-    for size in batch.forward_batches(plan):
+    for size in batch_plan.forward_batches(plan):
         tell(f"speed: forward passes of {size} images")
         try:
             found[size] = _speed(place, recipe, forward_batch=size)
@@ -67,7 +68,7 @@ def table(found: dict[int, float | None]) -> list[tuple[str, ...]]:
 
 def _speed(place: Workplace, recipe: Recipe, **changes: int | None) -> float:
     """Images/s of the recipe with these changes: the median of some steps."""
-    changed = catalog.validate(recipe.model_dump(mode="json") | changes, "the batch")
+    changed = recipe_files.validate(recipe.model_dump(mode="json") | changes, "the batch")
     name = "-".join(f"{key}-{value}" for key, value in changes.items())
     records = runs.records(place, changed, name, _STEPS + _NOT_COUNTED)
     return median(record["images_per_s"] for record in records[_NOT_COUNTED:])

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worldsize import arguments, batch, catalog, parallel
+from worldsize import parallel
+from worldsize.config import command_line, recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.config.wording import quoted
+from worldsize.distributed import batch_plan
 from worldsize.errors import SUCCESS, UserError
-from worldsize.recipe import Recipe
 from worldsize.reproduce.commands import print_table, tell
 from worldsize.reproduce.compare import processes
 from worldsize.tune import batches, chart, curve, runs
 from worldsize.tune.curve import Curve
 from worldsize.tune.runs import Workplace
-from worldsize.wording import quoted
 
 _SHOWN = 12  # rows of the range test
 _BAR = 30  # characters
@@ -48,10 +50,12 @@ class Tuned:
 def run(argv: list[str]) -> int:
     """Run the command; returns its exit code."""
     source = argv[0] if argv and not argv[0].startswith("-") else None
-    if source is None and not arguments.asks_help(argv):
-        raise catalog.missing("tune")
-    base = catalog.load(source) if source else Recipe()
-    asked = arguments.parse(arguments.Tune, argv[1:] if source else argv, arguments.Tune(base), f"tune {source or 'RECIPE'}")
+    if source is None and not command_line.asks_help(argv):
+        raise recipe_files.missing("tune")
+    base = recipe_files.load(source) if source else Recipe()
+    asked = command_line.parse(
+        command_line.Tune, argv[1:] if source else argv, command_line.Tune(base), f"tune {source or 'RECIPE'}"
+    )
     assert source is not None
     _check(asked)
     out = asked.out or Path(f"{Path(source).stem}-tuned.yaml")
@@ -67,24 +71,24 @@ def run(argv: list[str]) -> int:
     return SUCCESS
 
 
-def _check(asked: arguments.Tune) -> None:
+def _check(asked: command_line.Tune) -> None:
     if asked.steps < 20:
         raise UserError(f"--steps {asked.steps}: a range test needs at least 20 steps")
     if not 0 < asked.low < asked.high:
         raise UserError(f"--low {asked.low:g} and --high {asked.high:g} must be positive, and the second larger")
 
 
-def _place(asked: arguments.Tune, folder: Path) -> Workplace:
+def _place(asked: command_line.Tune, folder: Path) -> Workplace:
     from worldsize.data import open_dataset
 
     recipe = asked.settings
     parallel.validate(recipe)
-    plan = batch.plan(recipe, 1) if asked.procs == 1 else parallel.batch_plan(recipe, asked.procs)
+    plan = batch_plan.plan(recipe, 1) if asked.procs == 1 else parallel.batch_plan(recipe, asked.procs)
     dataset = open_dataset(recipe.data, folder / ".cache")
     return Workplace(folder, asked.procs, plan, plan.steps_per_epoch(len(dataset.train)))
 
 
-def tune(place: Workplace, recipe: Recipe, asked: arguments.Tune, tell: Callable[[str], None]) -> Tuned:
+def tune(place: Workplace, recipe: Recipe, asked: command_line.Tune, tell: Callable[[str], None]) -> Tuned:
     """Make the range test, then three short runs around what it suggests, and more if the best is the first or the last.
 
     Raises:
@@ -129,7 +133,7 @@ def _end(losses: Sequence[float | None], steps: int) -> float | None:
 # Reporting ----------------------------------------------------------------------------------------------------------------
 
 
-def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: arguments.Tune, source: str, out: Path) -> None:
+def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: command_line.Tune, source: str, out: Path) -> None:
     chosen = tuned.chosen
     forward_batch = batches.fastest(speeds) if speeds else asked.settings.forward_batch
     if speeds:
@@ -160,15 +164,15 @@ def _rows(found: Curve) -> list[tuple[str, ...]]:
     return rows
 
 
-def _batch(asked: arguments.Tune) -> int:
+def _batch(asked: command_line.Tune) -> int:
     recipe = asked.settings
     return recipe.global_batch if recipe.per_process_batch is None else recipe.per_process_batch * asked.procs
 
 
-def _yaml(chosen: float, forward_batch: int | None, asked: arguments.Tune, source: str) -> str:
+def _yaml(chosen: float, forward_batch: int | None, asked: command_line.Tune, source: str) -> str:
     base = str(Path(source).resolve()) if Path(source).is_file() else source
     settings = asked.settings.model_dump(mode="json") | {"forward_batch": forward_batch}
-    changed = _changed(catalog.load(source).model_dump(mode="json"), settings)
+    changed = _changed(recipe_files.load(source).model_dump(mode="json"), settings)
     optimizer = {**changed.pop("optimizer", {}), "lr": chosen, "lr_reference_batch": _batch(asked)}
     values = {"base": base, **changed, "optimizer": optimizer}
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize import catalog
-from worldsize.batch import BatchPlan
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.errors import SUCCESS, Diverged, Stopped
-from worldsize.recipe import Recipe
-from worldsize.reproduce import child, scratch
-from worldsize.reproduce.scratch import ComputationFailed
-from worldsize.run import RunFolder
+from worldsize.reproduce import scratch_runs, training_process
+from worldsize.reproduce.scratch_runs import ComputationFailed
+from worldsize.runs.run_folder import RunFolder
 
 _WARMUP = 0.2  # of a short run
 
@@ -51,7 +51,7 @@ def with_rates(recipe: Recipe, rates: Sequence[float], steps_per_epoch: int) -> 
         "warmup_epochs": 0,
     }
     values["average"] = {"name": "none"}
-    return catalog.validate(values, "the short run")
+    return recipe_files.validate(values, "the short run")
 
 
 def triangle(peak: float, steps: int) -> list[float]:
@@ -67,10 +67,10 @@ def records(place: Workplace, recipe: Recipe, name: str, steps: int) -> list[dic
         ComputationFailed: the run failed for another reason.
     """
     path = place.folder / f"{name}.yaml"
-    path.write_text(catalog.to_yaml(scratch.only_steps(recipe)), "utf-8")
+    path.write_text(recipe_files.to_yaml(scratch_runs.only_steps(recipe)), "utf-8")
     run = RunFolder(place.folder / name)
     words = ["train", str(path), "--out", str(place.folder), "--name", name]
-    code, said = child.run([*words, "--procs", str(place.procs), "--stop-after", str(steps)], run.metrics, steps)
+    code, said = training_process.run([*words, "--procs", str(place.procs), "--stop-after", str(steps)], run.metrics, steps)
     if code not in (SUCCESS, Stopped.exit_code, Diverged.exit_code):
         raise ComputationFailed(said.removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed", code)
-    return scratch.steps_of(run)
+    return scratch_runs.steps_of(run)

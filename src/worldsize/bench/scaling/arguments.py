@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from worldsize.arguments import Settings
+from worldsize.config.command_line import Settings
 
 JobKind = Literal["local", "pytorchjob", "mpijob", "trainjob"]
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from worldsize import batch, catalog
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.distributed import batch_plan
 from worldsize.errors import UserError
 from worldsize.parallel.base import Variant
-from worldsize.recipe import Recipe
-from worldsize.reproduce.scratch import only_steps
+from worldsize.reproduce.scratch_runs import only_steps
 
 Scaling = Literal["weak", "strong"]
 
@@ -79,8 +80,8 @@ def recipe_of(case: Case, base: Recipe, smallest: int, steps: int, synthetic: bo
         values["global_batch"] = base.global_batch // smallest * case.world_size
     elif case.scaling == "strong" and base.per_process_batch is not None:
         values |= {"global_batch": base.per_process_batch * smallest, "per_process_batch": None}
-    recipe = catalog.validate(values, "bench scaling")
-    plan = batch.plan(recipe, case.world_size)
+    recipe = recipe_files.validate(values, "bench scaling")
+    plan = batch_plan.plan(recipe, case.world_size)
     if synthetic:
         samples = plan.global_batch * (steps + 1)
         no_files = {"root": None, "val_list": None, "label_list": None, "labels": None}

@@ -10,17 +10,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from worldsize import batch
 from worldsize.bench.scaling import local, measured, origin, table
 from worldsize.bench.scaling.arguments import BenchScaling
 from worldsize.bench.scaling.cases import Case, cases, in_rounds, recipe_of
 from worldsize.bench.scaling.jobs import Jobs, settings_of
 from worldsize.bench.scaling.measured import Measured
+from worldsize.config.recipe import Recipe
+from worldsize.distributed import batch_plan
+from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
-from worldsize.place import cores
-from worldsize.recipe import Recipe
 from worldsize.report import reading
-from worldsize.run import RunFolder, create
+from worldsize.runs.run_folder import RunFolder, create
 
 
 def run(argv: list[str], tell: Callable[[str], None]) -> RunFolder:
@@ -128,7 +128,7 @@ class Benchmark:
             self.tell(f"{metrics}: {damaged} incomplete line{'s' * (damaged > 1)} not used")
         records = [one for one in records if one.get("kind") == "step"]
         one = measured.of_steps(self.asked.on, case, turn, recipe, records, self.asked.warmup, self.asked.steps)
-        planned = batch.plan(recipe, case.world_size).global_batch
+        planned = batch_plan.plan(recipe, case.world_size).global_batch
         if one.global_batch != planned:
             self.tell(f"{case}: the run computed {one.global_batch} images per step, and the recipe has {planned}")
         return one

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize import arguments, catalog, entry, parallel
+from worldsize import parallel
 from worldsize.bench.scaling.cases import Case
+from worldsize.config import command_line, recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.config.wording import quoted
 from worldsize.errors import UserError, WorldsizeError
 from worldsize.jobs import targets
 from worldsize.jobs.base import Job, Where
-from worldsize.recipe import Recipe
-from worldsize.wording import quoted
+from worldsize.launch import entry_point
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Jobs:
         """
         (folder / name).mkdir(exist_ok=True)
         path = folder / f"{name}.yaml"
-        path.write_text(catalog.to_yaml(recipe.model_copy(update={"max_steps": steps})), "utf-8")
+        path.write_text(recipe_files.to_yaml(recipe.model_copy(update={"max_steps": steps})), "utf-8")
         try:
             if self.find(name) is None:
                 where = ("--on", self.kind, "--nodes", str(case.nodes), "--procs", str(case.procs), "--name", name)
@@ -97,10 +99,10 @@ class Jobs:
         return [word for flag in flags if (value := self._option(flag)) is not None for word in (flag, value)]
 
     def _option(self, flag: str) -> str | None:
-        return arguments.value_of(flag, list(self.options))
+        return command_line.value_of(flag, list(self.options))
 
     def _start(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*entry.command(sys.executable), *words], capture_output=True, text=True, check=False)
+        return subprocess.run([*entry_point.command(sys.executable), *words], capture_output=True, text=True, check=False)
 
 
 def _check(done: subprocess.CompletedProcess[str], command: str) -> None:

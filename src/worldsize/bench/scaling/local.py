@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from worldsize import catalog
 from worldsize.bench import strategies
 from worldsize.bench.launching import train_here
 from worldsize.bench.scaling.cases import Case
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.parallel.base import Variant
-from worldsize.recipe import Recipe
 
 
 def variant_of(case: Case) -> Variant:
@@ -37,7 +37,7 @@ def run(case: Case, recipe: Recipe, folder: Path, name: str, steps: int, threads
     """
     shutil.rmtree(folder / name, ignore_errors=True)  # left by an interrupted benchmark
     path = folder / f"{name}.yaml"
-    path.write_text(catalog.to_yaml(recipe), "utf-8")
+    path.write_text(recipe_files.to_yaml(recipe), "utf-8")
     words = [str(path), "--out", str(folder), "--name", name, "--stop-after", str(steps)]
     variant = variant_of(case)
     if case.procs == 1:  # strategies need several processes

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from worldsize import schedule
 from worldsize.bench.scaling.cases import Case
+from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.recipe import Recipe
+from worldsize.optim import schedules
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +102,8 @@ def of_steps(
 def _peak_lr(recipe: Recipe, record: dict[str, Any], global_batch: int) -> float:
     """The peak learning rate that the step's own belongs to; that of the recipe where the schedule is at 0."""
     done = record["step"]
-    part = schedule.factor(recipe.schedule, done - 1, round(done / record["epoch"]), recipe.epochs)
-    return record["lr"] / part if part > 0 else schedule.peak_lr(recipe.optimizer, global_batch)
+    part = schedules.factor(recipe.schedule, done - 1, round(done / record["epoch"]), recipe.epochs)
+    return record["lr"] / part if part > 0 else schedules.peak_lr(recipe.optimizer, global_batch)
 
 
 def _slowest(records: Sequence[dict[str, Any]]) -> int | None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from worldsize import arguments, catalog, environment
 from worldsize.bench.scaling.arguments import BenchScaling
 from worldsize.bench.scaling.cases import Scaling
+from worldsize.config import command_line, recipe_files
+from worldsize.config.listing import PROSE, flat, shown
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
-from worldsize.listing import PROSE, flat, shown
-from worldsize.place import cores
-from worldsize.recipe import Recipe
+from worldsize.training import environment
 
 FILE = "bench.json"
 # With --resume there may be more rounds. Settings are compared one by one, and the kinds of scaling as a set.
@@ -40,7 +41,7 @@ class Request:
     @property
     def on_cpu(self) -> bool:
         """Whether it asks for processes without GPUs."""
-        return self.asked.settings.device == "cpu" or arguments.value_of("--gpus", list(self.job_options)) == "0"
+        return self.asked.settings.device == "cpu" or command_line.value_of("--gpus", list(self.job_options)) == "0"
 
 
 def parse(argv: list[str]) -> Request:
@@ -53,11 +54,11 @@ def parse(argv: list[str]) -> Request:
     at = argv.index("--") if "--" in argv else len(argv)
     words, job_options = argv[:at], argv[at + 1 :]
     source = words[0] if words and not words[0].startswith("-") else None
-    if source is None and not arguments.asks_help(words):
-        raise catalog.missing("bench scaling")
-    base = catalog.load(source) if source else Recipe()
+    if source is None and not command_line.asks_help(words):
+        raise recipe_files.missing("bench scaling")
+    base = recipe_files.load(source) if source else Recipe()
     title = f"bench scaling {source or 'RECIPE'}"
-    asked = arguments.parse(BenchScaling, words[1:] if source else words, BenchScaling(base), title)
+    asked = command_line.parse(BenchScaling, words[1:] if source else words, BenchScaling(base), title)
     return Request(asked, source or "", tuple(words), tuple(job_options))
 
 
@@ -108,7 +109,7 @@ def read(folder: Path) -> Request:
     try:
         request = parse(shlex.split(found["command"])[3:])
         if "settings" in found:
-            settings = catalog.validate(found["settings"], str(folder / FILE))
+            settings = recipe_files.validate(found["settings"], str(folder / FILE))
             request = replace(request, asked=replace(request.asked, settings=settings))
     except (KeyError, TypeError, AttributeError, ValueError, UserError, SystemExit):
         raise UserError(f"{folder / FILE} does not say what was measured: its command cannot be read") from None

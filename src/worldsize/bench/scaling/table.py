@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from worldsize.bench import markdown
+from worldsize.bench import tables
 from worldsize.bench.scaling.cases import Case
 from worldsize.bench.scaling.measured import PARTS, Measured, reference
 
@@ -26,7 +26,7 @@ def table(results: Sequence[Measured]) -> str:
     rows: list[Sequence[str]] = [(*_HEADINGS, *_TIMES)]
     for case in dict.fromkeys(one.case for one in results):
         rows.append(_row(case, [one for one in results if one.case == case]))
-    return markdown.table(rows)
+    return tables.table(rows)
 
 
 def _row(case: Case, own: Sequence[Measured]) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import tyro
 
-from worldsize.arguments import Flat
 from worldsize.cluster import options
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
@@ -21,12 +20,13 @@ from worldsize.cluster.objects import Object
 from worldsize.cluster.options import Where
 from worldsize.cluster.preflight import job as job_checks
 from worldsize.cluster.preflight.base import Context, findings_of
-from worldsize.data.fetching.kaggle import ACCESS_TOKENS, CREATE, SECRET, TOKEN, USER_AND_KEY
-from worldsize.data.fetching.known import KAGGLE, KNOWN, Name
+from worldsize.config.command_line import Flat
+from worldsize.config.recipe import Recipe
+from worldsize.data.fetch.kaggle import ACCESS_TOKENS, CREATE, SECRET, TOKEN, USER_AND_KEY
+from worldsize.data.fetch.known import KAGGLE, KNOWN, Name
 from worldsize.errors import DETACHED, FAILED, SUCCESS, UserError
 from worldsize.jobs import display
 from worldsize.jobs.terminal import note
-from worldsize.recipe import Recipe
 
 # Each attempt resumes the previous one, so these cover a long network outage.
 _RETRIES = 4

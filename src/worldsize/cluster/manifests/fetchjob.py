@@ -10,7 +10,7 @@ from worldsize.cluster.manifests.base import Target as Base
 from worldsize.cluster.manifests.base import from_conditions
 from worldsize.cluster.manifests.spec import PodJobSpec, general_problems
 from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
-from worldsize.data.fetching.kaggle import SECRET, USER_AND_KEY
+from worldsize.data.fetch.kaggle import SECRET, USER_AND_KEY
 from worldsize.errors import DataError, UserError
 from worldsize.jobs.spec import refuse
 from worldsize.jobs.state import JobState, Phase

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import MappingProxyType
 
-from worldsize import entry
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.manifests.base import KUBEFLOW_CONDITIONS, from_conditions, too_long
 from worldsize.cluster.manifests.base import Target as Base
 from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
 from worldsize.jobs.state import JobState
+from worldsize.launch import entry_point
 
 _PORT = 2222  # of sshd, which does not run as root
 _HOSTFILE = "/etc/mpi/hostfile"  # written by the operator
@@ -109,7 +109,7 @@ def _mpirun(spec: PodJobSpec) -> list[str]:
     timeout = ["--mca", "odls_base_sigkill_timeout", "15"]
     placement = ["-np", str(spec.world_size), "--bind-to", "none", "--map-by", "slot"]
     # The replacement of a lost worker may not be up yet.
-    wait = [*entry.command("python", "worldsize.launch.wait_for_hosts"), _HOSTFILE, str(_PORT)]
+    wait = [*entry_point.command("python", "worldsize.launch.wait_for_hosts"), _HOSTFILE, str(_PORT)]
     return [*wait, "mpirun", "--tag-output", *placement, *timeout, *exports, "worldsize", *spec.command]
 
 

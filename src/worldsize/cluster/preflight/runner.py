@@ -11,7 +11,6 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from worldsize.arguments import Flat
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import Unauthenticated, Unreachable
 from worldsize.cluster.manifests import TARGETS, load_target, pod
@@ -22,9 +21,10 @@ from worldsize.cluster.preflight import capacity
 from worldsize.cluster.preflight import cluster as cluster_checks
 from worldsize.cluster.preflight import job as job_checks
 from worldsize.cluster.preflight.base import Check, Context, Finding, findings_of
+from worldsize.config.command_line import Flat
+from worldsize.config.recipe import Recipe
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS
 from worldsize.jobs.spec import refuse
-from worldsize.recipe import Recipe
 
 # If one of these reports an error, the other checks cannot run.
 GATES: tuple[Check, ...] = (cluster_checks.server, cluster_checks.namespace)

@@ -17,13 +17,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from worldsize.arguments import Flat
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import Answered, ClusterError, Unreachable
 from worldsize.cluster.manifests.spec import VOLUMES
 from worldsize.cluster.options import Where
 from worldsize.cluster.storage import file_pod, transfer
 from worldsize.cluster.storage.transfer import Messages
+from worldsize.config.command_line import Flat
 from worldsize.errors import UserError
 from worldsize.jobs.terminal import note
 

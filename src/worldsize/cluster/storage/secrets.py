@@ -20,13 +20,13 @@ from typing import Annotated, Any
 
 import tyro
 
-from worldsize.arguments import Flat
 from worldsize.cluster.api.client import FIELD_MANAGER, Cluster
 from worldsize.cluster.api.errors import ClusterError, Unreachable
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.objects import OURS, Object, is_ours, labels
 from worldsize.cluster.options import Where
 from worldsize.cluster.storage.volumes import Name
+from worldsize.config.command_line import Flat
 from worldsize.errors import UserError
 from worldsize.jobs.terminal import age, note, seconds_since
 

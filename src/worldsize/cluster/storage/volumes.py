@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 
 import tyro
 
-from worldsize.arguments import Flat
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
 from worldsize.cluster.objects import Object, event_time, is_ours, labels
 from worldsize.cluster.options import Where
+from worldsize.config.command_line import Flat
 from worldsize.errors import UserError
 from worldsize.jobs.quantities import quantity
 from worldsize.jobs.terminal import note

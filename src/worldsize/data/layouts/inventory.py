@@ -9,8 +9,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from worldsize.data.decode import looks_like_image
-from worldsize.data.index import has_image_extension, is_folder
+from worldsize.data.datasets.file_index import has_image_extension, is_folder
+from worldsize.data.images.pillow import looks_like_image
 from worldsize.data.layouts import words
 from worldsize.errors import UserError
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from worldsize.data.decode import looks_like_image
-from worldsize.data.index import has_image_extension
+from worldsize.data.datasets.file_index import has_image_extension
+from worldsize.data.images.pillow import looks_like_image
 from worldsize.data.layouts import inventory
 from worldsize.data.layouts.tables import EXTENSIONS
 from worldsize.errors import DataError, UserError

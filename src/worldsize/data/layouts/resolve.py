@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from worldsize.data.index import has_image_extension
+from worldsize.data.datasets.file_index import has_image_extension
 from worldsize.data.layouts import words
 
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(.+)")  # Label Studio puts this before the names of uploaded files

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from worldsize.data.index import has_image_extension
+from worldsize.data.datasets.file_index import has_image_extension
 from worldsize.data.layouts import words
 
 # Several values in one cell, such as a JSON list, are a tuple.

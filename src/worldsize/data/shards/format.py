@@ -56,7 +56,7 @@ class Encoding(IntEnum):
     BROKEN = 0  # cannot be decoded; stored unchanged
     JPEG = 1
     PNG = 2
-    OTHER = 3  # another format that `worldsize.data.decode` reads
+    OTHER = 3  # another format that `worldsize.data.images.pillow` reads
     RAW = 4  # binary PPM whose last height x width x 3 bytes are the pixels
 
 

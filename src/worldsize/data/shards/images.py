@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, __version__
 
-from worldsize.data.crops import Pixels, fit
-from worldsize.data.decode import BrokenImage, decode, opened
+from worldsize.data.images.crops import Pixels, fit
+from worldsize.data.images.pillow import BrokenImage, decode, opened
 from worldsize.data.shards.format import Encoding
 from worldsize.errors import UserError
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.data.crops import fit
-from worldsize.data.decode import BrokenImage
-from worldsize.data.fetching.progress import ByteProgress, say, size
+from worldsize.data.images.crops import fit
+from worldsize.data.images.pillow import BrokenImage
+from worldsize.data.progress_bar import ByteProgress, say, size
 from worldsize.data.samples import Dataset, EncodedSamples, NotAFile, Samples
 from worldsize.data.shards import metadata, open_dataset, write
 from worldsize.data.shards.format import INDEX, SPLITS, Encoding, Packed, Records, Shard, Split, steps

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.data.decode import BrokenImage
+from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.samples import EncodedSamples, Read, Stored
 from worldsize.data.shards import tar
 from worldsize.data.shards.ahead import Ahead, Pieces

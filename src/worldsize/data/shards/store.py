@@ -16,8 +16,9 @@ from typing import Any
 
 import crc32c
 
-from worldsize.data import faults, native
-from worldsize.data.stores import faults_as_oserror
+from worldsize.data import read_errors
+from worldsize.data.images import native
+from worldsize.data.remote import faults_as_oserror
 from worldsize.errors import Forbidden, ReadFailed, StoreUnreachable, UserError, of_the_place
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Local(Store):
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _File] = OrderedDict()
         self._max_open = _max_files()
-        self._patience = faults.Patience()
+        self._patience = read_errors.Patience()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Local, (self._folder,)
@@ -202,7 +203,7 @@ class Remote(Store):
             return int(self._files.size(self._path(name))), self.peek(name, 0, length)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        for delay in faults.RETRY_DELAYS_S:
+        for delay in read_errors.RETRY_DELAYS_S:
             try:
                 return self.peek(name, offset, length)
             except FileNotFoundError:

@@ -13,7 +13,7 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.data.decode import BrokenImage
+from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.samples import EncodedSamples, Samples
 from worldsize.data.shards import tar
 from worldsize.data.shards.format import RECORD, Records, Shard, identity, shard_name

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.data.decode import opened
-from worldsize.data.fetching.progress import size
-from worldsize.data.order import permute
+from worldsize.data.images.pillow import opened
+from worldsize.data.progress_bar import size
 from worldsize.data.samples import Dataset, EncodedSamples, Samples
+from worldsize.data.sampling.order import permute
 from worldsize.data.shards.format import Encoding, steps
 from worldsize.data.shards.samples import ShardSamples
-from worldsize.data.survey.words import overview
+from worldsize.data.survey.verify_report import overview
 from worldsize.errors import WorldsizeError
 
 SAMPLED = 2000  # image files that are read if there is no index

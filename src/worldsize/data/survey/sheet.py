@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from worldsize.data.crops import fit
-from worldsize.data.decode import BrokenImage
-from worldsize.data.order import permute
+from worldsize.data.images.crops import fit
+from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.samples import Samples
+from worldsize.data.sampling.order import permute
 
 _SIDE = 128  # side of an image on the sheet, pixels
 _LINE = 18  # height of the text below it

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.data.decode import BrokenImage
-from worldsize.data.fetching.progress import ByteProgress
+from worldsize.data.images.pillow import BrokenImage
+from worldsize.data.progress_bar import ByteProgress
 from worldsize.data.samples import Dataset, EncodedSamples, NotAFile, Samples
 from worldsize.data.shards.check import fault
 from worldsize.data.shards.images import Facts, examine, ppm

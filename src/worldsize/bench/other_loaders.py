@@ -1,0 +1,224 @@
+"""Other loaders that `worldsize bench loader` compares with, each used as its documentation recommends.
+
+All produce batches of uint8 random resized crops of the same size, shuffled, randomly flipped and augmented as a recipe
+says, on the CPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+from torchvision.transforms import InterpolationMode, v2
+
+from worldsize.config.recipe import Recipe
+from worldsize.data.augmentation import policies
+from worldsize.data.samples import EncodedSamples
+from worldsize.errors import first_line
+
+_FILES_ONLY = "it requires image files, not packed images"
+
+
+class Unavailable(Exception):
+    """This loader cannot run here; the message is the reason."""
+
+
+class Peer(Protocol):
+    """A loader to compare with."""
+
+    def batches(self) -> Iterator[int]:
+        """One pass: yields the number of images of each batch."""
+
+
+class _Files(TorchDataset[tuple[torch.Tensor, int]]):
+    """Equivalent to torchvision's ImageFolder, for a subset of its images."""
+
+    def __init__(
+        self, samples: EncodedSamples, read: Callable[[str], Any], transform: Callable[[Any], torch.Tensor]
+    ) -> None:
+        self._files = [samples.name(i) for i in range(len(samples))]
+        self._labels = samples.labels.tolist()
+        self._read, self._transform = read, transform
+        if not Path(self._files[0]).is_file():
+            raise Unavailable(_FILES_ONLY)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self._transform(self._read(self._files[index])), self._labels[index]
+
+
+class _DataLoader:
+    """PyTorch's DataLoader with persistent worker processes."""
+
+    def __init__(self, data: Any, batch: int, workers: int, drop_last: bool = True, **options: Any) -> None:
+        # The comparison deliberately includes more processes than cores.
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        self._loader: Any = DataLoader(
+            data, batch, num_workers=workers, persistent_workers=True, drop_last=drop_last, prefetch_factor=4, **options
+        )
+
+    def batches(self) -> Iterator[int]:
+        for _, labels in self._loader:
+            yield len(labels)
+
+
+def _transforms(recipe: Recipe) -> v2.Compose:
+    """torchvision's transforms for the recipe's training images.
+
+    Raises:
+        Unavailable: torchvision has no such augmentation.
+    """
+    data, augment = recipe.data, recipe.augment
+    crop = v2.RandomResizedCrop(
+        data.train_crop_size,
+        data.crop_area,
+        data.crop_ratio,
+        interpolation=InterpolationMode(data.interpolation),
+    )
+    steps: list[Any] = [crop, *([v2.RandomHorizontalFlip()] if data.flip else [])]
+    fill = list(policies.fill_color(augment, data.mean))
+    options: dict[str, Any] = {"interpolation": InterpolationMode(augment.interpolation), "fill": fill}
+    match augment.policy:
+        case "randaugment":
+            steps.append(v2.RandAugment(augment.operations, int(augment.magnitude), **options))
+        case "trivialaugment":
+            steps.append(v2.TrivialAugmentWide(**options))
+        case "autoaugment-imagenet" | "autoaugment-cifar10" as name:
+            steps.append(v2.AutoAugment(v2.AutoAugmentPolicy(name.removeprefix("autoaugment-")), **options))
+        case "randaugment-timm":
+            raise Unavailable("torchvision does not have timm's RandAugment")
+    if augment.lighting:
+        raise Unavailable("torchvision does not have augment.lighting")
+    if any(augment.color_jitter):
+        steps.append(v2.ColorJitter(*augment.color_jitter))
+    steps.append(v2.PILToTensor())
+    if augment.erasing:
+        value = list(policies.mean_color(data.mean))
+        steps.append(v2.RandomErasing(augment.erasing, augment.erasing_area, augment.erasing_ratio, value))
+    return v2.Compose(steps)
+
+
+def _only_crops(recipe: Recipe, name: str) -> None:
+    augment = recipe.augment
+    if augment.policy or augment.erasing or augment.lighting or any(augment.color_jitter):
+        raise Unavailable(f"{name} is compared without augmentation only")
+
+
+def torchvision(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
+    """ImageFolder's Pillow reader and torchvision's transforms, in DataLoader."""
+    from torchvision.datasets.folder import pil_loader
+
+    return _DataLoader(_Files(samples, pil_loader, _transforms(recipe)), batch, workers, shuffle=True)
+
+
+def timm(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
+    """timm's transforms and collation, as its train.py uses them with the prefetcher (erasing is then on the device)."""
+    try:
+        from timm.data.loader import fast_collate
+        from timm.data.transforms_factory import create_transform
+    except ImportError as error:
+        raise Unavailable(f"timm cannot be imported ({first_line(error)})") from None
+    from torchvision.datasets.folder import pil_loader
+
+    data, augment = recipe.data, recipe.augment
+    if augment.policy not in (None, "randaugment-timm"):
+        raise Unavailable(f"timm does not have {augment.policy} in torchvision's form")
+    policy = f"rand-m{augment.magnitude:g}-n{augment.operations}-mstd{augment.magnitude_std:g}-inc1"
+    transform = create_transform(
+        data.train_crop_size,
+        is_training=True,
+        use_prefetcher=True,
+        scale=data.crop_area,
+        ratio=data.crop_ratio,
+        hflip=0.5 if data.flip else 0.0,
+        color_jitter=cast(Any, None),  # its annotation forgets None
+        auto_augment=policy if augment.policy else None,
+        interpolation=data.interpolation,
+    )
+    return _DataLoader(_Files(samples, pil_loader, transform), batch, workers, shuffle=True, collate_fn=fast_collate)
+
+
+def torchcodec(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
+    """TorchCodec's decoder and torchvision's transforms, in DataLoader."""
+    try:
+        from torchcodec.decoders import decode_image
+    except (ImportError, RuntimeError) as error:
+        raise Unavailable(f"torchcodec 0.16 or later cannot be imported ({first_line(error)})") from None
+
+    def read(path: str) -> torch.Tensor:
+        return decode_image(Path(path).read_bytes())[:3].expand(3, -1, -1)
+
+    _only_crops(recipe, "torchcodec")
+    size = recipe.data.train_crop_size
+    transform = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+    return _DataLoader(_Files(samples, read, transform), batch, workers, shuffle=True, multiprocessing_context="fork")
+
+
+class _Dali:
+    """A DALI pipeline with its own threads, on the CPU."""
+
+    def __init__(self, files: list[str], labels: list[int], size: int, batch: int, workers: int) -> None:
+        from nvidia.dali import fn, pipeline_def, types
+
+        def graph() -> Any:
+            data, label = fn.readers.file(files=files, labels=labels, random_shuffle=True, name="files")
+            pixels = fn.decoders.image_random_crop(data, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+            pixels = fn.resize(pixels, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=True)
+            return fn.flip(pixels, horizontal=fn.random.coin_flip()), label
+
+        define = pipeline_def(batch_size=batch, num_threads=workers, device_id=None, prefetch_queue_depth=4)
+        self._graph = define(graph)()
+        self._graph.build()
+        self._batch, self._steps = batch, len(files) // batch
+
+    def batches(self) -> Iterator[int]:
+        for _ in range(self._steps):
+            self._graph.run()
+            yield self._batch
+
+
+def dali(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
+    """NVIDIA DALI on the CPU."""
+    _only_crops(recipe, "dali")
+    files = [samples.name(i) for i in range(len(samples))]
+    if not Path(files[0]).is_file():
+        raise Unavailable(_FILES_ONLY)
+    try:
+        return _Dali(files, samples.labels.tolist(), recipe.data.train_crop_size, batch, workers)
+    except (ImportError, RuntimeError) as error:
+        # DALI's message starts with the place of the error; the reason follows this word.
+        reason = str(error).rpartition("encountered:")[2].strip().split("\n", 1)[0]
+        raise Unavailable(f"nvidia.dali cannot be used ({reason})") from None
+
+
+def webdataset(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
+    """WebDataset over packed shards, with Pillow and torchvision's transforms, in DataLoader."""
+    try:
+        import webdataset as wds
+    except ImportError as error:
+        raise Unavailable(f"webdataset cannot be imported ({first_line(error)})") from None
+    shards = sorted({samples.name(i).partition(".tar")[0] + ".tar" for i in range(len(samples))})
+    if not Path(shards[0]).is_file():
+        raise Unavailable("it requires packed images; run `worldsize data pack`")
+    if workers > len(shards):
+        raise Unavailable(f"{workers} workers need at least as many shards, and there are {len(shards)}")
+    transform = _transforms(recipe)
+    data = wds.WebDataset(shards, shardshuffle=100).shuffle(1000).decode("pilrgb").to_tuple("jpg;png;ppm", "cls")
+    # With drop_last, every worker would decode its last partial batch without counting it.
+    return _DataLoader(data.map_tuple(transform, lambda label: label), batch, workers, drop_last=False)
+
+
+PEERS: dict[str, Callable[[EncodedSamples, Recipe, int, int], Peer]] = {
+    "torchvision": torchvision,
+    "timm": timm,
+    "torchcodec": torchcodec,
+    "dali": dali,
+    "webdataset": webdataset,
+}

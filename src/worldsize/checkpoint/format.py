@@ -1,0 +1,309 @@
+"""Checkpoints: folders that are complete, verified, and readable without this program.
+
+``step-00001234/`` contains
+
+- ``model.safetensors``: the weights under torchvision's own names, running statistics averaged over ranks;
+- ``samples.safetensors``: the loss and the margin of each training sample so far (see `training.margins`), if collected;
+- ``average.safetensors``: the averaged weights in the same form, if the recipe averages;
+- ``optimizer.safetensors``: ``KIND/PARAMETER``;
+- ``rank-00003.safetensors``: ``KIND/NAME``, the state that only rank 3 has; one file for each rank that has any;
+- ``state.json``: position, loss scale, results, data fingerprint, world size, versions;
+- ``recipe.yaml``: the resolved recipe;
+- ``manifest.json``: size and SHA-256 of each of these.
+
+In format 1, ``ranks.safetensors`` contains the state of all ranks as ``RANK/KIND/NAME``. The newest valid checkpoint is
+found by scanning and checking, never through a pointer file. Nothing is unpickled. `checkpoint.writer` writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from worldsize.errors import CheckpointError
+from worldsize.runs import run_folder
+
+log = logging.getLogger(__name__)
+
+FORMAT = 2
+_OF_RANK = re.compile(r"rank-(\d{5,})\.safetensors")
+_ALL_RANKS = "ranks.safetensors"  # format 1
+AVERAGE = "average.safetensors"
+SAMPLES = "samples.safetensors"
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything the next step depends on, as copies on the CPU.
+
+    ``ranks`` has the state that differs between ranks, as ``KIND/NAME`` by rank: of one rank, or of several. ``wait``
+    returns when the copies are complete. ``average`` is empty without averaged weights, and
+    ``samples`` without `margins.Margins`.
+    """
+
+    model: Tensors
+    optimizer: Tensors
+    ranks: dict[int, Tensors]
+    state: dict[str, Any]
+    recipe: str
+    wait: Callable[[], None] = lambda: None
+    average: Tensors = field(default_factory=dict)
+    samples: Tensors = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return int(self.state["step"])
+
+
+class Copying:
+    """Copies tensors to the host while a GPU computes on: training may change them as soon as `copy` returns."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[torch.device, torch.cuda.Event]] = []
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+        """Contiguous copies on the CPU. Those of tensors on a GPU are complete after `wait`."""
+        copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+        for device in {tensor.device for tensor in copies.values() if tensor.device.type == "cuda"}:
+            copies |= self._to_host({name: tensor for name, tensor in copies.items() if tensor.device == device}, device)
+        return copies
+
+    def _to_host(self, tensors: Tensors, device: torch.device) -> Tensors:
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            # Only copies to pinned memory return before they are done.
+            copies = {
+                name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+                for name, tensor in tensors.items()
+            }
+            event = torch.cuda.Event()
+            event.record()
+            self._events.append((device, event))
+        for tensor in tensors.values():
+            tensor.record_stream(stream)  # its memory is reused only after the copy
+        return copies
+
+    def wait(self) -> None:
+        """Wait until all copies are complete."""
+        for device, event in self._events:
+            torch.cuda.set_device(device)  # a new thread has GPU 0, and would create a context there
+            event.synchronize()
+
+
+def copy(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """Contiguous copies on the CPU, independent of further training, after waiting for them."""
+    copying = Copying()
+    copies = copying.copy(tensors)
+    copying.wait()
+    return copies
+
+
+def check(checkpoint: Path, rank: int | None = None) -> None:
+    """Compare the files of a checkpoint with its manifest.
+
+    Args:
+        rank: read only what this rank needs: not the files of other ranks, of which rank 0 checks the sizes.
+
+    Raises:
+        CheckpointError: missing or damaged; the message names the file.
+    """
+    _check(checkpoint, _manifest(checkpoint), rank)
+
+
+def _manifest(checkpoint: Path) -> dict[str, tuple[int, str]]:
+    """The size and the SHA-256 of each file.
+
+    Raises:
+        CheckpointError: the manifest is missing, damaged or of an unknown format.
+    """
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        if manifest["format"] not in (1, FORMAT):
+            raise CheckpointError(
+                f"{checkpoint}: format {manifest['format']} is not supported; this version reads 1 to {FORMAT}"
+            )
+        files = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in manifest["files"].items()}
+    except FileNotFoundError:
+        raise CheckpointError(f"{checkpoint}: manifest.json is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint}: manifest.json is damaged ({error})") from None
+    expected = {"model.safetensors", "optimizer.safetensors", "state.json", "recipe.yaml"}
+    if manifest["format"] == 1:
+        expected.add(_ALL_RANKS)
+    if missing := expected - files.keys():
+        raise CheckpointError(f"{checkpoint}: the manifest does not list {', '.join(sorted(missing))}")
+    return files
+
+
+def _check(checkpoint: Path, files: dict[str, tuple[int, str]], rank: int | None) -> None:
+    for name, (size, digest) in files.items():
+        of_another = rank is not None and rank_of(name) not in (None, rank)
+        if of_another and rank != 0:
+            continue
+        path = checkpoint / name
+        if path.parent != checkpoint or path.is_symlink():
+            raise CheckpointError(f"{checkpoint}: {name} is outside the checkpoint folder")
+        if not path.is_file():
+            raise CheckpointError(f"{checkpoint}: {name} is missing")
+        if (actual := path.stat().st_size) != size:
+            raise CheckpointError(f"{checkpoint}: {name} has {actual} bytes instead of {size}")
+        if not of_another and sha256(path) != digest:
+            raise CheckpointError(f"{checkpoint}: {name} is damaged (SHA-256 mismatch)")
+
+
+def network_digest(checkpoint: Path) -> str:
+    """The SHA-256 of the weights that the checkpoint's network is used with: the average, if there is one.
+
+    Raises:
+        CheckpointError: the manifest is missing or damaged.
+    """
+    files = _manifest(checkpoint)
+    return files[AVERAGE if AVERAGE in files else "model.safetensors"][1]
+
+
+def digest(checkpoint: Path, name: str) -> str:
+    """The SHA-256 of a file of the checkpoint, as its manifest states it. Raises CheckpointError."""
+    return _manifest(checkpoint)[name][1]
+
+
+def rank_file(rank: int) -> str:
+    """The name of the file with the state of one rank."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def rank_of(name: str) -> int | None:
+    """The rank whose state this file contains; None for a file of all ranks."""
+    match = _OF_RANK.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def read(checkpoint: Path, rank: int | None = None) -> Snapshot:
+    """Check a checkpoint, then load it.
+
+    Args:
+        rank: load only this rank's own state, and check only the files that this needs.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    files = _manifest(checkpoint)
+    _check(checkpoint, files, rank)
+    try:
+        model, optimizer = (load_file(checkpoint / f"{name}.safetensors") for name in ("model", "optimizer"))
+        ranks = {
+            owner: load_file(checkpoint / name)
+            for name in files
+            if (owner := rank_of(name)) is not None and rank in (None, owner)
+        }
+        if _ALL_RANKS in files:
+            ranks = _by_rank(load_file(checkpoint / _ALL_RANKS))
+        average, samples = (load_file(checkpoint / name) if name in files else {} for name in (AVERAGE, SAMPLES))
+        state = json.loads((checkpoint / "state.json").read_text())
+        recipe = (checkpoint / "recipe.yaml").read_text()
+        return Snapshot(model, optimizer, ranks, state, recipe, average=average, samples=samples)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint}: {error}") from None
+
+
+def _by_rank(tensors: Tensors) -> dict[int, Tensors]:
+    found: dict[int, Tensors] = {}
+    for key, tensor in tensors.items():
+        rank, _, name = key.partition("/")
+        found.setdefault(int(rank), {})[name] = tensor
+    return found
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in ``folder``, newest step first, without checking them."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        (path for path in folder.iterdir() if run_folder.CHECKPOINT_NAME.fullmatch(path.name)), key=step_of, reverse=True
+    )
+
+
+def newest_valid(folder: Path, rank: int | None = None) -> Path | None:
+    """The newest valid checkpoint; damaged ones are logged and skipped.
+
+    Args:
+        rank: as in `check`.
+
+    Returns:
+        None if there is no checkpoint.
+
+    Raises:
+        CheckpointError: there are checkpoints, but all of them are damaged.
+    """
+    candidates = list_checkpoints(folder)
+    for candidate in candidates:
+        try:
+            check(candidate, rank)
+            return candidate
+        except CheckpointError as error:
+            log.warning("skipping checkpoint: %s", error)
+    if candidates:
+        raise all_damaged(folder, len(candidates))
+    return None
+
+
+def all_damaged(folder: Path, checkpoints: int) -> CheckpointError:
+    """The error when none of the checkpoints is valid."""
+    return CheckpointError(f"all {checkpoints} checkpoints in {folder} are damaged; see the log for details")
+
+
+def find(target: Path) -> Path:
+    """The checkpoint that a path means: itself, or the newest valid one of a run.
+
+    Raises:
+        CheckpointError: damaged, or the run has none.
+        UserError: neither a checkpoint nor a run.
+    """
+    if (target / "manifest.json").is_file():
+        check(target)
+        return target
+    newest = newest_valid(run_folder.open_existing(target).checkpoints)
+    if newest is None:
+        raise CheckpointError(f"{target} has no checkpoint yet")
+    return newest
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which it was saved, from its name."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def score_of(checkpoint: Path) -> float | None:
+    """The validation top-1 stored with a checkpoint, or the mAP if images have several labels.
+
+    None if it was not evaluated or cannot be read.
+    """
+    try:
+        evaluation = json.loads((checkpoint / "state.json").read_text()).get("evaluation")
+        if not evaluation:
+            return None
+        return float(evaluation["top1"] if evaluation.get("map") is None else evaluation["map"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

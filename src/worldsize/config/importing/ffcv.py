@@ -1,0 +1,73 @@
+"""The YAML of ffcv-imagenet (rn50_configs, rn18_configs), whose keys are SECTION.NAME."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worldsize.config.importing.base import Conversion, Convert, flag, ignore, only, to
+
+# What train_imagenet.py does whatever the file says.
+ALWAYS: dict[str, Any] = {
+    "data.name": "imagenet",
+    "optimizer.nesterov": False,
+    "model.zero_init": False,
+    "precision": "fp16",
+}
+
+
+def _batch(conversion: Conversion, key: str, value: int) -> None:
+    """Images per GPU: BatchNorm's statistics are over these."""
+    batch = value * conversion.world_size
+    conversion.settings |= {"micro_batch": value, "global_batch": batch, "optimizer.lr_reference_batch": batch}
+
+
+def _epochs(conversion: Conversion, key: str, value: int) -> None:
+    conversion.settings["epochs"] = value
+    if conversion.given.get("lr.lr_schedule_type", "cyclic") == "cyclic":
+        peak = conversion.given.get("lr.lr_peak_epoch", 2)
+        conversion.settings |= {
+            "schedule.name": "piecewise",
+            "schedule.milestones": [0, peak, value],
+            "schedule.values": [1e-4, 1, 0],
+            "schedule.warmup_epochs": 0,
+        }
+
+
+def _size(conversion: Conversion, key: str, value: int) -> None:
+    conversion.settings["data.train_crop_size"] = value
+    smallest, start, end = (conversion.given.get(f"resolution.{name}") for name in ("min_res", "start_ramp", "end_ramp"))
+    if smallest is not None and smallest != value:
+        conversion.settings |= {"data.train_crop_sizes": [smallest, value], "data.train_crop_epochs": [start, end]}
+
+
+def _validation(conversion: Conversion, key: str, value: int) -> None:
+    # Its center crop has 224/256 of the shorter side.
+    conversion.settings |= {"data.val_crop_size": value, "data.val_resize_size": round(value * 256 / 224)}
+
+
+KEYS: dict[str, Convert] = dict.fromkeys(
+    (
+        *("data.gpu", "data.in_memory", "data.num_workers", "data.train_dataset", "data.val_dataset"),
+        *("dist.address", "dist.port", "dist.world_size", "logging.folder", "logging.log_level"),
+        *("training.distributed", "training.eval_only", "validation.batch_size", "lr.lr_peak_epoch"),
+    ),
+    ignore,
+) | {
+    "lr.lr": to("optimizer.lr"),
+    "lr.lr_schedule_type": only("cyclic", because="supported: cyclic"),
+    "model.arch": to("model.name"),
+    "training.batch_size": _batch,
+    "training.bn_wd": only(0, because="convert it by hand: --optimizer.norm-weight-decay"),
+    "training.epochs": _epochs,
+    "training.label_smoothing": to("label_smoothing"),
+    "training.momentum": to("optimizer.momentum"),
+    "training.optimizer": only("sgd", because="supported: sgd"),
+    "training.weight_decay": to("optimizer.weight_decay", "optimizer.bias_weight_decay"),
+    "training.use_blurpool": flag("model.blurpool"),
+    "resolution.min_res": ignore,
+    "resolution.max_res": _size,
+    "resolution.start_ramp": ignore,
+    "resolution.end_ramp": ignore,
+    "validation.lr_tta": flag("data.val_mirror"),
+    "validation.resolution": _validation,
+}

@@ -1,0 +1,161 @@
+"""Recipes as files: the named ones that ship with the package, and the user's YAML files."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from worldsize.config.recipe import Recipe
+from worldsize.errors import UserError, did_you_mean
+
+
+def names() -> list[str]:
+    """The shipped recipes, sorted."""
+    folder = resources.files("worldsize") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load(name_or_path: str) -> Recipe:
+    """The recipe of that name, or in that YAML file.
+
+    A file may begin with ``base: NAME``; it then lists only what differs from that recipe.
+
+    Raises:
+        UserError: no such recipe, not YAML, unknown keys, wrong types, or settings that contradict each other.
+    """
+    values, where = _values(name_or_path)
+    return validate(values, where)
+
+
+def missing(command: str) -> UserError:
+    """The error of a command line without RECIPE."""
+    return UserError(f"RECIPE is required: worldsize {command} RECIPE, a YAML file or one of: {', '.join(names())}")
+
+
+def validate(values: Mapping[str, Any], where: str) -> Recipe:
+    """``values`` as a recipe; ``where`` names their origin in errors."""
+    try:
+        return Recipe.model_validate(dict(values))
+    except ValidationError as error:
+        raise UserError(f"{where}:\n{explain(error)}") from None
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The complete recipe, every field in declaration order; `load` reads it back unchanged."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+
+
+def parse(text: str, where: str) -> Any:
+    """The value of a YAML document; ``where`` names its origin in errors.
+
+    Raises:
+        UserError: it is not YAML, or a key stands twice, of which YAML would use the last in silence. Names all lines.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if repeated := list(_repeated(node, "", set())):
+            raise UserError(f"{where}:\n" + "\n".join(repeated))
+        return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"{where} is not valid YAML: {error}") from None
+
+
+def _repeated(node: yaml.Node | None, prefix: str, seen: set[int]) -> Iterator[str]:
+    """One line for each key that stands more than once in a mapping, at any depth."""
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:  # an alias leads to the same node
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _repeated(item, prefix, seen)
+        return
+    lines: dict[str, list[int]] = {}
+    for key, value in node.value:
+        name = f"{prefix}{key.value}" if isinstance(key, yaml.ScalarNode) else f"{prefix}?"
+        if isinstance(key, yaml.ScalarNode):
+            lines.setdefault(name, []).append(key.start_mark.line + 1)
+        yield from _repeated(value, f"{name}.", seen)
+    for name, where in lines.items():
+        if len(where) > 1:
+            yield f"  {name} stands in lines {', '.join(map(str, where[:-1]))} and {where[-1]}: keep one of them"
+
+
+def explain(error: ValidationError) -> str:
+    """A validation error of a recipe or one of its sections: one line per fault, each with its dotted name."""
+    return "\n".join(_fault((*_section(error.title), *e["loc"]), e) for e in error.errors())
+
+
+def _section(title: str) -> tuple[str, ...]:
+    """The recipe's section that has this class; nothing for the recipe itself."""
+    fields = Recipe.model_fields.items()
+    return next(((name,) for name, field in fields if getattr(field.annotation, "__name__", "") == title), ())
+
+
+def _fault(path: tuple[int | str, ...], error: ErrorDetails) -> str:
+    dotted = ".".join(str(part) for part in path)
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(dotted, flat_keys(Recipe), n=1, cutoff=0.5)
+        return f"  unknown setting {dotted!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    if error["type"] == "value_error":  # from a validator of ours, which names the settings and their values
+        message = error["msg"].removeprefix("Value error, ")
+        return f"  {dotted}: {message}" if dotted else f"  {message}"
+    given = f" (got {error['input']!r})" if isinstance(error["input"], (str, int, float, bool)) else ""
+    return f"  {dotted}: {error['msg']}{given}"
+
+
+def flat_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    """All dotted names of a settings class, e.g. ``data.root``."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            keys.extend(flat_keys(field.annotation, prefix + name + "."))
+    return keys
+
+
+def _values(name_or_path: str, seen: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
+    if name_or_path in seen:
+        raise UserError(f"recipe {name_or_path}: its `base` refers back to itself ({' -> '.join(seen)})")
+    if name_or_path in names():
+        text = (resources.files("worldsize") / "recipes" / f"{name_or_path}.yaml").read_text("utf-8")
+        where = f"recipe {name_or_path}"
+    else:
+        text, where = _read_file(name_or_path), name_or_path
+    values = parse(text, where)
+    if not isinstance(values, dict):
+        what = "nothing" if values is None else type(values).__name__
+        raise UserError(f"{where} contains {what}, not settings: write `key: value` lines")
+    base = values.pop("base", None)
+    if base is None:
+        return values, where
+    sibling = Path(name_or_path).parent / str(base)
+    origin = str(sibling) if str(base) not in names() and sibling.is_file() else str(base)
+    return _merge(_values(origin, (*seen, name_or_path))[0], values), where
+
+
+def _read_file(path: str) -> str:
+    if Path(path).suffix in (".yaml", ".yml") or Path(path).is_file():
+        try:
+            return Path(path).expanduser().read_text("utf-8")
+        except OSError as error:
+            raise UserError(f"cannot read the recipe {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise UserError(f"the recipe {path} is not a text file") from None
+    hint = did_you_mean(path, names()) or "."
+    raise UserError(f"no recipe is called {path!r}{hint} Pass one of {', '.join(names())}, or a YAML file.")
+
+
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,48 @@
+"""Copies the next images to the GPU while it computes on the current ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from worldsize.data.loading.loader import Batch
+
+
+class Feed(Iterator[Batch]):
+    """The same batches, on the device.
+
+    On a GPU, `prefetch` starts the copy of the next batch on a stream of its own; call it once the current batch's
+    computation is launched. On a CPU it does nothing.
+
+    Args:
+        ahead: if False, batches stay on the host, as on a CPU, and are copied when they are computed.
+    """
+
+    def __init__(self, batches: Iterator[Batch], device: torch.device, ahead: bool = True) -> None:
+        self._batches = batches
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and ahead else None
+        self._copied: Batch | None = None
+
+    def __next__(self) -> Batch:
+        if self._stream is None:
+            return next(self._batches)
+        batch = self._copied or self._copy(next(self._batches), self._stream)
+        self._copied = None
+        compute = torch.cuda.current_stream(self._device)
+        compute.wait_stream(self._stream)
+        for tensor in (batch.pixels, batch.labels, *([] if batch.mix is None else [batch.mix])):
+            tensor.record_stream(compute)  # their memory is reused only after what is computed from them
+        return batch
+
+    def prefetch(self) -> None:
+        if self._stream is not None and self._copied is None:
+            host = next(self._batches, None)
+            self._copied = None if host is None else self._copy(host, self._stream)
+
+    def _copy(self, host: Batch, stream: torch.cuda.Stream) -> Batch:
+        with torch.cuda.stream(stream):
+            pixels, labels = (tensor.to(self._device, non_blocking=True) for tensor in (host.pixels, host.labels))
+            mix = None if host.mix is None else host.mix.to(self._device, non_blocking=True)
+        return Batch(pixels, labels, host.indices, mix)

@@ -1,0 +1,223 @@
+"""Models by name, and the BatchNorm handling that data parallelism needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+from torchvision.ops import StochasticDepth
+
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.tree_sum import TreeSum
+from worldsize.distributed.world import World
+from worldsize.errors import UserError
+from worldsize.models import freezing, networks
+from worldsize.models.freezing import FrozenBatchNorm2d
+from worldsize.models.ghost_batchnorm import GhostBatchNorm2d
+
+
+def build(recipe: Recipe, classes: int, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """The recipe's model for ``classes`` classes, initialized from its seed, on ``device``.
+
+    The weights are initialized on the CPU, so they are the same on every device and rank. The state dict uses
+    names of the library that the model is from.
+
+    Raises:
+        UserError: unknown model, or a setting that it does not support.
+    """
+    torch.manual_seed(recipe.seed)
+    model = networks.build(recipe, classes)
+    layout = torch.channels_last if recipe.model.channels_last else torch.contiguous_format
+    model.to(device=device, dtype=dtype)
+    model.to(memory_format=layout)  # type: ignore[call-overload]
+    freezing.freeze(model, recipe.model.freeze)
+    return model
+
+
+def check_input(model: nn.Module, size: int, micro_batch: int, name: str) -> None:
+    """Check that the model accepts micro-batches of ``micro_batch`` images of ``size`` x ``size`` pixels.
+
+    Raises:
+        UserError: it does not (vision transformers support one size only; some models need larger images).
+    """
+    fixed = getattr(model, "image_size", size)
+    if fixed != size:
+        raise UserError(
+            f"{name} requires images of {fixed} pixels, not {size}: "
+            f"set --data.train-crop-size and --data.val-crop-size to {fixed}"
+        )
+    if micro_batch == 1 and norms(model):
+        raise UserError(f"{name} uses BatchNorm, which needs more than one sample; pass --micro-batch 2 or more")
+    parameter = next(model.parameters())
+    was_training = model.training
+    try:
+        with torch.inference_mode():
+            model.eval()(torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, AssertionError, ValueError) as error:  # timm's networks assert
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{name} does not support images of {size} pixels ({reason}): "
+            "set --data.train-crop-size and --data.val-crop-size to a size that it does"
+        ) from None
+    finally:
+        model.train(was_training)
+
+
+def norms(model: nn.Module) -> list[_BatchNorm]:
+    """The model's BatchNorm layers that update running statistics."""
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    return [layer for layer in layers if not isinstance(layer, FrozenBatchNorm2d)]
+
+
+def draws(model: nn.Module) -> bool:
+    """Whether its forward pass in training draws random numbers (dropout, stochastic depth)."""
+    modules = list(model.modules())
+    # Ours, and timm's DropPath and PatchDropout.
+    if any((getattr(m, name, 0.0) or 0.0) > 0 for m in modules for name in ("drop_probability", "drop_prob", "prob")):
+        return True
+    return any(m.p > 0 for m in modules if isinstance(m, (_DropoutNd, StochasticDepth))) or any(
+        m.dropout > 0 for m in modules if isinstance(m, nn.MultiheadAttention)
+    )
+
+
+class RunningStatistics:
+    """BatchNorm's running statistics: moving averages that are updated once per step.
+
+    All micro-batches of a step enter them with equal weight, whichever rank computes them. The layers have momentum 1, so
+    a forward pass leaves the mean and the variance of its micro-batch in their buffers; `collect` keeps a sum of these,
+    `advance` applies their mean. The layers contain the moving averages only inside `averaged`. Unless a strategy sums
+    over all ranks, each rank has moving averages of its own micro-batches; their mean over ranks equals the moving average
+    of the means, so ranks exchange them only when they are read.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._norms = norms(model)
+        self._buffers = [buffer for layer in self._norms for buffer in _statistics(layer)]
+        # Of each group of a forward pass; layers that normalize the whole batch have the same statistics in all groups.
+        groups = max((layer.groups for layer in self._norms if isinstance(layer, GhostBatchNorm2d)), default=1)
+        self._of_groups = [[b for layer in self._norms for b in _statistics(layer, i)] for i in range(groups)]
+        self._momentum = _flat([torch.full_like(b, _momentum(layer)) for layer in self._norms for b in _statistics(layer)])
+        for layer in self._norms:
+            layer.momentum = 1.0
+        self._averages = _flat(self._buffers)
+        self._sum: TreeSum[torch.Tensor] = TreeSum(torch.Tensor.add_)
+
+    def collect(self, forward: int) -> None:
+        """After the forward pass ``forward`` of this step, counted over all ranks: add its statistics to the sum."""
+        total = _flat(self._of_groups[0])
+        for buffers in self._of_groups[1:]:
+            total += _flat(buffers)
+        self._sum.push(total / len(self._of_groups) if len(self._of_groups) > 1 else total, forward)
+
+    def take(self) -> list[torch.Tensor]:
+        """The sums over this rank's micro-batches of the step as nodes of `worldsize.distributed.tree_sum`, each (n,)."""
+        return self._sum.take()
+
+    def advance(self, mean: torch.Tensor) -> None:
+        """Apply one step, given the mean (n,) of its micro-batches."""
+        self._averages.mul_(1 - self._momentum).add_(self._momentum * mean)
+
+    @property
+    def size(self) -> int:
+        """n, the number of values."""
+        return self._averages.numel()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """This rank's moving averages by layer number; references, not copies."""
+        parts = self._averages.split([b.numel() for b in self._buffers])
+        return {f"{i // 2}.{('mean', 'var')[i % 2]}": part for i, part in enumerate(parts)}
+
+    def load_from_model(self) -> None:
+        """Take the values in the layers, such as those of a checkpoint, as the moving averages."""
+        self._averages.copy_(_flat(self._buffers))
+
+    @property
+    def current(self) -> torch.Tensor:
+        """This rank's moving averages, (n,); a reference, not a copy."""
+        return self._averages
+
+    @contextmanager
+    def averaged(self, world: World, step: int) -> Iterator[None]:
+        """Within this context the model has the mean over all ranks and ``num_batches_tracked`` is ``step``."""
+        for layer in self._norms:
+            if layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.fill_(step)
+        self.fill(self._averages, world)
+        yield  # afterwards the next forward pass overwrites them
+
+    def fill(self, values: torch.Tensor, world: World) -> None:
+        """Copy the mean of ``values`` (n,) over all ranks into the layers, until the next forward pass in training."""
+        mean = values.clone()
+        average([mean], world)
+        for buffer, part in zip(self._buffers, mean.split([b.numel() for b in self._buffers]), strict=True):
+            buffer.copy_(part)
+
+
+def _statistics(layer: _BatchNorm, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Its running mean and variance, or those of a later group of the last batch."""
+    if isinstance(layer, GhostBatchNorm2d):
+        return layer.statistics(group)
+    assert layer.running_mean is not None and layer.running_var is not None
+    return layer.running_mean, layer.running_var
+
+
+def _momentum(layer: _BatchNorm) -> float:
+    assert layer.momentum is not None, "cumulative averages of BatchNorm are not supported"
+    return layer.momentum
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """All tensors concatenated, a copy, (n,)."""
+    return torch.cat(tensors) if tensors else torch.zeros(0)
+
+
+def average(tensors: list[torch.Tensor], world: World) -> None:
+    """Replace the tensors by their mean over all ranks, with a single all-reduce."""
+    if world.size == 1 or not tensors:
+        return
+    import torch.distributed as dist
+
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    dist.all_reduce(flat)
+    flat /= world.size
+    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+class Kinds(NamedTuple):
+    """A model's parameters by kind: each is in one list.
+
+    ``weights`` are those of linear, convolution and similar layers, ``biases`` those of the same layers. ``others`` are
+    the parameters of norm layers with their biases, embeddings, and vectors such as layer scales.
+    """
+
+    weights: list[nn.Parameter]
+    biases: list[nn.Parameter]
+    others: list[nn.Parameter]
+
+
+def parameter_kinds(model: nn.Module) -> Kinds:
+    """The parameters by module type; only biases and embeddings are recognized by their names."""
+    kinds = Kinds([], [], [])
+    embeddings = networks.embeddings(model)
+    for prefix, module in model.named_modules():
+        is_norm = isinstance(module, (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm))
+        is_layer = isinstance(module, (nn.Linear, _ConvNd))
+        for name, parameter in module.named_parameters(recurse=False):
+            # A layer scale of shape (C, 1, 1) is a vector, a linear layer's weights of shape (1, C) are none.
+            is_vector = parameter.ndim <= 1 or (not is_layer and parameter.numel() == max(parameter.shape))
+            if is_norm or f"{prefix}.{name}".lstrip(".") in embeddings:
+                kinds.others.append(parameter)
+            elif is_vector:
+                (kinds.biases if name.endswith("bias") else kinds.others).append(parameter)
+            else:
+                kinds.weights.append(parameter)
+    return kinds

@@ -1,0 +1,57 @@
+"""Parts of a network that are not trained."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from worldsize.errors import UserError
+from worldsize.models import networks
+
+BACKBONE = "backbone"
+
+
+class FrozenBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm that normalizes with its running statistics in training, too, and does not change them."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+        )
+
+
+def freeze(network: nn.Module, parts: tuple[str, ...]) -> None:
+    """Do not train these parts: names of modules or parameters, or ``backbone`` for everything but the classifier.
+
+    Their BatchNorm layers keep their running statistics. Names and tensors of the state dict stay the same.
+
+    Raises:
+        UserError: there is no such part, it cannot be frozen, or nothing would be left to train.
+    """
+    for part in parts:
+        parameters = [parameter for name, parameter in network.named_parameters() if _is_in(name, part, network)]
+        if not parameters:
+            names = ", ".join(name for name, _ in network.named_children())
+            raise UserError(f"--model.freeze {part}: the network has no such part; its parts are {names}")
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        for name, layer in network.named_modules():
+            if _is_in(name, part, network) and isinstance(layer, _BatchNorm):
+                _keep_statistics(layer, name)
+    if parts and not any(parameter.requires_grad for parameter in network.parameters()):
+        raise UserError(f"--model.freeze {' '.join(parts)} leaves nothing to train")
+
+
+def _is_in(name: str, part: str, network: nn.Module) -> bool:
+    if part == BACKBONE:
+        return not f"{name}.".startswith(f"{networks.classifier(network)[0]}.")
+    return f"{name}.".startswith(f"{part}.")
+
+
+def _keep_statistics(layer: _BatchNorm, name: str) -> None:
+    if type(layer) is nn.BatchNorm2d:
+        layer.__class__ = FrozenBatchNorm2d
+    elif not isinstance(layer, FrozenBatchNorm2d):
+        raise UserError(f"--model.freeze: {name} is a {type(layer).__name__}, whose statistics cannot be frozen")

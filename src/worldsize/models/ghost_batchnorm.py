@@ -1,0 +1,87 @@
+"""Ghost BatchNorm: several micro-batches in one forward pass, each normalized with its own statistics.
+
+Hoffer et al. 2017, "Train longer, generalize better" (arXiv 1705.08741), section 4. A GPU needs a large batch per forward
+pass; the micro-batch, which decides the numbers, may stay small.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from worldsize.models.freezing import FrozenBatchNorm2d
+
+
+class GhostBatchNorm2d(nn.BatchNorm2d):
+    """Equals BatchNorm2d with momentum 1 applied to each ``group`` consecutive samples separately, up to rounding.
+
+    During training, `statistics` becomes the mean and the variance of each group. The number of samples is a multiple of
+    ``group``, or less than it. ``num_batches_tracked`` is not counted, which saves a kernel per layer; `RunningStatistics`
+    sets it.
+    """
+
+    group: int
+    groups: int
+
+    def statistics(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean and the variance of a group of the last batch, (channels,) each; of the first one: the running ones."""
+        if index == 0:
+            assert self.running_mean is not None and self.running_var is not None
+            return self.running_mean, self.running_var
+        return self.get_buffer(f"mean_{index}"), self.get_buffer(f"variance_{index}")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(input)
+        groups = max(1, len(input) // self.group)
+        fuse = groups > 1 and torch.compiler.is_compiling()
+        return self._fused(input, groups) if fuse else self._separately(input, groups)
+
+    def _separately(self, x: torch.Tensor, groups: int) -> torch.Tensor:
+        """With torch's own kernels, one group after the other."""
+        parts = [
+            functional.batch_norm(part, *self.statistics(i), self.weight, self.bias, True, 1.0, self.eps)
+            for i, part in enumerate(x.chunk(groups))
+        ]
+        return parts[0] if groups == 1 else torch.cat(parts)
+
+    def _fused(self, x: torch.Tensor, groups: int) -> torch.Tensor:
+        """As plain arithmetic, which a compiler turns into few kernels."""
+        grouped = x.to(self.weight.dtype).unflatten(0, (groups, -1))
+        variance, mean = torch.var_mean(grouped, dim=(1, 3, 4), correction=0, keepdim=True)
+        scale = torch.rsqrt(variance + self.eps) * self.weight[:, None, None]
+        y = (grouped - mean) * scale + self.bias[:, None, None]
+        n = grouped[0, :, 0].numel()
+        with torch.no_grad():
+            for i in range(groups):
+                kept_mean, kept_variance = self.statistics(i)
+                kept_mean.copy_(mean[i].flatten())
+                kept_variance.copy_(variance[i].flatten() * (n / (n - 1)))
+        return y.flatten(0, 1).to(x.dtype)
+
+
+def splits(model: nn.Module) -> bool:
+    """Whether `split_norms` knows all BatchNorm layers that update running statistics."""
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    return all(type(layer) in (nn.BatchNorm2d, FrozenBatchNorm2d) and layer.affine for layer in layers)
+
+
+def split_norms(model: nn.Module, group: int, groups: int) -> None:
+    """Let the BatchNorm layers normalize each ``group`` samples separately, in batches of up to ``groups`` groups.
+
+    Names and tensors of the state dict stay the same.
+    """
+    for module in model.modules():
+        if type(module) is not nn.BatchNorm2d or not module.affine or not module.track_running_stats:
+            continue
+        module.__class__ = GhostBatchNorm2d
+        layer = cast(GhostBatchNorm2d, module)
+        layer.group, layer.groups = group, groups
+        assert module.running_mean is not None and module.running_var is not None
+        for i in range(1, groups):
+            module.register_buffer(f"mean_{i}", torch.zeros_like(module.running_mean), persistent=False)
+            module.register_buffer(f"variance_{i}", torch.zeros_like(module.running_var), persistent=False)

@@ -1,0 +1,107 @@
+"""Networks by name: torchvision's, or with a prefix those of another library, such as ``timm:vit_small_patch16_224``.
+
+A source is one module of this package with a function ``build``, one line in `_SOURCES`, and a prefix in
+`worldsize.models.network_names`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from worldsize.config.recipe import Recipe
+from worldsize.errors import UserError
+from worldsize.models import blurpool, network_names
+from worldsize.models.networks import from_timm, from_torchvision
+
+_SOURCES: dict[str, Callable[[str, int, Recipe], nn.Module]] = {
+    "": from_torchvision.build,
+    "timm": from_timm.build,
+}
+
+
+def build(recipe: Recipe, classes: int) -> nn.Module:
+    """The recipe's network for ``classes`` classes, with the initial weights that torch's generator gives, on the CPU.
+
+    Raises:
+        UserError: unknown network, or a setting that it does not support.
+    """
+    settings = recipe.model
+    network_names.check("--model.name", settings.name)
+    source, _, name = settings.name.rpartition(":")
+    network = _SOURCES[source](name, classes, recipe)
+    if settings.blurpool and not blurpool.blur(network):
+        raise UserError(f"--model.blurpool: {settings.name} has no convolution that it could blur; leave it out")
+    if settings.zero_head:
+        for parameter in classifier(network)[1].parameters():
+            nn.init.zeros_(parameter)
+    if settings.head_bias is not None:
+        _fill_bias(network, settings.head_bias, settings.name)
+    return network
+
+
+def _fill_bias(network: nn.Module, value: float, name: str) -> None:
+    bias = getattr(classifier(network)[1], "bias", None)
+    if bias is None:
+        raise UserError(f"--model.head-bias {value:g}: the classifier of {name} has no bias")
+    nn.init.constant_(bias, value)
+
+
+def load_state(network: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+    """``network.load_state_dict`` for tensors without the versions of their modules: those of a file, in the network's form.
+
+    Some networks of torchvision (MNASNet) load nothing without a version.
+
+    Raises:
+        RuntimeError: other names or shapes.
+    """
+    versioned = OrderedDict(state)
+    versioned._metadata = network.state_dict()._metadata  # type: ignore[attr-defined]
+    network.load_state_dict(versioned, strict)
+
+
+def classifier(network: nn.Module) -> tuple[str, nn.Module]:
+    """The name of the layer that computes the logits, and the layer: the last linear or convolution layer."""
+    name = getattr(network, "pretrained_cfg", {}).get("classifier")  # timm says so
+    if isinstance(name, str):
+        return name, network.get_submodule(name)
+    return [(name, m) for name, m in network.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
+
+
+def depths(network: nn.Module) -> dict[str, int]:
+    """How many blocks lie behind each parameter's block: 0 for the classifier and what else follows the last block.
+
+    What comes before the first block counts as one block. A block is an entry of torchvision's nested sequences, such as
+    ``layer1.0``; timm's networks list their own.
+    """
+    if hasattr(network, "group_matcher"):
+        return from_timm.depths(network)
+    keys = {name: _block(name) for name, _ in network.named_parameters()}
+    order = {key: i for i, key in enumerate(dict.fromkeys(key for key in keys.values() if key))}
+    found, seen = {}, False
+    for name, key in keys.items():
+        seen = seen or bool(key)
+        found[name] = len(order) - order[key] if key else 0 if seen else len(order) + 1
+    return found
+
+
+def _block(name: str) -> str:
+    """The leading parts of a parameter's name up to the first number and numbers directly behind it; empty: no number."""
+    match = re.match(r"(\w+\.)*?(\w+_)?\d+(\.\d+)*(?=\.)", name)
+    return match[0] if match else ""
+
+
+def embeddings(network: nn.Module) -> set[str]:
+    """Names of parameters without weight decay although they are not vectors: embeddings of positions and of the class.
+
+    timm's networks list their own; torchvision's are those that the flag ``--transformer-embedding-decay`` of its reference
+    script is for.
+    """
+    listed = getattr(network, "no_weight_decay", None)
+    if listed is not None:
+        return set(listed())
+    return {name for name, _ in network.named_parameters() if name.rpartition(".")[2] in from_torchvision.EMBEDDINGS}

@@ -1,0 +1,152 @@
+"""Initial weights: from a file, from a run, or published by torchvision or timm, through their own downloads and caches."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from worldsize import checkpoint
+from worldsize.config.recipe import Recipe
+from worldsize.errors import UserError
+from worldsize.models import network_names, networks, state_dicts
+from worldsize.models.networks import from_timm
+from worldsize.models.state_dicts import State
+
+log = logging.getLogger(__name__)
+
+# Mean and standard deviation of the images that torchvision's GoogLeNet and Inception v3 were trained with: its builders
+# convert images in ImageNet's normalization for them inside the network (transform_input).
+_OF_INCEPTION = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+def downloads(weights: str) -> bool:
+    """Whether loading them may need the network."""
+    return weights.startswith(("torchvision:", "timm:"))
+
+
+def load(network: nn.Module, recipe: Recipe) -> None:
+    """Load the recipe's initial weights into ``network``. A classifier of another number of classes stays as it is.
+
+    Raises:
+        UserError: they cannot be read, are not a state dict, or belong to another model.
+        CheckpointError: they are those of a run whose checkpoints are damaged.
+    """
+    weights = recipe.model.weights
+    assert weights is not None
+    given, own = _state(weights, recipe), network.state_dict()
+    state = state_dicts.adapted(given, own)
+    head = networks.classifier(network)[0] + "."
+    different = state_dicts.missing(state, own) | {
+        key for key, tensor in state.items() if key not in own or own[key].shape != tensor.shape
+    }
+    if wrong := sorted(key for key in different if not key.startswith(head)):
+        raise UserError(f"--model.weights {weights} belongs to another model: {_difference(wrong, state, own)}")
+    if state_dicts.auxiliary(given, own) and ":" not in weights:
+        _compare_normalization(weights, *_OF_INCEPTION, recipe)
+    fitting = {k: v for k, v in state.items() if k not in different}
+    if recipe.model.zero_head:
+        fitting = {k: v for k, v in fitting.items() if not k.startswith(head)}
+    networks.load_state(network, fitting, strict=False)
+
+
+def _difference(wrong: list[str], state: State, own: State) -> str:
+    if prefix := state_dicts.prefix(state, own):
+        return f"the names of the network's tensors begin with {prefix!r}: save only those, without the prefix"
+    first = wrong[0]
+    if first not in own:
+        reason = f"{first!r}, which {len(own)} tensors of the network do not include"
+    elif first not in state:
+        reason = f"{first!r}, which the file lacks"
+    else:
+        shapes = (" x ".join(map(str, tensors[first].shape)) or "one number" for tensors in (state, own))
+        reason = "{!r}: {} in the file, {} in the network".format(first, *shapes)
+    return f"{len(wrong)} tensors differ, the first is {reason}"
+
+
+def _state(weights: str, recipe: Recipe) -> State:
+    source, _, name = weights.partition(":")
+    if source == "torchvision":
+        return _from_torchvision(name, recipe)
+    if source == "timm":
+        return _from_timm(name, recipe)
+    path = Path(weights).expanduser()
+    if not path.is_dir():
+        return _read_state(path)
+    snapshot = checkpoint.read(checkpoint.find(path))
+    return snapshot.average or snapshot.model
+
+
+def _from_torchvision(name: str, recipe: Recipe) -> State:
+    from torchvision.models import get_weight
+
+    try:
+        published = get_weight(name)
+    except (ValueError, KeyError, AttributeError):
+        raise UserError(
+            f"torchvision has no weights {name!r}: they are called like torchvision:ResNet50_Weights.IMAGENET1K_V2"
+        ) from None
+    transforms = published.transforms()
+    converted = name.startswith(("GoogLeNet", "Inception"))
+    mean, std = _OF_INCEPTION if converted else (transforms.mean, transforms.std)
+    _compare_normalization(f"torchvision:{name}", mean, std, recipe)
+    try:
+        return dict(published.get_state_dict(progress=False, check_hash=True))
+    except (OSError, RuntimeError) as error:
+        place = f"{torch.hub.get_dir()}/checkpoints"
+        raise UserError(f"cannot download {published.url}: {error}. Or put the file into {place}") from None
+
+
+def _from_timm(name: str, recipe: Recipe) -> State:
+    network_names.check("--model.weights", f"timm:{name}")
+    import timm
+
+    try:
+        # timm resizes the position embeddings to the recipe's image size.
+        network = timm.create_model(name, pretrained=True, **from_timm.size_option(name, recipe))
+    except RuntimeError as error:  # unknown names and tags
+        raise UserError(f"timm has no weights {name!r} ({error}): they are called like timm:resnet50.a1_in1k") from None
+    except Exception as error:  # of several libraries: no network, an unknown repository, a full disk
+        raise UserError(f"cannot download the weights timm:{name}: {error}") from None
+    config = cast(dict[str, Any], network.pretrained_cfg)
+    _compare_normalization(f"timm:{name}", config["mean"], config["std"], recipe)
+    return dict(network.state_dict())
+
+
+def _compare_normalization(weights: str, mean: Sequence[float], std: Sequence[float], recipe: Recipe) -> None:
+    ours, theirs = (*recipe.data.mean, *recipe.data.std), (*mean, *std)
+    if max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) > 0.01:
+        log.warning(
+            "the weights %s were trained with another normalization than this recipe's: pass --data.mean %s --data.std %s",
+            weights,
+            " ".join(f"{value:g}" for value in mean),
+            " ".join(f"{value:g}" for value in std),
+        )
+
+
+def _read_state(path: Path) -> State:
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"--model.weights {path}: file not found") from None
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"--model.weights {path} contains objects other than tensors, which is not allowed; save a plain state dict"
+        ) from None
+    except Exception as error:
+        raise UserError(f"--model.weights {path} cannot be read: {error}") from None
+    state, place = state_dicts.found_in(content)
+    if state is None:
+        raise UserError(f"--model.weights {path} is not a state dict: expected tensors by name")
+    if place and (others := sorted(str(name) for name in content if "ema" in str(name).lower())):
+        log.warning("--model.weights %s: its %r is used, and not %s", path, place, ", ".join(others))
+    return state

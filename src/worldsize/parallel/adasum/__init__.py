@@ -1,0 +1,1 @@
+"""Adasum: adds steps as far as they point in different directions. Read `strategy` first."""

@@ -1,0 +1,167 @@
+"""The parameter server of asynchronous SGD: the weights, and which worker computes which step.
+
+Dean et al. 2012, "Large scale distributed deep networks", section 4.1. Rank 0 holds the weights and the optimizer. Every
+worker (rank 0 is one too) fetches the weights, computes the gradient of one global batch, sends it, and gets the next
+batch. The *staleness* of a gradient is the number of updates that others made in between. A gradient more than
+``max_staleness`` updates old is dropped and its batch is computed again: the bound always holds, and a slow worker never
+holds up a fast one. (In stale synchronous parallel, Ho et al. 2013, fast workers wait at the bound instead, which in the
+end slows everyone down to the slowest.)
+
+With one worker this is `single`: same batches, same order, same numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from worldsize.parallel.async_sgd.step_ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+_WARN_AFTER = 10  # dropped gradients of one worker
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker sends: the gradient of ``step`` at the weights of ``version``.
+
+    ``gradient`` (n,) holds the parameters' gradients followed by the step's running statistics, None if the loss scale
+    overflowed; ``values`` (3,) float64: loss and hits summed over the batch, gradient norm.
+    """
+
+    step: int
+    version: int
+    gradient: torch.Tensor | None
+    values: torch.Tensor
+    seconds: float
+    waited_s: float
+    data_s: float
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What a worker gets: the steps to compute, now and next (none: the run is over); the weights (n,) of ``version``."""
+
+    steps: list[int]
+    version: int
+    weights: torch.Tensor
+
+
+class Server:
+    """The weights and the workers. Every method is thread-safe.
+
+    Args:
+        ledger: the steps of the run.
+        workers: how many there are at the start; worker 0 is this process.
+        apply: updates the weights with (worker, report, staleness); called by one thread at a time.
+        weights: returns a copy of the weights.
+        hold: while it returns True, workers in other processes get no work.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        workers: int,
+        apply: Callable[[int, Report, int], None],
+        weights: Callable[[], torch.Tensor],
+        hold: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.ledger = ledger
+        self.lock = threading.Condition()
+        self._apply = apply
+        self._weights = weights
+        self.hold = hold
+        self._live = set(range(workers))
+        self._stopping = False
+        self._failure: BaseException | None = None
+
+    @property
+    def workers(self) -> frozenset[int]:
+        """The workers that are still connected."""
+        return frozenset(self._live)
+
+    def push(self, worker: int, report: Report) -> None:
+        """Apply a worker's gradient, unless it is too old."""
+        with self.lock:
+            if report.gradient is None:
+                self.ledger.give_back(worker, report.step)
+            elif (age := self.ledger.deliver(worker, report.step, report.version)) is not None:
+                self._apply(worker, report, age)
+            elif self.ledger.dropped[worker] == _WARN_AFTER:
+                log.warning(
+                    "worker %d: %d gradients were more than %d updates old and were dropped; "
+                    "raise --parallel.max-staleness, or leave it out",
+                    *(worker, _WARN_AFTER, self.ledger.max_staleness),
+                )
+            if report.leaving:
+                self._remove(worker)
+            self.lock.notify_all()
+
+    def pull(self, worker: int, patience_s: float | None = None) -> Grant | None:
+        """The worker's next steps and the weights; waits while there is no work but may be some later.
+
+        Returns:
+            None when ``patience_s`` ran out.
+        """
+        with self.lock:
+            waited = self.lock.wait_for(lambda: self._can_answer(worker), patience_s)
+            if not waited:
+                return None
+            steps = [] if self._over or worker not in self._live else list(self.ledger.claim(worker))
+            if not steps:
+                self._remove(worker)
+                self.lock.notify_all()
+            return Grant(steps, self.ledger.version, self._weights())
+
+    def _can_answer(self, worker: int) -> bool:
+        if self._over or worker not in self._live:
+            return True
+        held = worker != 0 and self.hold()
+        return not held and bool(self.ledger.claim(worker))
+
+    @property
+    def _over(self) -> bool:
+        return self._stopping or self.ledger.finished or self._failure is not None
+
+    def fail(self, failure: BaseException) -> None:
+        """Rank 0 failed: no worker gets more work, and `check` raises the failure."""
+        with self.lock:
+            self._failure = self._failure or failure
+            self.lock.notify_all()
+
+    def check(self) -> None:
+        """Raise the failure of another thread."""
+        if self._failure is not None:
+            raise self._failure
+
+    def lose(self, worker: int, why: Exception) -> None:
+        """A worker disconnected; others take over its steps."""
+        with self.lock:
+            if worker not in self._live:
+                return
+            self._remove(worker)
+            # gloo messages begin with the place in its source: "[/pytorch/.../pair.cc:547] Connection closed by peer ..."
+            reason = re.sub(r"^\[\S+\] ", "", str(why).strip().partition("\n")[0])
+            log.warning(
+                "lost worker %d (%s); %d workers continue and take over its batches", worker, reason, len(self._live)
+            )
+            self.lock.notify_all()
+
+    def stop(self, patience_s: float) -> None:
+        """Stop handing out steps, and wait until the workers have sent their last gradients."""
+        with self.lock:
+            self._stopping = True
+            self._remove(0)
+            self.lock.notify_all()
+            self.lock.wait_for(lambda: not self._live, patience_s)
+
+    def _remove(self, worker: int) -> None:
+        self._live.discard(worker)
+        self.ledger.leave(worker)

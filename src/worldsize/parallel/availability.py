@@ -1,0 +1,54 @@
+"""Which strategy works on this machine with which launcher, backend and device, and what is missing if one does not."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from worldsize.parallel import STRATEGIES, load
+from worldsize.parallel.base import Machine, Way
+from worldsize.parallel.horovod.installed import available
+
+
+def ways() -> list[Way]:
+    """Every way to run a strategy, in the order of `STRATEGIES`."""
+    machine = _this_machine()
+    return [way for name in STRATEGIES for way in load(name).ways(machine)]
+
+
+def _this_machine() -> Machine:
+    import torch
+    import torch.distributed as dist
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    no_gloo = "" if dist.is_available() and dist.is_gloo_available() else "this torch is built without gloo"
+    no_nccl = "" if dist.is_available() and dist.is_nccl_available() else "this torch is built without NCCL"
+    return Machine(gpus, "" if gpus else "torch finds no GPU (see `worldsize env`)", no_gloo, no_nccl)
+
+
+def show() -> None:
+    """Print the strategies and which ways to run them work here; then each reason once."""
+    console = Console()
+    kinds = _table("strategy", "what it does", "processes", "rate is for")
+    for strategy in map(load, STRATEGIES):
+        kinds.add_row(strategy.name, strategy.about, strategy.processes, strategy.rate)
+    console.print(kinds, "")
+    table = _table("strategy", "device", "backend", "launchers", "here")
+    notes: list[str] = []
+    named = ""
+    for row in ways():
+        if row.missing and row.missing not in notes:
+            notes.append(row.missing)
+        verdict = f"no ({notes.index(row.missing) + 1})" if row.missing else "[green]yes[/green]"
+        launchers = " ".join(name if available(name) else f"({name})" for name in row.launchers) or "none needed"
+        table.add_row(row.strategy if row.strategy != named else "", row.device, row.backend, launchers, verdict)
+        named = row.strategy
+    console.print(table, "")
+    for number, note in enumerate(notes, 1):
+        console.print(f"({number}) {note}", markup=False, highlight=False)
+    console.print("Launchers in parentheses are not installed here.")
+    console.print("Usage: worldsize train RECIPE --parallel.strategy NAME", highlight=False)
+
+
+def _table(*headings: str) -> Table:
+    return Table(*headings, box=None, header_style="bold", padding=(0, 2, 0, 0))

@@ -1,0 +1,1 @@
+"""Synchronous data parallelism through torch's DistributedDataParallel. Read `strategy` first."""

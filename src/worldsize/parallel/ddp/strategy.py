@@ -1,0 +1,127 @@
+"""Synchronous averaging of gradients, in buckets, during the backward pass.
+
+Li et al. 2020, "PyTorch Distributed: Experiences on accelerating data parallel training" (arXiv 2006.15704).
+`parallel.ddp.compression` decides how a bucket is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from worldsize.errors import UserError
+from worldsize.parallel import base
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from worldsize.config.recipe import Parallel, Recipe
+    from worldsize.distributed.rank import Place
+
+
+class Strategy(base.Strategy):
+    """torch's DistributedDataParallel; the mean of all ranks' gradients, sent once per step."""
+
+    name = "ddp"
+    sharpens = True
+    about = "averages gradients during backward"
+    identity_settings = ("compression", "powersgd_rank", "powersgd_start", "sync_batchnorm")
+    settings = ("bucket_mb", "gradient_as_bucket_view", "static_graph", "predivide", *identity_settings)
+
+    @classmethod
+    def exact(cls, settings: Parallel) -> bool:
+        return settings.compression == "none" and not settings.sync_batchnorm
+
+    @classmethod
+    def merges(cls, settings: Parallel) -> bool:
+        return not settings.sync_batchnorm  # which takes statistics over the whole forward pass
+
+    @classmethod
+    def validate(cls, recipe: Recipe) -> None:
+        if recipe.parallel.compression == "powersgd" and recipe.precision == "fp16":
+            raise UserError(
+                "parallel.compression powersgd adds its error to the next step, which the changing loss scale of fp16 "
+                "makes wrong: use --precision bf16 or fp32"
+            )
+
+    @classmethod
+    def check(cls, recipe: Recipe, place: Place) -> None:
+        if recipe.parallel.sync_batchnorm and not base.uses_gpu(recipe):
+            raise UserError(
+                "--parallel.sync-batchnorm requires GPUs (torch's SyncBatchNorm does not run on CPUs): leave it out; "
+                "BatchNorm groups are --micro-batch samples on every device"
+            )
+
+    @classmethod
+    def variants(cls) -> list[base.Variant]:
+        compression = "--parallel.compression"
+        return [
+            base.Variant(cls.name, ()),
+            base.Variant(f"{cls.name} fp16", (compression, "fp16")),
+            base.Variant(f"{cls.name} bf16", (compression, "bf16")),
+            base.Variant(f"{cls.name} powersgd", (compression, "powersgd", "--parallel.powersgd-start", "2")),
+        ]
+
+    def __init__(self, parts: base.Parts) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        from worldsize.parallel.ddp import compression
+
+        super().__init__(parts)
+        settings, world = parts.settings, parts.world
+        if settings.sync_batchnorm:
+            synchronize_norms(parts.model)
+        self._ddp = DistributedDataParallel(
+            parts.module,
+            device_ids=[world.device] if world.device.type == "cuda" else None,
+            broadcast_buffers=False,  # every rank keeps its own running statistics, see model.RunningStatistics
+            bucket_cap_mb=settings.bucket_mb,
+            gradient_as_bucket_view=settings.gradient_as_bucket_view,
+            static_graph=settings.static_graph,
+        )
+        self.module = self._ddp
+        self._compression = settings.compression
+        hook = compression.PowerSGD if settings.compression == "powersgd" else compression.Average
+        self._hook = hook(parts.model, settings, world.size, self.exchange)
+        self._ddp.register_comm_hook(None, self._hook.reduce)
+
+    def describe(self) -> str:
+        return self.name if self._compression == "none" else f"{self.name} with {self._compression} gradients"
+
+    @contextmanager
+    def gradients(self, last: bool) -> Iterator[None]:
+        if not last:
+            with self._ddp.no_sync():
+                yield
+            return
+        yield
+        # The backward pass returns when the last bucket is averaged: this is the wait that compute does not hide.
+        self.exchange.end()
+
+    def settle(self, rehearse: Callable[[], None]) -> None:
+        # DDP reorders its buckets after its first backward pass, and the order decides how a ring adds up. After one
+        # rehearsal the first step of a fresh or resumed run uses the same buckets as all others.
+        with self._hook.rehearsing():
+            rehearse()
+        self.exchange.take()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self._hook.state()
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._hook.load_state(state)
+
+
+def synchronize_norms(model: nn.Module) -> None:
+    """Replace BatchNorm layers by SyncBatchNorm, except frozen ones: torch would convert these too, and they would learn."""
+    from torch.nn import SyncBatchNorm
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from worldsize.models.freezing import FrozenBatchNorm2d
+
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, _BatchNorm) and not isinstance(child, FrozenBatchNorm2d):
+                setattr(module, name, SyncBatchNorm.convert_sync_batchnorm(child))

@@ -1,0 +1,1 @@
+"""The real Horovod, if it is installed. Read `strategy` first; `installed` answers without importing Horovod."""

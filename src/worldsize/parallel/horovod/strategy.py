@@ -1,0 +1,189 @@
+"""The real Horovod, if installed: averaging or Adasum over MPI, Gloo or NCCL.
+
+Sergeev and Del Balso 2018, "Horovod: fast and easy distributed deep learning in TensorFlow" (arXiv 1802.05799). Gradients
+are sent by Horovod; worldsize's own small messages use torch's gloo, as with every strategy. With ``op: adasum`` Horovod
+combines the optimizers' steps of each parameter as `parallel.adasum` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from worldsize.errors import UserError
+from worldsize.parallel import base
+from worldsize.parallel.horovod import installed
+
+if TYPE_CHECKING:
+    import torch
+
+    from worldsize.config.recipe import Parallel, Recipe
+    from worldsize.distributed.batch_plan import BatchPlan
+    from worldsize.distributed.rank import Place
+    from worldsize.distributed.world import World
+
+
+class Strategy(base.Strategy):
+    """Horovod's DistributedOptimizer around the recipe's optimizer."""
+
+    name = "horovod"
+    about = "the real Horovod: average or Adasum"
+    processes = "any"
+    identity_settings = ("compression", "op")
+    settings = ("predivide", *identity_settings)
+    needs_mpi = True
+
+    @classmethod
+    def exact(cls, settings: Parallel) -> bool:
+        return settings.compression == "none" and settings.op == "average"
+
+    @classmethod
+    def validate(cls, recipe: Recipe) -> None:
+        if recipe.parallel.compression not in ("none", "fp16"):
+            raise UserError(
+                f"Horovod cannot send gradients as {recipe.parallel.compression}: use --parallel.compression fp16, "
+                "or --parallel.strategy ddp"
+            )
+
+    @classmethod
+    def check(cls, recipe: Recipe, place: Place) -> None:
+        installed.check(recipe, place)
+
+    @classmethod
+    def lr_batch(cls, settings: Parallel, plan: BatchPlan, place: Place) -> int:
+        # As for `parallel.adasum`.
+        return plan.per_process if settings.op == "adasum" else plan.global_batch
+
+    @classmethod
+    def ways(cls, machine: base.Machine) -> list[base.Way]:
+        return installed.ways(cls.name, machine)
+
+    @classmethod
+    def variants(cls) -> list[base.Variant]:
+        use = ("--parallel.strategy", cls.name)
+        return [
+            base.Variant(f"{cls.name} MPI", use, backend="MPI", mpirun=True),
+            base.Variant(
+                f"{cls.name} MPI adasum", (*use, "--parallel.op", "adasum"), backend="MPI", mpirun=True, pairs=True
+            ),
+            base.Variant(f"{cls.name} Gloo", use, backend=installed.GLOO),
+        ]
+
+    def __init__(self, parts: base.Parts) -> None:
+        import horovod.torch as hvd
+        import torch
+
+        from worldsize.optim import optimizers
+
+        super().__init__(parts)
+        settings, world = parts.settings, parts.world
+        self._parts = parts
+        # Horovod refuses tensors in another order; gradients take that of their weights, activations keep their own.
+        parts.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        self._server = _start(world)
+        self._adasum = settings.op == "adasum" and world.size > 1  # with one process it is a plain step
+        half = settings.compression == "fp16"
+        self.optimizer = hvd.DistributedOptimizer(
+            parts.optimizer,
+            named_parameters=parts.model.named_parameters(),
+            compression=hvd.Compression.fp16 if half else hvd.Compression.none,
+            backward_passes_per_step=parts.accumulation,
+            op=hvd.Adasum if self._adasum else hvd.Average,
+            gradient_predivide_factor=settings.predivide or 1.0,
+        )
+        optimizers.zero_momentum(self.optimizer)  # it starts with an empty state
+        self._sent_bytes = sum(p.numel() * (2 if half else p.element_size()) for p in parts.parameters)
+        self.local_gradients = self._adasum
+        self.backend = _backend(world)
+
+    def describe(self) -> str:
+        compression = self._parts.settings.compression
+        sent = "" if compression == "none" else f" of {compression} gradients"
+        return f"{self.name} ({self._parts.settings.op}{sent})"
+
+    @contextmanager
+    def gradients(self, last: bool) -> Iterator[None]:
+        yield
+        if last and not self._adasum:
+            with self.exchange.waiting():
+                self.optimizer.synchronize()  # type: ignore[attr-defined]
+
+    def update(self, step: Callable[[], None]) -> None:
+        if self._parts.world.size > 1:
+            self.exchange.sent_bytes += self._sent_bytes
+        if self._adasum:
+            with self.exchange.waiting():
+                step()
+            return
+        with self.optimizer.skip_synchronize():  # type: ignore[attr-defined]
+            step()
+
+    def settle(self, rehearse: Callable[[], None]) -> None:
+        import horovod.torch as hvd
+
+        hvd.broadcast_parameters(dict(self._parts.model.named_parameters()), root_rank=0)
+        # An optimizer that has not stepped yet is the same everywhere; Horovod would step it on a gradient of zeros.
+        # With Adasum each rank has its own.
+        if self.optimizer.state and not self._adasum:
+            hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        from worldsize.optim import optimizers
+
+        return optimizers.state_tensors(self.optimizer, self._parts.model) if self._adasum else {}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        from worldsize.optim import optimizers
+
+        optimizers.load_state_tensors(self.optimizer, self._parts.model, state)
+
+
+def all_reduce(world: World) -> tuple[str, Callable[[torch.Tensor], None]]:
+    """A function that sums a tensor over all ranks in place, with its name for people; starts Horovod."""
+    server = _start(world)
+    import horovod.torch as hvd
+
+    def summed(tensor: torch.Tensor, _lives: object = server) -> None:
+        hvd.allreduce_(tensor, op=hvd.Sum, name="sum")
+
+    return f"Horovod over {_backend(world)}", summed
+
+
+def _backend(world: World) -> str:
+    import horovod.torch as hvd
+
+    transport = "MPI" if hvd.mpi_enabled() else "Gloo"
+    return f"NCCL, {transport}" if world.device.type == "cuda" and hvd.nccl_built() else transport
+
+
+def _start(world: World) -> object:
+    """Start Horovod with the ranks of worldsize. Returns what must live as long as the process."""
+    import horovod.torch as hvd
+
+    place, server = world.place, None
+    if installed.transport(place) == "Gloo" and place.launcher != "horovodrun":
+        from horovod.runner.http.http_server import RendezvousServer
+
+        # As horovodrun does for its processes: rank 0 serves the addresses, all on this machine.
+        if world.is_main:
+            server = RendezvousServer()
+        port = world.from_main(server.start() if server else None)
+        mine: dict[str, object] = {
+            "RANK": place.rank,
+            "SIZE": place.size,
+            "LOCAL_RANK": place.local_rank,
+            "LOCAL_SIZE": place.local_size,
+        }
+        mine |= {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": "lo"}
+        mine |= {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+        os.environ.update({f"HOROVOD_{name}": str(value) for name, value in mine.items()})
+    hvd.init()
+    if (hvd.rank(), hvd.size()) != (place.rank, place.size):
+        raise UserError(
+            f"{place.launcher} started this process as rank {place.rank} of {place.size}, but Horovod reports "
+            f"{hvd.rank()} of {hvd.size()}: were mpirun and Horovod built for the same MPI? `make horovod` builds Horovod "
+            "for the installed one"
+        )
+    return server

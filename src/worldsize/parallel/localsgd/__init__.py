@@ -1,0 +1,1 @@
+"""Local SGD: each rank takes several steps alone, then all ranks average their weights."""

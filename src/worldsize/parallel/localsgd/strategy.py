@@ -1,0 +1,111 @@
+"""Local SGD: each rank takes H steps alone, then all ranks average their weights.
+
+Stich 2019, "Local SGD converges fast and communicates little" (arXiv 1805.09767). Starting synchronously and switching to
+local steps after the first drop of the learning rate is post-local SGD (Lin et al. 2020, "Don't use large mini-batches,
+use local SGD", arXiv 1808.07217). For SGD, H = 1 equals synchronous averaging: the mean of the steps is the step of the
+mean gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from worldsize.parallel import base
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Strategy(base.Strategy):
+    """``local_steps`` (H) local steps, then the mean; the first ``local_after`` epochs average gradients instead."""
+
+    name = "localsgd"
+    about = "steps alone, then averages weights"
+    identity_settings = ("local_steps", "local_after", "average_momentum")
+    settings = identity_settings
+    averages = False
+    local_gradients = True
+
+    def __init__(self, parts: base.Parts) -> None:
+        super().__init__(parts)
+        self._parts = parts
+        self._step = 0
+        self._every = parts.settings.local_steps
+        self._begins = round(parts.settings.local_after * parts.steps_per_epoch)
+
+    def describe(self) -> str:
+        return f"{self.name}, averaging every {self._every} steps"
+
+    @contextmanager
+    def gradients(self, last: bool) -> Iterator[None]:
+        yield
+        if last and self._step < self._begins:
+            self._average([p.grad for p in self._parts.parameters if p.grad is not None])
+
+    def update(self, step: Callable[[], None]) -> None:
+        step()
+        self._step += 1
+        if self._agreed and self._step > self._begins:  # until then they are equal
+            self._average([p.detach() for p in self._parts.parameters])
+            if self._parts.settings.average_momentum:
+                self._average([t for t in self._optimizer_state().values() if t.is_floating_point() and t.ndim])
+
+    def at_step(self, step: int) -> None:
+        self._step = step
+
+    @property
+    def _agreed(self) -> bool:
+        """Whether the last step ended with all ranks at the same weights."""
+        local = self._step - self._begins
+        return local <= 0 or local % self._every == 0
+
+    def _average(self, tensors: list[torch.Tensor]) -> None:
+        from worldsize.models.factory import average
+
+        for tensor in tensors:
+            self.exchange.sends(tensor)
+        with self.exchange.waiting():
+            average(tensors, self._parts.world)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        if self._agreed:
+            yield
+            return
+        from worldsize.models.factory import average
+
+        weights = [p.detach() for p in self._parts.parameters]
+        own = [w.clone() for w in weights]
+        average(weights, self._parts.world)
+        try:
+            yield
+        finally:
+            for weight, kept in zip(weights, own, strict=True):
+                weight.copy_(kept)
+
+    def _optimizer_state(self) -> dict[str, torch.Tensor]:
+        from worldsize.optim import optimizers
+
+        return optimizers.state_tensors(self.optimizer, self._parts.model)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        own = {f"optimizer/{name}": tensor for name, tensor in self._optimizer_state().items()}
+        if not self._agreed:
+            own |= {f"weight/{name}": p.detach() for name, p in self._parts.model.named_parameters()}
+        return own
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        import torch
+
+        from worldsize.optim import optimizers
+
+        parameters = dict(self._parts.model.named_parameters())
+        kinds = (key.partition("/") for key in state)
+        optimizer = {name: state[f"optimizer/{name}"] for kind, _, name in kinds if kind == "optimizer"}
+        optimizers.load_state_tensors(self.optimizer, self._parts.model, optimizer)
+        with torch.no_grad():
+            for key, tensor in state.items():
+                if key.startswith("weight/"):
+                    parameters[key.removeprefix("weight/")].copy_(tensor)

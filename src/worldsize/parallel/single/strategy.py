@@ -1,0 +1,31 @@
+"""One process, one device: the reference for all others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worldsize.parallel import base
+
+if TYPE_CHECKING:
+    from worldsize.config.recipe import Parallel
+
+
+class Strategy(base.Strategy):
+    """The plain optimizer step."""
+
+    name = "single"
+    sharpens = True
+    about = "one device: the reference"
+    processes = "one"
+    captured = True
+
+    @classmethod
+    def exact(cls, settings: Parallel) -> bool:
+        return True
+
+    @classmethod
+    def ways(cls, machine: base.Machine) -> list[base.Way]:
+        return [base.Way(cls.name, "cpu", "-", (), ""), base.Way(cls.name, "cuda", "-", (), machine.no_gpu)]
+
+    def __init__(self, parts: base.Parts) -> None:
+        super().__init__(parts)

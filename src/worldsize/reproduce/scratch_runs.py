@@ -1,0 +1,164 @@
+"""Runs parts of a training in a scratch folder, with the command that a user would type."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worldsize import checkpoint, parallel
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe, Track
+from worldsize.errors import SUCCESS, CheckpointError, Stopped, UserError, WorldsizeError
+from worldsize.reproduce import training_process
+from worldsize.runs.run_folder import RunFolder
+from worldsize.training import environment
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps that were computed: the records of metrics.jsonl in order, and the checkpoint after the last one."""
+
+    records: list[dict[str, Any]]
+    checkpoint: Path
+
+    @property
+    def sha256(self) -> str:
+        """Of the weights and running statistics."""
+        return hashlib.sha256((self.checkpoint / "model.safetensors").read_bytes()).hexdigest()
+
+
+class ComputationFailed(WorldsizeError):
+    """A part of the training failed; the message is its own."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+def only_steps(recipe: Recipe) -> Recipe:
+    """The recipe without evaluations, trackers, or checkpoints before the end. Its steps compute the same."""
+    checkpoints = recipe.checkpoint.model_copy(update={"every_steps": None, "every_epochs": None, "every_seconds": None})
+    changes = {"evaluate_every": recipe.epochs + 1, "checkpoint": checkpoints, "track": Track()}
+    return recipe.model_copy(update=changes)
+
+
+def train(recipe: Recipe, out: Path, name: str, procs: int, until: int) -> Steps:
+    """Train the recipe from the start to step ``until``, as ``out/name``.
+
+    Raises:
+        ComputationFailed: the training failed.
+    """
+    path = out / f"{name}.yaml"
+    path.write_text(recipe_files.to_yaml(only_steps(recipe)), "utf-8")
+    return _run(["train", str(path), "--out", str(out), "--name", name], out / name, procs, until)
+
+
+def resume(folder: Path, procs: int, until: int) -> Steps:
+    """Continue the run in ``folder`` to step ``until``; as `train`."""
+    return _run(["train", "--resume", str(folder)], folder, procs, until)
+
+
+def _run(words: list[str], folder: Path, procs: int, until: int) -> Steps:
+    words = [*words, "--procs", str(procs), "--stop-after", str(until)]
+    code, said = training_process.run(words, RunFolder(folder).metrics, until)
+    if code not in (SUCCESS, Stopped.exit_code):
+        raise ComputationFailed(said.removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed", code)
+    return computed(folder)
+
+
+def computed(folder: Path) -> Steps:
+    """What a training in the run folder ``folder`` has computed.
+
+    Raises:
+        CheckpointError: it has no checkpoint.
+    """
+    newest = checkpoint.newest_valid(folder / "checkpoints")
+    if newest is None:
+        raise CheckpointError(f"{folder} has no checkpoint")
+    return Steps(steps_of(RunFolder(folder)), newest)
+
+
+def steps_of(run: RunFolder) -> list[dict[str, Any]]:
+    """The step records of metrics.jsonl, in order.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        lines = run.metrics.read_text("utf-8").splitlines()
+        records = [json.loads(line) for line in lines]
+    except OSError as error:
+        raise UserError(f"{run.metrics}: {error.strerror}") from None
+    except ValueError:
+        raise UserError(f"{run.metrics} is damaged: a line is not JSON") from None
+    return [record for record in records if record["kind"] == "step"]
+
+
+def checkpoints(run: RunFolder) -> dict[int, tuple[Path, dict[str, Any]]]:
+    """The run's intact checkpoints: path and state.json by step.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = {}
+    for path in checkpoint.list_checkpoints(run.checkpoints):
+        try:
+            checkpoint.check(path)
+        except CheckpointError:
+            continue
+        state = json.loads((path / "state.json").read_text("utf-8"))
+        found[int(state["step"])] = (path, state)
+    if not found:
+        raise CheckpointError(f"{run.path} has no intact checkpoint")
+    return found
+
+
+def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, folder: Path) -> Steps:
+    """Compute the run's steps from the checkpoint ``start`` (None: from the beginning) to ``until``, in ``folder``.
+
+    Raises:
+        ComputationFailed: the training failed.
+        UserError: the run is asynchronous.
+    """
+    recipe = recipe_files.load(str(run.recipe))
+    if parallel.named(recipe.parallel).asynchronous:
+        raise UserError(
+            f"{run.path} is asynchronous: the order of its updates depends on time, so it cannot be computed again"
+        )
+    if (listings := run.path.parent / ".cache").is_dir():
+        shutil.copytree(listings, folder / ".cache")
+    if start is None:
+        return train(recipe, folder, "again", procs, until)
+    again = RunFolder(folder / "again")
+    shutil.copytree(start, again.checkpoints / start.name)
+    again.recipe.write_text(recipe_files.to_yaml(only_steps(recipe)), "utf-8")
+    return resume(again.path, procs, until)
+
+
+def environment_of(run: RunFolder) -> dict[str, Any]:
+    """environment.json of the run.
+
+    Raises:
+        UserError: it is missing or damaged.
+    """
+    try:
+        found: dict[str, Any] = json.loads(run.environment.read_text("utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"{run.environment} is missing or damaged") from None
+    return found
+
+
+def warnings(run: RunFolder, recipe: Recipe, procs: int | None) -> list[str]:
+    """Why bits may differ from the run's although nothing is wrong: another machine, other versions, other processes."""
+    recorded = environment_of(run)
+    kind = "cuda" if recorded.get("hardware", {}).get("cuda") else "cpu"
+    old = {"device": recorded["device"], **recorded["versions"]}
+    new = {"device": environment.device_name(kind), **environment.versions()}
+    found = [f"{name}: was {old.get(name)}, is {new[name]}" for name in new if old.get(name) != new[name]]
+    if procs not in (None, recorded["world_size"]) and not parallel.named(recipe.parallel).same_bits:
+        found.append(f"processes: was {recorded['world_size']}, is {procs}")
+    return found

@@ -1,0 +1,201 @@
+"""The run folder: all files of a run, readable without this program.
+
+``runs/NAME/`` contains ``recipe.yaml`` (resolved, a valid input), ``environment.json``, ``metrics.jsonl`` and
+``timing.jsonl`` (one object per line), ``history.jsonl``, ``log.txt``, ``checkpoints/`` and, at the end, ``result.json``.
+``lock`` names the process that trains the run; see `worldsize.runs.run_lock`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from worldsize.errors import NoProgress, UserError, WorldsizeError
+from worldsize.config.wording import quoted
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# The name of a checkpoint: its step.
+CHECKPOINT_NAME = re.compile(r"step-\d{8,}")
+
+
+class RunFolder:
+    """Paths of one run. Creating the object does not access the file system."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.history = path / "history.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.result = path / "result.json"
+        self.starts = path / "starts.json"
+        self.lock = path / "lock"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def log_file(self, rank: int) -> Path:
+        """This rank's log file; only rank 0's file always exists."""
+        return self.path / ("log.txt" if rank == 0 else f"log.rank{rank}.txt")
+
+    def contents(self) -> list[tuple[str, str]]:
+        """(name, description) of each existing file, for display."""
+        entries = [
+            (self.checkpoints, "checkpoints/", "the newest and the best checkpoints, each verified against its manifest"),
+            (self.metrics, "metrics.jsonl", "metrics of every step and every evaluation"),
+            (self.timing, "timing.jsonl", "where the time of the steps went; see `worldsize explain`"),
+            (self.history, "history.jsonl", "starts, checkpoints, stops, and on which machines"),
+            (self.recipe, "recipe.yaml", "all settings; a valid input for `worldsize train`"),
+            (self.environment, "environment.json", "machine, versions, dataset"),
+            (self.result, "result.json", "final metrics"),
+            (self.log_file(0), "log.txt", "warnings and decisions"),
+        ]
+        return [(name, description) for path, name, description in entries if path.exists()]
+
+
+def create(out: Path, name: str | None, stem: str) -> RunFolder:
+    """A new folder ``out/name``; without a name, the next free ``stem-N``.
+
+    Raises:
+        UserError: the name exists or is not a valid folder name, or ``out`` cannot be written.
+    """
+    check_name(out, name)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if name is not None:
+            (out / name).mkdir()
+            return RunFolder(out / name)
+        number = 1 + max((_number(path.name, stem) for path in out.iterdir()), default=0)
+        while True:
+            try:
+                (out / f"{stem}-{number}").mkdir()
+                return RunFolder(out / f"{stem}-{number}")
+            except FileExistsError:  # another run has just created it
+                number += 1
+    except FileExistsError:
+        raise UserError(f"{out if not out.is_dir() else out / (name or stem)} already exists: choose another name") from None
+    except OSError as error:
+        raise UserError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
+
+
+def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:
+    """Raise UserError, before any work, if the name exists or is invalid, or if ``out`` cannot be written."""
+    if name is not None and not _NAME.fullmatch(name):
+        raise UserError(f"--name {name!r} is not a folder name: use letters, digits, '.', '_' and '-'")
+    if name is not None and not may_exist and (out / name).exists():
+        raise UserError(
+            f"run {name!r} already exists in {out}: choose another --name, or resume it with --resume {quoted(out / name)}"
+        )
+    parent = next((p for p in (out, *out.absolute().parents) if p.exists()), Path("/"))
+    if not parent.is_dir():
+        raise UserError(f"--out {out}: {parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"cannot write to {parent}: choose another folder with --out")
+
+
+def open_existing(path: Path) -> RunFolder:
+    """The existing run in ``path``.
+
+    Raises:
+        UserError: ``path`` is not a run folder.
+    """
+    folder = RunFolder(path)
+    if not path.is_dir():
+        raise UserError(f"run {path} does not exist")
+    if not folder.recipe.is_file():
+        raise UserError(f"{path} is not a run folder: it has no recipe.yaml")
+    return folder
+
+
+def count_start(folder: RunFolder, step: int, retries: int) -> None:
+    """Record that the run starts from this step.
+
+    Raises:
+        NoProgress: it has already started from this step more than ``retries`` times.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        saved = json.loads(folder.starts.read_text())
+        if saved["step"] == step:
+            write_json(folder.starts, {"step": step, "starts": saved["starts"] + 1})
+            if saved["starts"] > retries:
+                raise NoProgress(
+                    f"{folder.path} was started {saved['starts']} times from step {step:,} without reaching its next "
+                    f"checkpoint; check {folder.log_file(0)}, fix the cause, and allow more starts with --retries"
+                )
+            return
+    write_json(folder.starts, {"step": step, "starts": 1})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, see `write_text`."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the file atomically: a reader sees either the old or the new content."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        temporary.write_text(text, "utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+class _LogFile(logging.FileHandler):
+    """Ignores a full disk: code that needs the disk reports it, and a lost log line is not worth a traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # the first record opens the file
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+class RunLog:
+    """Context manager that logs this process to the run folder, if this machine has the folder.
+
+    An exception that ends the block is the last entry: the message of a `WorldsizeError`, otherwise the traceback.
+
+    Raises:
+        OSError: rank 0's file cannot be opened.
+    """
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        self._handler: logging.Handler | None = None
+        if folder.path.is_dir():
+            self._handler = _LogFile(folder.log_file(rank), delay=rank != 0, encoding="utf-8", errors="backslashreplace")
+            self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    def __enter__(self) -> None:
+        if self._handler is not None:
+            logging.getLogger("worldsize").addHandler(self._handler)
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, WorldsizeError):
+            log.info("%s", error)
+        elif isinstance(error, Exception):
+            log.info("internal error", exc_info=error)
+        if self._handler is not None:
+            logging.getLogger("worldsize").removeHandler(self._handler)
+            with suppress(OSError):  # close() flushes again what could not be written
+                self._handler.close()
+
+
+def _number(name: str, stem: str) -> int:
+    match = re.fullmatch(re.escape(stem) + r"-(\d+)", name)
+    return int(match[1]) if match else 0

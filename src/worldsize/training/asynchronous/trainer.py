@@ -1,0 +1,278 @@
+"""The loop of asynchronous SGD: all ranks are workers, and rank 0 is also the parameter server.
+
+See `parallel.async_sgd.server` for the algorithm. No process waits for another; rank 0 evaluates a copy of the weights
+while the others continue.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+
+import torch
+
+from worldsize.checkpoint import Snapshot
+from worldsize.data.images.crops import five_crops
+from worldsize.distributed import device_errors
+from worldsize.distributed.batch_plan import evaluation_batch
+from worldsize.errors import Stopped
+from worldsize.models import networks
+from worldsize.optim.optimizers import set_lr
+from worldsize.parallel.async_sgd.messages import Link, Lost, connect
+from worldsize.parallel.async_sgd.server import Grant, Report, Server
+from worldsize.parallel.async_sgd.step_ledger import Ledger
+from worldsize.parallel.async_sgd.strategy import max_staleness
+from worldsize.track.base import Step
+from worldsize.training import out_of_memory
+from worldsize.training.asynchronous.worker import Worker, flatten, replica
+from worldsize.training.base_trainer import Loop
+from worldsize.training.evaluation import Result, evaluate
+from worldsize.training.progress import Progress
+
+_POLL_S = 0.2  # how often an idle rank 0 checks for other work
+
+
+@dataclass
+class AsyncTrainer(Loop):
+    """Rank 0 is the parameter server and a worker, the other ranks are workers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._weights = [p.detach() for p in self.state.model.parameters()]
+        self._speeds = [0.0] * self.world.size
+        self._unreported: list[Step] = []  # applied, but not yet passed to the trackers
+        self._to_evaluate: deque[tuple[Progress, Snapshot]] = deque()
+        self._save_due = False
+        self._applied_at = time.perf_counter()
+        self._collected = time.monotonic()
+
+    def fit(self) -> Result | None:
+        weights = sum(w.numel() for w in self._weights)
+        gradient = weights + self.state.statistics.size
+        links = connect(self.world, gradient, weights, self._weights[0].dtype, self.recipe.parallel.timeout_s)
+        if self.world.is_main:
+            return self._serve(links)
+        self._work(links[0])
+        return None
+
+    def _work(self, link: Link) -> None:
+        """Run a worker on a rank other than 0, until rank 0 has no more steps for it."""
+        worker = Worker(self.compute, self.train_loader, self.steps_per_epoch)
+        link.send_report(None)
+        leaving = False
+        while (grant := link.receive_grant()).steps:
+            report = worker.work(grant)
+            self.check_broken(len(self.train_loader.broken.new), self.train_loader)
+            leaving = bool(self.stop)
+            link.send_report(replace(report, leaving=leaving))
+        if leaving or self.stop:
+            raise Stopped("this worker submitted its last step")
+
+    def _serve(self, links: dict[int, Link]) -> Result:
+        """Run rank 0: serve each link from its own thread, and work in this thread."""
+        self._server = Server(
+            self._ledger(),
+            self.world.size,
+            self._apply,
+            lambda: flatten(self._weights),
+            lambda: len(self._to_evaluate) > 1,  # evaluation is too slow: hold back the workers
+        )
+        if self.progress.epoch_step == self.steps_per_epoch or self.progress.step >= self.total_steps:
+            # The checkpoint was saved at the end of an epoch.
+            self._end_epoch()
+        threads = [threading.Thread(target=self._serve_worker, args=(w, link), daemon=True) for w, link in links.items()]
+        for thread in threads:
+            thread.start()
+        try:
+            result = self._work_on_rank_0()
+        except BaseException as error:
+            self._server.fail(error)
+            raise
+        finally:
+            for thread in threads:
+                thread.join(self.recipe.parallel.timeout_s)
+        return result
+
+    def _ledger(self) -> Ledger:
+        progress = self.progress
+        bound = max_staleness(self.recipe.parallel, self.world.size)
+        return Ledger.resume(self.total_steps, bound, progress.step, progress.step + len(progress.missing), progress.missing)
+
+    def _serve_worker(self, worker: int, link: Link) -> None:
+        """The thread on rank 0 that serves one worker."""
+        try:
+            while True:
+                if (report := link.receive_report()) is not None:
+                    self._server.push(worker, report)
+                grant = self._server.pull(worker)
+                assert grant is not None  # without a timeout, pull() waits
+                link.send_grant(grant)
+                if not grant.steps:
+                    return
+        except Lost as error:
+            self._server.lose(worker, error)
+        except Exception as error:
+            self._server.fail(error)
+
+    def _work_on_rank_0(self) -> Result:
+        """Compute steps on rank 0, with housekeeping between them."""
+        worker = Worker(replica(self.compute, self.state.strategy), self.train_loader, self.steps_per_epoch)
+        grant: Grant | None = None
+        result = None
+        while True:
+            if grant is not None and grant.steps:
+                self._server.push(0, worker.work(grant))
+            result = self._housekeeping() or result
+            with self._server.lock:  # makes an update and its consequences atomic
+                finished = self._server.ledger.finished and not self._to_evaluate
+            if finished:
+                break
+            grant = self._server.pull(0, _POLL_S)
+        assert result is not None  # there is an evaluation after the last step
+        return result
+
+    def _housekeeping(self) -> Result | None:
+        """Metrics, stop, evaluation, checkpoints. Returns the last evaluation made in this call."""
+        self._server.check()
+        self._collect()
+        if self.stop:
+            self._stop("stopped")
+        result = None
+        while self._to_evaluate:
+            self._collect(everything=True)
+            result = self._evaluate(*self._to_evaluate[0])
+            with self._server.lock:
+                self._to_evaluate.popleft()
+                self._server.lock.notify_all()
+        if self._save_due or self.saver.due():
+            self._save_due = False
+            with self._server.lock:
+                snapshot = self._snapshot()
+            self._collect(everything=True)  # resumed runs do not compute saved steps again, so report them now
+            self.saver.write(snapshot)
+        return result
+
+    def _stop(self, how: str) -> None:
+        self._server.stop(self.recipe.parallel.timeout_s)
+        self._collect(everything=True)
+        pending = bool(self._to_evaluate) and self._to_evaluate[-1][0].step == self.progress.step
+        # Saving this snapshot makes a resumed run evaluate it. Evaluations of earlier states are skipped.
+        self.saver.write(self._to_evaluate[-1][1] if pending else self._snapshot(), wait=True)
+        raise Stopped(f"{how} after step {self.progress.step:,} of {self.total_steps:,}")
+
+    def _apply(self, worker: int, report: Report, age: int) -> None:
+        """Update the weights with one gradient. Called by the server with its lock held."""
+        progress = self.progress
+        lr = self.lr(progress.step)
+        set_lr(self.state.optimizer, lr)
+        assert report.gradient is not None
+        gradient = report.gradient.to(self.world.device)
+        parameters = list(self.state.model.parameters())
+        *parts, statistics = gradient.split([*(w.numel() for w in self._weights), self.state.statistics.size])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
+        self.state.statistics.advance(statistics)
+        self.state.optimizer.step()
+        self.state.optimizer.zero_grad()
+        progress.step += 1
+        progress.epoch_step += 1
+        progress.missing = self._server.ledger.missing
+        self._record(worker, report, age, lr, gradient.numel() * gradient.element_size())
+        every = self.recipe.checkpoint.every_steps
+        self._save_due |= every is not None and progress.step % every == 0
+        if progress.epoch_step == self.steps_per_epoch or progress.step == self.total_steps:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        progress = self.progress
+        due = progress.step >= self.total_steps or (progress.epoch + 1) % self.recipe.evaluate_every == 0
+        if due and progress.evaluated_step != progress.step:
+            self._to_evaluate.append((replace(self.progress), self._snapshot()))
+        if progress.step < self.total_steps:
+            progress.next_epoch()
+
+    def _snapshot(self) -> Snapshot:
+        snapshot = self.saver.snapshot(self.progress)
+        assert snapshot is not None
+        return snapshot
+
+    def _record(self, worker: int, report: Report, age: int, lr: float, sent_bytes: int) -> None:
+        now = time.perf_counter()
+        step_ms, self._applied_at = (now - self._applied_at) * 1000, now
+        batch = self.plan.global_batch
+        live = self._server.workers
+        self._speeds[worker] = batch / max(report.seconds + report.waited_s, 1e-9)
+        self._speeds = [speed if rank in live else 0.0 for rank, speed in enumerate(self._speeds)]
+        loss, correct, norm = report.values.tolist()
+        progress = self.progress
+        step = Step(
+            step=progress.step,
+            epoch=progress.epoch + progress.epoch_step / self.steps_per_epoch,
+            loss=loss / batch,
+            top1=correct / batch,
+            lr=lr,
+            grad_norm=norm,
+            images_per_s=sum(self._speeds),
+            rank_images_per_s=self._speeds,
+            step_ms=step_ms,
+            data_ms=report.data_s * 1000,
+            compute_ms=(report.seconds - report.data_s) * 1000,
+            communication_ms=report.waited_s * 1000,
+            sent_bytes=sent_bytes,
+            broken=len(self.train_loader.broken.known) + len(self.train_loader.broken.new),
+            details={"worker": worker, "staleness": age, "workers": len(live)},
+        )
+        progress.add([step])
+        self._unreported.append(step)
+
+    def _collect(self, everything: bool = False) -> None:
+        if not everything and time.monotonic() - self._collected < self.recipe.track.every_seconds:
+            return
+        self._collected = time.monotonic()
+        with self._server.lock:
+            steps, self._unreported = self._unreported, []
+        self.trackers.steps(steps)
+        self.check_finite(steps)
+        self.check_broken(len(self.train_loader.broken.new), self.train_loader)
+
+    def _evaluate(self, past: Progress, snapshot: Snapshot) -> Result:
+        """Evaluate an earlier state, and save it if it is the best or the last one."""
+        begin = time.monotonic()
+        model = copy.deepcopy(self.state.model)
+        snapshot.wait()
+        networks.load_state(model, snapshot.model)
+        batch = evaluation_batch(self.recipe, self.world.device.type)
+        with device_errors.explained(self.world.rank, lambda: out_of_memory.of_evaluation(batch, self.recipe)):
+            result = evaluate(
+                model,
+                self.val_loader,
+                self.state.objective.normalise,
+                self.state.objective.precision,
+                self.world.alone(),
+                batch,
+                lambda: bool(self.stop),
+                lambda samples: self.trackers.evaluating(samples, len(self.val_loader.samples)),
+                self.recipe.data.val_mirror,
+                five_crops(self.recipe.data),
+            )
+        if result is None:
+            self._stop("stopped while evaluating,")
+        assert result is not None
+        self.check_broken(result.broken, self.val_loader)
+        if not math.isfinite(result.loss):
+            self.diverged(f"the validation loss is {result.loss}", past.step, self.peak_lr)
+        with self._server.lock:
+            best = self.progress.evaluated(result, past)
+            updated = ("best_top1", "best_map", "best_epoch", "evaluation", "evaluated_step")  # changed since the snapshot
+            past = replace(past, **{name: getattr(self.progress, name) for name in updated})
+        ledger = self._server.ledger
+        details = {"staleness": list(ledger.staleness), "dropped": sum(ledger.dropped.values()), "speeds": self._speeds}
+        self.trackers.epoch(replace(past.report(result, self.plan.global_batch, time.monotonic() - begin), details=details))
+        last = past.step >= self.total_steps
+        if last or (best and self.recipe.checkpoint.best):
+            self.saver.write(replace(snapshot, state=snapshot.state | past.as_dict()), wait=last)
+        return result

@@ -1,0 +1,86 @@
+"""A worker of an asynchronous run: a replica of the model that computes gradients of complete global batches."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import replace
+
+import torch
+
+from worldsize.data.loading.loader import Loader
+from worldsize.models.factory import RunningStatistics
+from worldsize.parallel.async_sgd.server import Grant, Report
+from worldsize.parallel.base import Strategy
+from worldsize.training.gradients import Compute
+
+
+class Worker:
+    """Computes gradients with the replica in ``compute``.
+
+    Args:
+        steps_per_epoch: maps a step of the run to its epoch and samples.
+    """
+
+    def __init__(self, compute: Compute, training: Loader, steps_per_epoch: int) -> None:
+        self._compute = compute
+        self._loader = training
+        self._steps_per_epoch = steps_per_epoch
+        self._stream = training.steps()
+        self._fetching: list[int] = []
+        self._submitted_at = time.perf_counter()
+
+    def work(self, grant: Grant) -> Report:
+        """Compute the gradient of the first granted step; images of the other steps are prefetched meanwhile."""
+        waited_s = time.perf_counter() - self._submitted_at
+        begin = time.perf_counter()
+        compute, state = self._compute, self._compute.state
+        step = self._fetch(grant.steps)
+        unflatten(grant.weights, [p.detach() for p in state.model.parameters()])
+        computed = compute.gradient(self._stream, step)
+        statistics = state.strategy.mean(state.statistics.take())
+        norm = compute.unscale_and_clip()
+        overflow = state.scaler.is_enabled() and not torch.isfinite(norm)
+        state.scaler.update()
+        gradient = None if overflow else flatten([*self._gradients(), statistics])
+        state.optimizer.zero_grad()
+        values = torch.cat([computed.sums.sum(0), norm.double().view(1)]).cpu()
+        self._submitted_at = time.perf_counter()
+        return Report(step, grant.version, gradient, values, self._submitted_at - begin, waited_s, computed.data_s())
+
+    def _fetch(self, steps: list[int]) -> int:
+        """Start loading the steps that are new to this worker. Returns the first step in the queue."""
+        for step in steps:
+            if step not in self._fetching:
+                self._loader.add_step(self._stream, self._compute.plan, *divmod(step, self._steps_per_epoch))
+                self._fetching.append(step)
+        return self._fetching.pop(0)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        parameters = self._compute.state.model.parameters()
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+
+
+def replica(compute: Compute, strategy: Strategy) -> Compute:
+    """A copy of ``compute`` with its own copy of the model and an optimizer that never steps."""
+    objective = copy.deepcopy(compute.state.objective)
+    model = objective.network
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    statistics = RunningStatistics(model)  # collects a step's statistics; the moving averages are rank 0's
+    own = copy.copy(strategy)
+    own.module = objective
+    return replace(
+        compute, state=replace(compute.state, objective=objective, optimizer=optimizer, statistics=statistics, strategy=own)
+    )
+
+
+def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """All tensors concatenated, (n,)."""
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
+def unflatten(flat: torch.Tensor, tensors: list[torch.Tensor]) -> None:
+    """The inverse of `flatten`: copy the parts of ``flat`` into the tensors, with a single copy to their device."""
+    flat = flat.to(tensors[0].device)
+    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))

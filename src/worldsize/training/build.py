@@ -1,0 +1,372 @@
+"""One process of a run, from its place in the world to its result: builds the parts and passes them to the loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from worldsize import checkpoint, parallel, track
+from worldsize.attribution import verdict
+from worldsize.checkpoint import retention
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.config.wording import quoted
+from worldsize.data import open_dataset
+from worldsize.data.images import crops
+from worldsize.data.images.normalize import Normalise
+from worldsize.data.loading.build import train_loader, val_loader
+from worldsize.data.loading.loader import blank_labels
+from worldsize.data.samples import Dataset, EncodedSamples
+from worldsize.distributed import batch_plan, device_errors
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.rank import Place
+from worldsize.distributed.stop_signals import StopFlag
+from worldsize.distributed.world import World, join
+from worldsize.errors import Stopped, UserError
+from worldsize.models import factory, ghost_batchnorm, pretrained
+from worldsize.optim import averaging, optimizers, schedules
+from worldsize.optim.averaging import Averaging
+from worldsize.parallel.base import Parts
+from worldsize.runs import run_folder, step_hashes
+from worldsize.runs.history import History
+from worldsize.runs.run_folder import RunFolder
+from worldsize.runs.run_lock import RunLock
+from worldsize.track import console
+from worldsize.track.base import Facts, Summary
+from worldsize.training import cuda_graph, environment, out_of_memory, precision, step_recorder, supervision
+from worldsize.training.asynchronous.trainer import AsyncTrainer
+from worldsize.training.base_trainer import Loop
+from worldsize.training.evaluation import Result
+from worldsize.training.gradients import Compute
+from worldsize.training.margins import Margins
+from worldsize.training.objective import Objective
+from worldsize.training.precision import Precision
+from worldsize.training.progress import Progress
+from worldsize.training.request import TrainRequest, preflight
+from worldsize.training.resume import autoresumed, check_ranks, fixed_facts, has_ended, locked, snapshot_to_resume
+from worldsize.training.saver import Saver
+from worldsize.training.state import TrainState
+from worldsize.training.supervision import Supervision
+from worldsize.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is decided before the model is built, the same on every rank; ``teacher`` is the teacher's checkpoint."""
+
+    request: TrainRequest
+    world: World
+    dataset: Dataset
+    plan: BatchPlan
+    precision: Precision
+    teacher: Path | None
+
+
+def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None:
+    """Train on this process, together with the others of its world.
+
+    Returns:
+        The result; None if the resumed run had already ended, and on a worker of an asynchronous run.
+    """
+    begun = time.monotonic()
+    preflight(request, place)
+    settings = request.recipe.parallel
+    with device_errors.explained(place.rank, lambda: out_of_memory.BEFORE_TRAINING), RunLock() as lock:
+        _set_determinism(request.recipe.deterministic or parallel.named(settings).same_bits)
+        world = join(place, request.recipe, parallel.threads(settings), parallel.named(settings).asynchronous)
+        return _train(locked(autoresumed(request, world), world, lock), world, lock, stop, begun)
+
+
+def _train(request: TrainRequest, world: World, lock: RunLock, stop: StopFlag, begun: float) -> Summary | None:
+    settings = request.recipe.parallel
+    setting = _setting(request, world)
+    facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world, setting.teacher)
+    check_ranks(world, facts, parallel.named(settings).same_bits)
+    snapshot = snapshot_to_resume(request, facts, world)
+    if snapshot is not None and has_ended(snapshot.state, facts):
+        world.close()
+        return None
+    weights = request.recipe.model.weights if snapshot is None else None
+    one_downloads = weights is not None and pretrained.downloads(weights)
+    network = world.collectively(lambda: _network(setting, weights is not None), local_first=one_downloads)
+    setting = replace(setting, plan=world.collectively(lambda: _forward_plan(setting, network)))
+    aims = world.collectively(lambda: _aims(setting))
+    stop.arm()
+    folder = _folder(request, world, lock)
+    with world.collectively(lambda: run_folder.RunLog(folder, world.rank)):
+        if request.autoresume:
+            step = snapshot.state["step"] if snapshot is not None else 0
+            world.collectively(lambda: run_folder.count_start(folder, step, request.retries) if world.is_main else None)
+        trainer = _assemble(setting, network, aims, folder, snapshot, facts, stop)
+        hosts = world.gather(socket.gethostname())
+        history = History(folder.history).running(lambda: trainer.progress.step, request.command, hosts)
+        with history if world.is_main else nullcontext():
+            summary = _run(trainer, folder, setting.dataset, begun)
+        if summary is not None and world.is_main and (lost := verdict.of(folder)) is not None:
+            console.say(lost)
+    # Only after success: closing waits for ranks that have failed.
+    world.close()
+    return summary
+
+
+def _set_determinism(deterministic: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = not deterministic
+    if deterministic:
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time only
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _setting(request: TrainRequest, world: World) -> Setting:
+    recipe = request.recipe
+    dataset = world.collectively(lambda: open_dataset(recipe.data, request.cache), local_first=True)
+    plan = parallel.batch_plan(recipe, world.size)
+    number_format = precision.resolve(recipe, world.device)
+    strategy = parallel.running(recipe.parallel, world.size)
+    cuda_graph.check(recipe.cuda_graphs, world.device, strategy.name, strategy.captured)
+    number_format.apply()
+    teacher = world.collectively(lambda: supervision.teacher_checkpoint(recipe))
+    return Setting(request, world, dataset, plan, number_format, teacher)
+
+
+def _network(setting: Setting, weights: bool) -> nn.Module:
+    """The initial model, after checking that it, the batches and the image sizes are compatible.
+
+    Args:
+        weights: load the recipe's initial weights.
+    """
+    recipe, dataset = setting.request.recipe, setting.dataset
+    per_epoch = setting.plan.steps_per_epoch(len(dataset.train))
+    if setting.request.resume is None:  # older runs may have an average that nothing enters
+        averaging.check(recipe.average, recipe.epochs, per_epoch)
+    network = factory.build(recipe, len(dataset.classes), setting.world.device, setting.precision.weights)
+    if weights:
+        pretrained.load(network, recipe)
+    for size in {recipe.data.val_crop_size, *crops.crop_sizes(recipe.data, recipe.epochs)}:
+        factory.check_input(network, size, recipe.micro_batch, recipe.model.name)
+    return network
+
+
+def _forward_plan(setting: Setting, network: nn.Module) -> BatchPlan:
+    """The plan with large forward passes on a GPU, unless the recipe says how large they are.
+
+    Raises:
+        UserError: the recipe asks for several micro-batches in a forward pass, and the network's numbers would depend on it.
+    """
+    recipe, plan = setting.request.recipe, setting.plan
+    because = "draws random numbers (dropout, stochastic depth)" if factory.draws(network) else ""
+    if not ghost_batchnorm.splits(network):
+        because = "has BatchNorm layers of an unknown type, which compute statistics"
+    if because and plan.groups > 1:
+        raise UserError(
+            f"--forward-batch {recipe.forward_batch}: {recipe.model.name} {because} for each forward pass, so its numbers "
+            "would depend on it. Leave it out, or raise --micro-batch"
+        )
+    if because:
+        return plan
+    alone = not parallel.named(recipe.parallel).merges(recipe.parallel)
+    if recipe.forward_batch is not None or alone or setting.world.device.type != "cuda":
+        return plan
+    return batch_plan.with_largest_forward_batch(plan, batch_plan.GPU_BATCH)
+
+
+def _aims(setting: Setting) -> Supervision:
+    device, dtype = setting.world.device, setting.precision.weights
+    return supervision.build(setting.request.recipe, setting.dataset, setting.teacher, device, dtype)
+
+
+def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
+    """The run folder, created or opened by rank 0; on all ranks."""
+
+    def prepare() -> Path:
+        if request.resume is not None:
+            retention.remove_leftovers(request.resume.checkpoints)
+            return request.resume.path
+        if not world.is_main:
+            return request.out
+        created = run_folder.create(request.out, request.name, request.stem)
+        lock.acquire(created.lock)
+        return created.path
+
+    folder = RunFolder(world.from_main(world.collectively(prepare)))
+
+    world.collectively(
+        lambda: run_folder.write_text(folder.recipe, recipe_files.to_yaml(request.recipe)) if world.is_main else None
+    )
+    return folder
+
+
+def _assemble(
+    setting: Setting,
+    network: nn.Module,
+    aims: Supervision,
+    folder: RunFolder,
+    snapshot: checkpoint.Snapshot | None,
+    facts: dict[str, Any],
+    stop: StopFlag,
+) -> Loop:
+    recipe, world, plan, dataset = setting.request.recipe, setting.world, setting.plan, setting.dataset
+    per_epoch = plan.steps_per_epoch(len(dataset.train))
+    state = build_state(recipe, network, plan, world, setting.precision, per_epoch, aims)
+    if recipe.track.margins and not dataset.multilabel and not state.strategy.asynchronous:
+        state = replace(state, margins=Margins(len(dataset.train)))
+    # Asynchronous ranks share nothing: each works, and rank 0 saves, as if it were alone.
+    mine = world.alone() if state.strategy.asynchronous else world
+    if snapshot is not None:
+        world.collectively(lambda: state.restore(snapshot, mine))
+    chain = step_hashes.NOT_RECORDED if state.strategy.asynchronous else step_hashes.of_run(facts)
+    progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress(chain=chain)
+    saved = partial(History(folder.history).add, "saved")
+    return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
+        recipe=recipe,
+        plan=plan,
+        world=world,
+        state=state,
+        compute=Compute(
+            recipe,
+            plan,
+            mine.rank,
+            world.device,
+            state,
+            step_recorder.from_environment(world.rank, dataset.train),
+            blank_labels(dataset.train, 1)[0],
+        ),
+        lr_batch=parallel.lr_batch(recipe.parallel, plan, world.place),
+        train_loader=train_loader(recipe, dataset.train, plan, world),
+        val_loader=val_loader(recipe, dataset.val, world),
+        trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
+        saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, recipe_files.to_yaml(recipe), facts, saved),
+        stop=stop,
+        stop_after=setting.request.stop_after,
+        progress=progress,
+    )
+
+
+def build_state(
+    recipe: Recipe,
+    network: nn.Module,
+    plan: BatchPlan,
+    world: World,
+    number_format: Precision,
+    steps_per_epoch: int,
+    aims: Supervision | None = None,
+) -> TrainState:
+    """The optimizer, the strategy and the rest of a rank's state around its network."""
+    aims = aims or Supervision()
+    if plan.groups > 1 or world.device.type == "cuda":
+        ghost_batchnorm.split_norms(network, plan.micro_batch, plan.groups)
+    peak = schedules.peak_lr(recipe.optimizer, parallel.lr_batch(recipe.parallel, plan, world.place))
+    optimizer = optimizers.build(network, recipe.optimizer, world.device, recipe.cuda_graphs, peak)
+    normalise = Normalise(recipe.data, world.device, number_format.weights)
+    objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
+    # Forward passes of training all have one size.
+    module: nn.Module = torch.compile(objective, dynamic=False) if recipe.model.compile else objective  # type: ignore[assignment]
+    strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch))
+    # After the strategy, which may replace the network's norm layers (SyncBatchNorm).
+    statistics = factory.RunningStatistics(network)
+    scaler = number_format.scaler(strategy.local_gradients)
+    average = None
+    if recipe.average.name != "none":
+        average = Averaging(recipe.average, network, statistics, steps_per_epoch)
+    return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average)
+
+
+def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Summary | None:
+    facts = _facts(trainer, folder, dataset)
+    summary = None
+    _note(trainer.world, folder.environment, facts.environment)
+    try:
+        trainer.trackers.begin(facts)
+        for note in dataset.notes if trainer.world.is_main else ():
+            log.warning("%s", note)
+        with device_errors.explained(trainer.world.rank, lambda: out_of_memory.remedy(trainer.compute)):
+            result = trainer.fit()
+        if result is None:
+            return None
+        summary = _summary(trainer, result, time.monotonic() - begun)
+        _note(trainer.world, folder.result, asdict(summary))
+        return summary
+    except Stopped as stopped:
+        again = f"worldsize train --resume {quoted(folder.path)}"
+        raise Stopped(f"{stopped}; the state is saved. Continue with: {again}") from None
+    finally:
+        trainer.stop.disarm()
+        trainer.train_loader.close()
+        trainer.val_loader.close()
+        trainer.saver.close()
+        trainer.trackers.end(summary)
+
+
+def _note(world: World, path: Path, value: dict[str, Any]) -> None:
+    """Write a file of the run folder; training continues if it cannot be written."""
+    if not world.is_main:
+        return
+    try:
+        run_folder.write_json(path, value)
+    except OSError as error:
+        log.warning("cannot write %s: %s", path, error.strerror)
+
+
+def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
+    recipe, plan, world = trainer.recipe, trainer.plan, trainer.world
+    machine = environment.describe(world, trainer.state.objective.precision.name, trainer.state.strategy)
+    return Facts(
+        name=folder.name,
+        recipe=recipe.model_dump(mode="json"),
+        environment=machine | {"data": dataset.fingerprint, "decoder": _decoder(dataset)},
+        model=recipe.model.name,
+        parameters=sum(p.numel() for p in trainer.state.model.parameters()),
+        train_samples=len(dataset.train),
+        val_samples=len(dataset.val),
+        classes=len(dataset.classes),
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+        sharing=plan.world_size * plan.devices,
+        peak_lr=trainer.peak_lr,
+        lr_batch=trainer.lr_batch,
+        steps_per_epoch=trainer.steps_per_epoch,
+        total_steps=trainer.total_steps,
+        first_step=trainer.progress.step,
+        multilabel=dataset.multilabel,
+        validates_on=dataset.validates_on,
+    )
+
+
+def _decoder(dataset: Dataset) -> str | None:
+    """The image decoder; None if the images are in memory."""
+    return environment.decoder() if isinstance(dataset.train, EncodedSamples) else None
+
+
+def _summary(trainer: Loop, result: Result, seconds: float) -> Summary:
+    at = trainer.progress
+    newest = trainer.saver.newest()
+    return Summary(
+        top1=result.top1,
+        top5=result.top5,
+        loss=result.loss,
+        best_top1=at.best_top1,
+        map=result.map,
+        f1=result.f1,
+        best_map=at.best_map,
+        best_epoch=at.best_epoch,
+        steps=at.step,
+        epochs=round(at.step / trainer.steps_per_epoch, 3),
+        images_per_s=at.step * trainer.plan.global_batch / max(at.train_s, 1e-9),
+        seconds=seconds,
+        checkpoint=str(newest) if newest else None,
+        chain=at.chain,
+    )

@@ -1,0 +1,193 @@
+"""One process's part of a step: forward and backward passes over its micro-batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from worldsize.config.recipe import Recipe
+from worldsize.data.augmentation.mixing import WIDTH
+from worldsize.data.loading.loader import Batch
+from worldsize.data.sampling.random_numbers import Use, seed_of
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.device_timer import elapsed_ms, stamp
+from worldsize.training.cuda_graph import Graphed
+from worldsize.training.margins import Answers
+from worldsize.training.state import TrainState
+from worldsize.training.step_recorder import Inspector
+
+if TYPE_CHECKING:
+    from worldsize.distributed.device_timer import Stamp
+
+
+@dataclass(frozen=True)
+class Computed:
+    """One rank's part of a step.
+
+    ``sums``: (loss, correct predictions) summed over the samples of each micro-batch, float64 (micro-batches, 2) on the
+    device; ``samples``: the digest of each micro-batch's samples in order; ``waits``: for images, of the device on a GPU, of
+    the host on a CPU; ``answers``: about each sample.
+    """
+
+    sums: torch.Tensor
+    samples: list[int]
+    waits: list[tuple[Stamp, Stamp]]
+    answers: list[Answers]
+
+    def data_s(self) -> float:
+        """Seconds of waiting for images; waits for the device."""
+        return sum(elapsed_ms(*wait) for wait in self.waits) / 1000
+
+
+def digest(samples: NDArray[np.int64]) -> int:
+    """63 bits of the SHA-256 of the samples' numbers in order."""
+    return int.from_bytes(hashlib.sha256(samples.tobytes()).digest()[:8], "little") >> 1
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Computes gradients as process ``rank`` of ``plan``, with the replica in ``state``.
+
+    ``label`` is a label without meaning in the form of the dataset's, for rehearsals: int64 (), or uint8 (classes,).
+    """
+
+    recipe: Recipe
+    plan: BatchPlan
+    rank: int
+    device: torch.device
+    state: TrainState
+    inspector: Inspector | None = None
+    label: torch.Tensor = field(default_factory=lambda: torch.tensor(0))
+
+    def gradient(
+        self,
+        batches: Iterator[Batch],
+        step: int,
+        propose: Callable[[], None] = lambda: None,
+        launched: Callable[[], None] = lambda: None,
+        inspected: bool = True,
+    ) -> Computed:
+        """Compute the gradient of this rank's part of the run's step ``step``, into the parameters' ``grad``.
+
+        Args:
+            propose: called once, before the last micro-batch is computed; on a GPU before the first, because launching the
+                others can block.
+            launched: called after each backward pass; on a GPU it is launched by then, not done.
+            inspected: if False, the inspector does not see it.
+        """
+        answers, samples, waits = [], [], []
+        for micro in range(self.plan.accumulation):
+            # On a GPU both stamps are in its queue, so a wait of the host does not count while the device computes.
+            begin = stamp(self.device)
+            batch = next(batches)  # of one forward pass, which may contain several micro-batches
+            waits.append((begin, stamp(self.device)))
+            last = micro == self.plan.accumulation - 1
+            if micro == 0 if self.device.type == "cuda" else last:
+                propose()
+            forward = self.rank * self.plan.accumulation + micro
+            self._seed(step, forward)
+            with self.state.strategy.gradients(last):
+                look = self._look(step, batch) if inspected else None
+                if look is not None:
+                    values = self._forward_backward(batch.pixels, batch.labels, batch.mix, look)
+                elif batch.mix is None:
+                    values = self._pass(batch.pixels, batch.labels)
+                else:
+                    values = self._pass(batch.pixels, batch.labels, batch.mix)
+            answers.append(Answers(batch.indices, values, batch.mix is not None))
+            begin = stamp(self.device)
+            launched()
+            waits.append((begin, stamp(self.device)))
+            self.state.statistics.collect(forward)
+            samples += [digest(part) for part in batch.indices.reshape(-1, self.plan.micro_batch)]
+        sums = torch.cat([one.values[:, :2] for one in answers]).unflatten(0, (-1, self.plan.micro_batch)).sum(1)
+        return Computed(sums, samples, waits, answers)
+
+    def _seed(self, step: int, forward: int) -> None:
+        """Seed the generators that the network draws from (dropout): on each device by its part of the forward pass.
+
+        `torch.manual_seed` sets the same, and takes up to a millisecond (torch 2.12).
+        """
+        devices = self.plan.devices
+        seeds = [seed_of(self.recipe.seed, Use.TORCH, step, forward * devices + device) for device in range(devices)]
+        torch.default_generator.manual_seed(seeds[0])
+        if self.device.type == "cuda":
+            for index, seed in enumerate(seeds, start=self.device.index):
+                torch.cuda.default_generators[index].manual_seed(seed)
+
+    def _look(self, step: int, batch: Batch) -> Callable[[torch.Tensor], None] | None:
+        """What to call with the logits of a micro-batch, if this step is inspected."""
+        inspector = self.inspector
+        if inspector is None or not inspector.wants(step + 1):
+            return None
+        return lambda logits: inspector.forward(batch, logits, self.state.objective)
+
+    @cached_property
+    def _pass(self) -> Callable[..., torch.Tensor]:
+        """`_forward_backward`, if wanted as a CUDA graph."""
+        return Graphed(self._forward_backward, self.device) if self.recipe.cuda_graphs else self._forward_backward
+
+    def _forward_backward(
+        self,
+        pixels: torch.Tensor,
+        labels: torch.Tensor,
+        mix: torch.Tensor | None = None,
+        look: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """Returns what `Objective.values` does."""
+        labels = labels.to(self.device, non_blocking=True)
+        losses, logits = self.state.strategy.module(pixels, labels, *(() if mix is None else (mix,)))
+        if look is not None:
+            look(logits)
+        self.state.scaler.scale(losses.mean() / self.state.strategy.loss_divisor).backward()
+        return self.state.objective.values(losses.detach(), logits.detach(), labels, mix)
+
+    def unscale_and_clip(self) -> torch.Tensor:
+        """Unscale the gradient and clip it. Returns its norm before clipping, a scalar on the device."""
+        self.state.scaler.unscale_(self.state.optimizer)
+        parameters = [p for p in self.state.model.parameters() if p.grad is not None]
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.recipe.optimizer.clip_norm is not None:
+            clip_grads_with_norm_(parameters, self.recipe.optimizer.clip_norm, norm)
+        return norm
+
+    def fits(self, samples: int) -> bool:
+        """Whether forward and backward of ``samples`` images fit into the memory of the GPU, next to what is there."""
+        size = self.recipe.data.train_crop_size
+        parameters = [p for p in self.state.model.parameters() if p.requires_grad]
+        try:
+            pixels = torch.zeros(samples, size, size, 3, dtype=torch.uint8)
+            losses, _ = self.state.objective(pixels, self._labels(samples).to(self.device))
+            # Without the strategy's hooks, which would send.
+            torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
+            return True
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def rehearse(self, size: int) -> None:
+        """Run forward and backward on blank images of ``size`` x ``size`` pixels, without changing any state."""
+        buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
+        # Norm layers need at least two images; a compiled model should see its real batch size.
+        n = self.plan.forward_batch if self.recipe.model.compile else 2
+        pixels = torch.zeros(n, size, size, 3, dtype=torch.uint8)
+        with self.state.strategy.gradients(last=True):
+            self._forward_backward(pixels, self._labels(n), torch.ones(n, WIDTH) if self.recipe.augment.mixes else None)
+        self.state.optimizer.zero_grad()
+        with torch.no_grad():
+            for name, buffer in self.state.model.named_buffers():
+                buffer.copy_(buffers[name])
+
+    def _labels(self, n: int) -> torch.Tensor:
+        """Labels without meaning of ``n`` images."""
+        return self.label.expand(n, *self.label.shape).contiguous()

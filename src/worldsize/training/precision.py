@@ -1,0 +1,138 @@
+"""The number format of the model's computations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from worldsize.config.recipe import Recipe
+from worldsize.errors import UserError
+
+
+@dataclass(frozen=True)
+class Precision:
+    """``name``: fp32, tf32, bf16, fp16 or fp64. Weights are float32 (float64 for fp64); bf16 and fp16 are autocast.
+
+    tf32 is fp32 whose convolutions and matrix products round their inputs to 10 bits of mantissa, on GPUs since Ampere.
+    """
+
+    name: str
+    device: torch.device
+
+    @property
+    def weights(self) -> torch.dtype:
+        """Type of the weights and of the normalized input."""
+        return torch.float64 if self.name == "fp64" else torch.float32
+
+    def apply(self) -> None:
+        """Set what torch decides for the whole process: without tf32, fp32 is fp32, also in cuDNN's convolutions."""
+        _set_tf32(self.name == "tf32", self.name == "tf32")
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """`apply` within this context only. Threads share it; one that needs the other setting waits."""
+        _SHARED.enter(self.name == "tf32")
+        try:
+            yield
+        finally:
+            _SHARED.leave()
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Context manager for forward passes."""
+        if self.name in ("bf16", "fp16"):
+            return torch.autocast(self.device.type, torch.bfloat16 if self.name == "bf16" else torch.float16)
+        return nullcontext()
+
+    def scaler(self, local_gradients: bool = False) -> GradScaler:
+        """Loss scaling for fp16 (Micikevicius et al. 2017, arXiv 1710.03740); disabled for the other formats.
+
+        Args:
+            local_gradients: ranks have different gradients; if one overflows, all must skip the step.
+        """
+        enabled = self.name == "fp16"
+        if enabled and local_gradients:
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+            return ShardedGradScaler(self.device.type)
+        return GradScaler(self.device.type, enabled=enabled)
+
+
+class _SharedTf32:
+    """Whether the process allows TF32, as the threads that are inside `Precision.applied` need it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._allowed = False
+        self._before = (False, False)
+
+    def enter(self, allowed: bool) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._inside or self._allowed == allowed)
+            if not self._inside:
+                self._before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+                self._allowed = allowed
+                _set_tf32(allowed, allowed)
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            if not self._inside:
+                _set_tf32(*self._before)
+                self._changed.notify_all()
+
+
+_SHARED = _SharedTf32()
+
+
+def _set_tf32(convolutions: bool, products: bool) -> None:
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
+
+
+def resolve(recipe: Recipe, device: torch.device) -> Precision:
+    """The precision to use: ``auto`` is bf16 if the hardware supports bf16 matrix multiplication.
+
+    Otherwise ``auto`` is fp16 on GPUs since Volta (V100, T4), which have units for that, unless the recipe does not work
+    with a loss scale; and fp32.
+
+    Raises:
+        UserError: the device does not support the chosen format.
+    """
+    choice = recipe.precision
+    if choice == "auto":
+        return Precision(_fastest(recipe, device), device)
+    if choice == "tf32" and device.type != "cuda":
+        raise UserError("--precision tf32 is a format of GPUs, and this run computes on a CPU: use fp32 or bf16")
+    if choice == "fp16" and device.type != "cuda" and recipe.device != "cpu":
+        raise UserError(
+            "--precision fp16 is for GPUs, and torch finds none here: use bf16 or fp32, or add --device cpu to compute it "
+            "slowly on the CPU"
+        )
+    if choice in ("bf16", "tf32") and device.type == "cuda" and not computes_bf16(device):
+        raise UserError(
+            f"--precision {choice}: {torch.cuda.get_device_name(device)} has no units for it (they came with Ampere, "
+            "compute capability 8.0); use fp16 or fp32"
+        )
+    return Precision(choice, device)
+
+
+def _fastest(recipe: Recipe, device: torch.device) -> str:
+    if computes_bf16(device):
+        return "bf16"
+    scaled = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 7
+    return "fp16" if scaled and recipe.parallel.compression != "powersgd" else "fp32"
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Whether the hardware has bf16 matrix units: Ampere or later, or a CPU with AMX or AVX512-BF16."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    get_capabilities = getattr(torch.cpu, "get_capabilities", None)
+    features = get_capabilities() if get_capabilities is not None else {}
+    return bool(features.get("amx_bf16") or features.get("avx512_bf16"))

@@ -1,0 +1,123 @@
+"""Decides when to save, and passes snapshots to the writer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from worldsize import checkpoint
+from worldsize.checkpoint import writer
+from worldsize.config.recipe import Checkpoint
+from worldsize.distributed.world import World
+from worldsize.errors import CheckpointError, NotSaved
+from worldsize.optim import optimizers
+from worldsize.training.environment import versions
+from worldsize.training.progress import Progress
+from worldsize.training.state import TrainState
+
+
+class Saver:
+    """Takes snapshots of a run on all ranks, which write them in the background.
+
+    Args:
+        facts: constants of the run that every checkpoint records (identity, fingerprint, sizes).
+        written: called on rank 0 with the step of each checkpoint that is on disk.
+    """
+
+    def __init__(
+        self,
+        settings: Checkpoint,
+        folder: Path,
+        world: World,
+        state: TrainState,
+        recipe_yaml: str,
+        facts: Mapping[str, Any],
+        written: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._world = world
+        self._state = state
+        self._recipe = recipe_yaml
+        self._facts = dict(facts)
+        self._team = writer.team(world, folder)
+        self._writer = writer.Writer(folder, settings, self._team, written)
+        self._saved = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the recipe's interval between checkpoints has elapsed."""
+        every = self._settings.every_seconds
+        return every is not None and time.monotonic() - self._saved >= every
+
+    def save(self, progress: Progress, wait: bool = False) -> None:
+        """Save the state after the last step. All ranks must call it at the same step.
+
+        Args:
+            wait: return, on all ranks, only after it is on disk.
+
+        Raises:
+            NotSaved: with ``wait``, if it could not be written.
+        """
+        self.write(self.snapshot(progress), wait)
+
+    def snapshot(self, progress: Progress) -> checkpoint.Snapshot | None:
+        """A copy of what this rank writes of the state after the last step; None if rank 0 writes for it.
+
+        All ranks must call it at the same step.
+        """
+        state, copying = self._state, checkpoint.Copying()
+        with state.consensus(self._world, progress.step):
+            weights = copying.copy(state.model.state_dict()) if self._world.is_main else {}
+            average = self._average(copying)
+        samples = self._samples()
+        ranks = state.gather(self._world) if self._team is None else {self._world.rank: copying.copy(state.own())}
+        self._saved = time.monotonic()
+        if not self._world.is_main:
+            if self._team is None:
+                return None
+            return checkpoint.Snapshot({}, {}, ranks, {"step": progress.step}, "", copying.wait)
+        numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size, "versions": versions()}
+        numbers |= {"scaler": state.scaler.state_dict(), "optimizer": type(state.optimizer).__name__}
+        optimizer = copying.copy(optimizers.state_tensors(state.optimizer, state.model))
+        return checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe, copying.wait, average, samples)
+
+    def _samples(self) -> checkpoint.Tensors:
+        """What the ranks noted about the samples, on rank 0; empty elsewhere and if nothing is noted."""
+        margins = self._state.margins
+        if margins is None:
+            return {}
+        margins.merge(self._world)
+        return margins.tensors() if self._world.is_main else {}
+
+    def _average(self, copying: checkpoint.Copying) -> checkpoint.Tensors:
+        """The averaged weights on rank 0, empty elsewhere and without averaging."""
+        if self._state.averaging is None:
+            return {}
+        with self._state.averaged(self._world):
+            return copying.copy(self._state.model.state_dict()) if self._world.is_main else {}
+
+    def write(self, snapshot: checkpoint.Snapshot | None, wait: bool = False) -> None:
+        """Write this rank's snapshot to disk; arguments and errors as in `save`."""
+        if snapshot is not None:
+            self._writer.save(snapshot)
+        if not wait:
+            return
+        self._writer.wait()
+        if failed := self._world.from_main(self._writer.failed):
+            raise NotSaved(f"the last state could not be saved ({failed}). Last good checkpoint: {self.newest() or 'none'}")
+
+    def newest(self) -> Path | None:
+        """The newest valid checkpoint on rank 0's disk, None if there is none. All ranks must call it."""
+        path = None
+        if self._world.is_main:
+            self._writer.wait()
+            with suppress(CheckpointError):
+                path = checkpoint.newest_valid(self._folder, self._world.rank)
+        return self._world.from_main(path)
+
+    def close(self) -> None:
+        """Wait for pending writes."""
+        self._writer.wait()

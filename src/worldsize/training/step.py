@@ -1,0 +1,100 @@
+"""One optimizer step of one process: gradients of its micro-batches, synchronization, update."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from worldsize.data.loading.device_feed import Feed
+from worldsize.data.loading.loader import Batch
+from worldsize.optim import sharpness
+from worldsize.optim.optimizers import set_lr
+from worldsize.training.cuda_graph import Graphed
+from worldsize.training.gradients import Compute, Computed
+from worldsize.training.step_recorder import Inspector
+
+
+@dataclass(frozen=True)
+class StepRunner:
+    """Runs the steps of a synchronous run. On a GPU, nothing in it makes the host wait for the device, with one exception.
+
+    With fp16, torch's loss scaler reads on the host whether a gradient overflowed, unless the optimizer is fused and skips
+    the step itself: sgd and adamw do, rmsprop, sgdw, lars, lamb and muon wait once per step.
+    """
+
+    compute: Compute
+
+    def run(
+        self, batches: Feed, step: int, lr: float, propose: Callable[[], None] = lambda: None
+    ) -> tuple[Computed, torch.Tensor]:
+        """Compute step ``step`` (0-based) of the run.
+
+        Args:
+            batches: yields the images of each forward pass.
+            propose: see `Compute.gradient`.
+
+        Returns:
+            This rank's part of the metrics, and the gradient's norm before clipping, a scalar on the device.
+        """
+        state, inspector = self.compute.state, self.compute.inspector
+        set_lr(state.optimizer, lr)
+        settings = self.compute.recipe.optimizer
+        sharpened = sharpness.due(settings, step)
+        images, again = itertools.tee(batches) if sharpened else (batches, batches)
+        computed = self.compute.gradient(images, step, propose, batches.prefetch)
+        state.advance_statistics()
+        if sharpened:
+            self._sharpen(again, step, settings.sam_rho)
+        inspected = inspector is not None and inspector.wants(step + 1)
+        norm = self._inspected(inspector, step + 1) if inspector is not None and inspected else self._finish()
+        if state.averaging is not None:
+            state.averaging.after_step(step + 1)
+        return computed, norm
+
+    def _sharpen(self, images: Iterator[Batch], step: int, rho: float) -> None:
+        """Replace the gradient by that at the point where the loss rises most. Metrics and statistics stay as they are."""
+        state = self.compute.state
+        with sharpness.ascended(state.model, rho):
+            self._clear_gradient()
+            self.compute.gradient(images, step, inspected=False)
+        state.statistics.take()
+
+    @cached_property
+    def _finish(self) -> Callable[[], torch.Tensor]:
+        """`_apply`, if wanted as a CUDA graph."""
+        return Graphed(self._apply, self.compute.device) if self.compute.recipe.cuda_graphs else self._apply
+
+    def _apply(self) -> torch.Tensor:
+        """Apply the gradient, which is zero afterwards. Returns its norm before clipping."""
+        norm = self.compute.unscale_and_clip()
+        self.compute.state.strategy.update(self._optimizer_step)
+        self._clear()
+        return norm
+
+    def _inspected(self, inspector: Inspector, step: int) -> torch.Tensor:
+        """The same, and show it to the inspector."""
+        state = self.compute.state
+        norm = self.compute.unscale_and_clip()
+        inspector.before_update(state.model)
+        state.strategy.update(self._optimizer_step)
+        inspector.after_update(step, state.model)
+        self._clear()
+        return norm
+
+    def _clear(self) -> None:
+        self.compute.state.scaler.update()
+        self._clear_gradient()
+
+    def _clear_gradient(self) -> None:
+        optimizer = self.compute.state.optimizer
+        if self.compute.recipe.cuda_graphs:
+            optimizer.zero_grad(set_to_none=False)  # a graph adds to the same gradients in each step
+        else:
+            optimizer.zero_grad()  # without arguments: Horovod's optimizer takes none
+
+    def _optimizer_step(self) -> None:
+        self.compute.state.scaler.step(self.compute.state.optimizer)

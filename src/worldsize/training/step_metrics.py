@@ -1,0 +1,221 @@
+"""Per-step metrics and timing: kept on the device, and collected from all ranks periodically."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from worldsize.attribution import step_time
+from worldsize.data.loading.loader import Work
+from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.device_timer import elapsed_ms, stamp
+from worldsize.distributed.world import World
+from worldsize.parallel.base import Exchange, Strategy
+from worldsize.runs import step_hashes
+from worldsize.track.base import Step, Window
+from worldsize.training.gradients import Computed
+from worldsize.training.process_usage import UsageClock
+
+if TYPE_CHECKING:
+    from worldsize.distributed.device_timer import Stamp
+
+
+@dataclass(frozen=True)
+class _Pending:
+    step: int
+    epoch: float
+    lr: float
+    computed: Computed
+    norm: torch.Tensor
+    interval: tuple[Stamp, Stamp]
+    exchange: Exchange
+    outside_s: float
+
+    def costs(self) -> list[float]:
+        """Milliseconds of the step, of waiting for data, of communication, and outside the step; bytes sent."""
+        return [
+            elapsed_ms(*self.interval),
+            self.computed.data_s() * 1000,
+            self.exchange.milliseconds(),
+            self.outside_s * 1000,
+            self.exchange.sent_bytes,
+        ]
+
+
+_COSTS = 5
+_Seconds = defaultdict[str, float]  # by what they were spent on
+
+
+class Meter:
+    """Collects the metrics of `track.base.Step` without a device synchronization per step, and `track.base.Window`.
+
+    ``restart`` starts the clock; ``begin`` is called when the computation of a step begins, and ``add`` when it ends.
+    ``spending`` is around work that is not a step's computation.
+
+    Args:
+        work: what the threads of the training data have done.
+        watched: around a wait for the device.
+        every_rank: report the speed of each rank, however many there are.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        plan: BatchPlan,
+        strategy: Strategy,
+        work: Work | None = None,
+        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
+        every_rank: bool = False,
+    ) -> None:
+        self._world = world
+        self._plan = plan
+        self._strategy = strategy
+        self._watched = watched
+        self._every_rank = every_rank
+        self._pending: list[_Pending] = []
+        self._work = work or Work()
+        self._usage = UsageClock()
+        self._spent: _Seconds = defaultdict(float)  # since the last step ended
+        self._in_steps: _Seconds = defaultdict(float)  # since the last window, between two steps of an epoch
+        self._between: _Seconds = defaultdict(float)  # since the last window, between epochs
+        self._ended = time.perf_counter()
+        self.restart()
+
+    def close(self) -> None:
+        """End the thread that watches for pauses."""
+        self._usage.close()
+
+    @contextmanager
+    def spending(self, on: str) -> Iterator[None]:
+        """Around work on one of `track.base.Window.between_s`."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[on] += time.perf_counter() - begin
+
+    def restart(self) -> None:
+        """Start timing the next step now, so that it excludes what came before, such as an evaluation."""
+        self._last = stamp(self._world.device)
+        now = time.perf_counter()
+        self._spent["other"] += now - self._ended - sum(self._spent.values())
+        _move(self._spent, self._between)
+        self._ended = self._began = now
+        self._since = self._usage.read()
+        self._worked = (self._work.reading_s, self._work.decoding_s)
+
+    def begin(self) -> None:
+        """The host begins to compute a step. What it did since the last step is the loop's own work."""
+        self._began = time.perf_counter()
+
+    def add(self, step: int, epoch: float, lr: float, computed: Computed, norm: torch.Tensor) -> None:
+        """Record a completed step; ``norm`` is the gradient's, a scalar on the device."""
+        now = stamp(self._world.device)
+        # On a GPU it overlaps with what the device still computes.
+        outside_s = 0.0 if self._world.device.type == "cuda" else self._began - self._ended
+        _move(self._spent, self._in_steps)
+        exchange = self._strategy.exchange.take()
+        self._pending.append(_Pending(step, epoch, lr, computed, norm, (self._last, now), exchange, outside_s))
+        self._last, self._ended = now, time.perf_counter()
+
+    def collect(self, broken: int) -> tuple[list[Step], Window | None]:
+        """The steps since the last call, over all ranks, and on rank 0 where their time went; None elsewhere.
+
+        All ranks must call it at the same step. Waits for the device. Rank 0 computes the result, so that the cost for the
+        other ranks does not depend on their number.
+        """
+        pending, self._pending = self._pending, []
+        if not pending:
+            return [], None
+        values = torch.stack([torch.cat([p.computed.sums.reshape(-1), p.norm.double().view(1)]) for p in pending])
+        begin = time.perf_counter()
+        with self._watched():
+            values = values.cpu()
+        device_wait_ms = (time.perf_counter() - begin) * 1000
+        costs = torch.tensor([p.costs() for p in pending], dtype=torch.float64)
+        ranks = self._world.to_main(torch.cat([values, costs], dim=1))
+        samples = self._world.to_main(torch.tensor([p.computed.samples for p in pending]))
+        totals = self._world.to_main(self._totals(device_wait_ms))
+        steps: list[Step] = []
+        where = None
+        if ranks is not None and samples is not None and totals is not None:
+            steps = [self._step(p, ranks[:, i], samples[:, i], broken) for i, p in enumerate(pending)]
+            times = step_time.Steps(*ranks[:, :, -_COSTS:-1].permute(2, 1, 0))
+            where = step_time.window(pending[-1].step, times, totals, self._take_between(), self._every_rank)
+        return self._world.from_main(steps), where
+
+    def rest(self, step: int) -> Window:
+        """What happened after the last step, on this rank."""
+        self.restart()
+        return Window(step, 0, self._take_between(), [], {}, {})
+
+    def _take_between(self) -> dict[str, float]:
+        between = dict(self._between)
+        self._between.clear()
+        return between
+
+    def _totals(self, device_wait_ms: float) -> torch.Tensor:
+        """This rank's `window.TOTALS` since the last call."""
+        used, work = self._usage.read(), (self._work.reading_s, self._work.decoding_s)
+        loaded = [(now - then) * 1000 for now, then in zip(work, self._worked, strict=True)]
+        spent = [self._in_steps[name] * 1000 for name in ("checkpoint", "metrics")]
+        values = [*loaded, *spent, *astuple(used - self._since), device_wait_ms]
+        self._since, self._worked = used, work
+        self._in_steps.clear()
+        return torch.tensor(values, dtype=torch.float64)
+
+    def _step(self, pending: _Pending, ranks: torch.Tensor, samples: torch.Tensor, broken: int) -> Step:
+        """One step of ``ranks`` (W, 2 A + 6): of each micro-batch the loss and the correct predictions; norm; costs."""
+        sums = ranks[:, : -_COSTS - 1].reshape(-1, 2)
+        norms, step_ms, data_ms, wait_ms, outside_ms, sent = ranks[:, -_COSTS - 1 :].T
+        mean_ms = float(step_ms.mean())
+        mean_data_ms, mean_wait_ms, mean_outside_ms = (
+            min(float(ms.mean()), mean_ms) for ms in (data_ms, wait_ms, outside_ms)
+        )
+        speeds = self._plan.per_process / (step_ms - wait_ms).clamp(min=1e-6) * 1000
+        return Step(
+            step=pending.step,
+            epoch=pending.epoch,
+            # Exact sums, rounded once: their bits do not depend on how ranks share the micro-batches.
+            loss=math.fsum(sums[:, 0].tolist()) / self._plan.global_batch,
+            top1=math.fsum(sums[:, 1].tolist()) / self._plan.global_batch,
+            lr=pending.lr,
+            grad_norm=float(norms.mean()) if self._strategy.local_gradients else float(norms[0]),
+            images_per_s=self._plan.global_batch / max(mean_ms, 1e-6) * 1000,
+            step_ms=mean_ms,
+            data_ms=mean_data_ms,
+            compute_ms=max(mean_ms - mean_data_ms - mean_wait_ms - mean_outside_ms, 0.0),
+            communication_ms=mean_wait_ms,
+            # The slowest rank waits for nobody: what it still waits for is the transfer.
+            straggler_ms=mean_wait_ms - min(float(wait_ms.min()), mean_wait_ms),
+            overhead_ms=mean_outside_ms,
+            sent_bytes=round(float(sent.mean())),
+            broken=broken,
+            samples=step_hashes.of_samples(samples.reshape(-1).numpy()),
+            **_of_ranks(speeds, self._every_rank),
+        )
+
+
+def _move(spent: _Seconds, to: _Seconds) -> None:
+    for name, seconds in spent.items():
+        to[name] += seconds
+    spent.clear()
+
+
+def _of_ranks(speeds: torch.Tensor, every_rank: bool) -> dict[str, Any]:
+    """The fields of `Step` with the speeds of ranks (W,)."""
+    if every_rank or len(speeds) <= step_time.MOST_RANKS:
+        return {"rank_images_per_s": speeds.tolist()}
+    slowest = speeds.topk(step_time.SLOWEST, largest=False)
+    return {
+        "rank_images_per_s": [],
+        "rank_quantiles": speeds.quantile(torch.linspace(0, 1, 5, dtype=speeds.dtype)).tolist(),
+        "slowest_ranks": dict(zip(slowest.indices.tolist(), slowest.values.tolist(), strict=True)),
+    }

@@ -1,0 +1,185 @@
+"""The training loop. Read this file first.
+
+A step processes one global batch. Each rank computes its ``accumulation`` micro-batches of it, the strategy synchronizes
+the ranks, the optimizer updates the weights. A step depends only on the recipe, the data and the step's number; the world
+size only decides which rank computes which micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from worldsize.data.images.crops import five_crops
+from worldsize.data.loading.device_feed import Feed
+from worldsize.distributed import device_errors
+from worldsize.distributed.batch_plan import evaluation_batch, evaluation_share
+from worldsize.errors import Stopped
+from worldsize.training import out_of_memory
+from worldsize.training.base_trainer import Loop
+from worldsize.training.evaluation import Result, evaluate
+from worldsize.training.rank_decisions import Control, Decision
+from worldsize.training.step import StepRunner
+from worldsize.training.step_metrics import Meter
+
+
+@dataclass
+class Trainer(Loop):
+    """Synchronous training: all ranks step together."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._runner = StepRunner(self.compute)
+        self._control = Control(self.world)
+        every_rank = self.recipe.track.every_rank
+        strategy, work = self.state.strategy, self.train_loader.work
+        self._meter = Meter(self.world, self.plan, strategy, work, self._control.watched, every_rank)
+        self._collected = time.monotonic()
+
+    def fit(self) -> Result:
+        try:
+            self.state.strategy.settle(lambda: self.compute.rehearse(self.recipe.data.train_crop_size))
+            result = self._train()
+            self.trackers.window(self._meter.rest(self.progress.step))
+            return result
+        finally:
+            self._meter.close()
+
+    def _train(self) -> Result:
+        while True:
+            if self.progress.step < self.total_steps and self.progress.epoch_step < self.steps_per_epoch:
+                self._train_epoch()
+            result = self._evaluate_if_due()
+            if self.progress.step >= self.total_steps:
+                assert result is not None
+                self._save(wait=True)
+                return result
+            self.progress.next_epoch()
+
+    def _train_epoch(self) -> None:
+        progress = self.progress
+        images = self.train_loader.training(self.plan, self.world.rank, progress.epoch, progress.epoch_step)
+        batches = Feed(images, self.world.device, self.recipe.data.device_prefetch)
+        self._meter.restart()
+        while progress.epoch_step < self.steps_per_epoch and progress.step < self.total_steps:
+            self._after_step(self._step(batches))
+        self.train_loader.broken.share(self.world)
+        self.check_broken(len(self.train_loader.broken.known), self.train_loader)
+        self._collect()
+        self._merge_margins()
+
+    def _merge_margins(self) -> None:
+        """Here and in checkpoints, so that no rank keeps more than those of an epoch."""
+        if self.state.margins is not None:
+            with self._control.watched(), self._meter.spending("metrics"):
+                self.state.margins.merge(self.world)
+
+    def _step(self, batches: Feed) -> Decision:
+        """One optimizer step: forward and backward over this rank's micro-batches, synchronization, update."""
+        progress = self.progress
+        lr = self.lr(progress.step)
+        self._meter.begin()
+        computed, norm = self._runner.run(batches, progress.step, lr, self._propose)
+        progress.step += 1
+        progress.epoch_step += 1
+        if self.state.margins is not None:
+            self.state.margins.add(computed.answers)
+        self._meter.add(progress.step, progress.epoch + progress.epoch_step / self.steps_per_epoch, lr, computed, norm)
+        return self._control.decide()
+
+    def _propose(self) -> None:
+        due = time.monotonic() - self._collected >= self.recipe.track.every_seconds
+        self._control.propose(bool(self.stop), due, self.saver.due(), len(self.train_loader.broken.new))
+
+    def _after_step(self, decision: Decision) -> None:
+        progress = self.progress
+        broken = len(self.train_loader.broken.known) + decision.new_broken
+        self.check_broken(broken, self.train_loader)
+        save = decision.save or self._save_due()
+        stop = decision.stop or progress.step == self.stop_after
+        if decision.collect or stop or save:
+            self._collect(broken)
+        if stop:
+            self._save(wait=True)
+            raise Stopped(f"stopped after step {progress.step:,} of {self.total_steps:,}")
+        if save:
+            self._save()
+
+    def _save(self, wait: bool = False) -> None:
+        explained = device_errors.explained(self.world.rank, lambda: out_of_memory.SNAPSHOT)
+        with explained, self._control.watched(), self._meter.spending("checkpoint"):
+            self.saver.save(self.progress, wait)
+
+    def _save_due(self) -> bool:
+        """Whether the recipe asks for a checkpoint after this step or epoch."""
+        settings, progress = self.recipe.checkpoint, self.progress
+        steps, epochs = settings.every_steps, settings.every_epochs
+        ends_epoch = progress.epoch_step == self.steps_per_epoch
+        return (steps is not None and progress.step % steps == 0) or (
+            epochs is not None and ends_epoch and (progress.epoch + 1) % epochs == 0
+        )
+
+    def _collect(self, broken: int | None = None) -> None:
+        """Pass the steps since the last call, over all ranks, to the trackers; raise Diverged if they are not finite."""
+        self._collected = time.monotonic()
+        with self._meter.spending("metrics"):
+            steps, window = self._meter.collect(len(self.train_loader.broken.known) if broken is None else broken)
+            steps = self.progress.chained(steps)
+            self.progress.add(steps)
+            self.trackers.steps(steps)
+            if window is not None:
+                self.trackers.window(window)
+        self.check_finite(steps)
+
+    def _evaluate_if_due(self) -> Result | None:
+        progress = self.progress
+        done = progress.step >= self.total_steps
+        if not done and (progress.epoch + 1) % self.recipe.evaluate_every:
+            return None
+        if progress.evaluated_step == progress.step and progress.evaluation is not None:
+            return Result(**progress.evaluation)  # type: ignore[arg-type]
+        return self._evaluate()
+
+    def _evaluate(self) -> Result:
+        progress = self.progress
+        begin = time.monotonic()
+        batch = evaluation_batch(self.recipe, self.world.device.type)
+        share = len(evaluation_share(len(self.val_loader.samples), 0, self.world.size, batch))
+
+        def evaluated() -> Result | None:
+            return evaluate(
+                self.state.model,
+                self.val_loader,
+                self.state.objective.normalise,
+                self.state.objective.precision,
+                self.world,
+                batch,
+                lambda: bool(self.stop),
+                lambda samples: self.trackers.evaluating(samples, share),
+                self.recipe.data.val_mirror,
+                five_crops(self.recipe.data),
+            )
+
+        raw: Result | None = None
+        explained = device_errors.explained(self.world.rank, lambda: out_of_memory.of_evaluation(batch, self.recipe))
+        consensus = self.state.consensus(self.world, progress.step)
+        with explained, self._control.watched(), self._meter.spending("evaluation"), consensus:
+            result = evaluated()
+            if result is not None and self.state.averaging is not None:
+                with self.state.averaged(self.world):
+                    raw, result = result, evaluated()
+        if result is None:
+            self._save(wait=True)
+            raise Stopped(f"stopped while evaluating after step {progress.step:,} of {self.total_steps:,}")
+        self.check_broken(result.broken, self.val_loader)
+        if not math.isfinite(result.loss):
+            self.diverged(f"the validation loss is {result.loss}", progress.step, self.peak_lr)
+        self._report(result, raw, time.monotonic() - begin)
+        return result
+
+    def _report(self, result: Result, raw: Result | None, val_s: float) -> None:
+        progress = self.progress
+        self.trackers.epoch(progress.report(result, self.plan.global_batch, val_s, raw))
+        if progress.evaluated(result) and self.recipe.checkpoint.best and progress.step < self.total_steps:
+            self._save()
