@@ -533,13 +533,13 @@ def step_seconds(run):
 
 
 @pytest.mark.slow
-def test_a_plan_from_real_runs_agrees_with_them(tmp_path, capsys, fails):
+def test_a_plan_from_real_runs_agrees_with_them(tmp_path, capfd, fails):
     """At least once in three tries, because other programs may slow down one of the runs."""
-    assert any(agrees(tmp_path / str(number), capsys) for number in range(3))
+    assert any(agrees(tmp_path / str(number), capfd) for number in range(3))
     assert "measured with model.name mobilenet_v3_small" in fails("plan", "digits", "--from", tmp_path / "0" / "w1")
 
 
-def agrees(folder, capsys):
+def agrees(folder, capfd):
     folder.mkdir()
     path, runs = folder / "plan.json", measured_here(folder)
     plan("digits", *TINY, "--global-batch", "8", "--weak", "--devices", "1,2,4", "--from", *runs, "--json", path)

@@ -14,7 +14,7 @@ import torch
 from processes import Ranks, identical, losses, momentum, newest, ranks_own, records, weights
 from test_resume import SETTINGS, STEPS, same_run, start_until
 
-SMALL = (*SETTINGS, "--global-batch", "48", "--micro-batch", "12")
+SMALL = (*SETTINGS, "--data.samples", "432", "--global-batch", "48", "--micro-batch", "12")
 ADASUM = ("--parallel.strategy", "adasum")
 LOCAL = ("--parallel.strategy", "localsgd", "--parallel.local-steps", "4")
 POWERSGD = ("--parallel.compression", "powersgd", "--parallel.powersgd-start", "3", "--parallel.bucket-mb", "0.2")
