@@ -27,12 +27,8 @@ NO_BED = "not slurm and not hosts and not cluster"
 QUICK, SLOW = f"not slow and {NO_BED}", f"slow and {NO_BED}"
 # With more threads than cores, waiting OpenMP threads must sleep, not spin: torch is then three times as fast.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
-HOROVOD_TESTS = "tests/test_horovod.py"  # a step of its own, after Horovod is built
-DECODER_TESTS = sorted(
-    str(path)
-    for name in ("loader", "decode", "prepare", "imagenet", "datasets", "shards*", "pack", "pack_*")
-    for path in Path("tests").glob(f"test_{name}.py")
-)
+HOROVOD_TESTS = "tests/parallel/test_horovod.py"  # a step of its own, after Horovod is built
+DECODER_TESTS = [f"tests/data/{room}" for room in ("images", "loading", "shards", "datasets")]
 # Launchers, servers and a browser that tests start. Where they are missing, those tests are skipped and say why.
 DEBIAN = "openmpi-bin openssh-server buildah docker-registry libjpeg-dev chromium"
 INSTALL = f"apt-get update -qq && apt-get install -y -qq --no-install-recommends {DEBIAN} >/dev/null"

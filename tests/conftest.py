@@ -19,6 +19,7 @@ from fake_cluster import FakeCluster, serve
 from fetching import pack
 from object_server import CLASSES, DEFAULT, Store
 from packing import encode, noise, odd_folder, packed
+from paths import SHARED
 from processes import Ranks
 from trees import put, two_classes
 from waiting import until
@@ -70,7 +71,7 @@ def restore_signals() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Development datasets next to the repository; tests that need one are skipped if it is absent."""
-    return Path(__file__).resolve().parents[2] / "shared" / "data"
+    return SHARED / "data"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,151 @@
+"""`worldsize bench step` and benchmarks/gpu.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paths import ROOT
+from processes import environment, worldsize
+from waiting import until
+from worldsize.bench import step
+from worldsize.bench.step import Form, Measured
+from worldsize.config.command_line import BenchStep
+from worldsize.errors import UserError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def measured(form: str, first: float, second: float, on_gpu: bool = True) -> list[Measured]:
+    """Two rounds with these images/s."""
+    device = (9.0, 1.5, 800) if on_gpu else (None, None, None)
+    return [Measured(form, turn, speed, *device) for turn, speed in ((1, first), (2, second))]
+
+
+def test_the_operations_of_resnet50_are_those_of_the_literature():
+    """4.089 G multiply-adds per image (torchvision's documentation). Backward takes twice as many, without the gradient of
+    the images: 7 x 7 x 3 x 64 x 112 x 112 in the first layer."""
+    forward, first = 4.089e9, 7 * 7 * 3 * 64 * 112 * 112
+    assert step.flops_per_image("resnet50", 224) == pytest.approx(2 * (3 * forward - first), rel=2e-3)
+
+
+def test_ratios_are_medians_within_rounds_and_the_share_is_of_16_bit_operations():
+    results = measured("bare bf16", 100, 50) + measured("bare bf16 compiled", 200, 100)
+    results += measured("torchvision bf16 contiguous", 50, 25)
+    results += measured("worldsize bf16", 150, 75) + measured("worldsize tf32", 10, 5, on_gpu=False)
+    lines = [line.strip("| ").split("|") for line in step.table(results, 2e9, 1e12).splitlines()]
+    rows = {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
+    # 0.75 of the fastest bare loop, 3 times torchvision's; 112.5 images/s x 2 GFLOP.
+    assert rows["worldsize bf16"] == ["112.5", "0.750", "3.000", "0.23", "22.5%", "1.5", "9.00", "800"]
+    assert rows["worldsize tf32"] == ["7.5", "-", "-", "0.01", "-", "-", "-", "-"]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("GTX 1", None)])
+def test_the_peak_is_that_of_the_gpu(monkeypatch, name, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert step.peak(GPU) == expected
+    assert step.peak(CPU) is None
+
+
+def test_each_format_is_compared_with_both_loops():
+    forms = step.chosen(BenchStep(precision=("fp32",), compile=True), CPU)
+    assert [form.name for form in forms] == [
+        "torchvision fp32 contiguous",
+        "bare fp32",
+        "bare fp32 compiled",
+        "worldsize fp32",
+        "worldsize fp32 compiled",
+        "worldsize fp32 contiguous",
+    ]
+    on_gpu = [form.name for form in step.chosen(BenchStep(precision=("fp32",), compile=True), GPU)]
+    assert set(on_gpu) - {form.name for form in forms} == {"worldsize fp32 graphs", "worldsize fp32 compiled graphs"}
+    assert step.chosen(BenchStep(precision=("fp32",), only=("bare fp32",)), CPU) == [Form("bare", "fp32")]
+    with pytest.raises(UserError, match=r"--only 'bare bf1' is unknown; available: torchvision fp32 contiguous, bare fp32,"):
+        step.chosen(BenchStep(precision=("fp32",), only=("bare bf1",)), CPU)
+
+
+def test_the_capture_of_a_graph_is_not_measured():
+    with pytest.raises(UserError, match=r"--warmup 3: step 4 captures CUDA graphs .* pass --warmup 4 or more"):
+        step.chosen(BenchStep(precision=("fp32",), warmup=3), GPU)
+    assert step.chosen(BenchStep(precision=("fp32",), warmup=4), GPU)
+    assert step.chosen(BenchStep(precision=("fp32",), warmup=1), CPU)
+
+
+def test_a_step_is_measured(tmp_path):
+    small = ("--model", "shufflenet_v2_x0_5", "--batch", "4", "--micro-batch", "2", "--size", "32", "--precision", "fp32")
+    done = worldsize("bench", "step", *small, "--steps", "2", "--warmup", "1", "--rounds", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads(line) for line in (tmp_path / "runs/bench-step-1/results.jsonl").read_text().splitlines()]
+    order = ["torchvision fp32 contiguous", "bare fp32", "worldsize fp32", "worldsize fp32 contiguous"]
+    assert [r["form"] for r in results] == order + order[::-1]
+    assert all(r["images_per_s"] > 0 for r in results)
+    assert (tmp_path / "runs/bench-step-1/table.md").read_text().rstrip() in done.stdout
+
+
+def benchmark():
+    """benchmarks/gpu.py as a module."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    import gpu
+
+    return gpu
+
+
+@pytest.mark.slow
+def test_the_gpu_benchmark_runs_to_its_end_anywhere(tmp_path):
+    images = benchmark().images(tmp_path / "cifar10", 80)
+    script = str(ROOT / "benchmarks" / "gpu.py")
+    command = [sys.executable, script, "--tiny", "--out", str(tmp_path), "--cifar10", str(images)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    table = [line.split("|")[1:-1] for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith("| ")]
+    found = {name.strip(): result.strip() for name, result, _ in table[2:]}
+    assert len(found) == 11
+    assert not [result for result in found.values() if result.startswith(("FAILED", "UNREADABLE", "not finished"))]
+    assert ("skipped" in found["correctness"]) != torch.cuda.is_available()
+    assert "94 % was not reached" in found["CIFAR-10 to 94 %"]
+    assert "outside of the network" in found["host time"] and "images/s needs" in found["loader and device"]
+    assert "worldsize" in found["step"] and "of bare" in found["step, compiled"]
+
+
+def test_all_parts_together_take_less_than_nine_minutes(tmp_path):
+    parts = benchmark().parts(tmp_path, tmp_path, tiny=False)
+    assert sum(part.limit_s for part in parts) <= 530
+
+
+def test_a_part_that_takes_too_long_ends_with_all_its_processes(tmp_path):
+    gpu = benchmark()
+    command = ("bash", "-c", "sleep 600 & echo $!; wait")
+    line, _ = gpu.run(gpu.Part("slow", command, 3, str), tmp_path)
+    assert line.startswith("not finished after 3 s")
+    child = Path("/proc") / (tmp_path / "slow.log").read_text().strip()
+    until(lambda: state_of(child) in ("", "Z"), "the child has ended")
+
+
+def state_of(process: Path) -> str:
+    """Linux's letter for the state of a process given as a folder of /proc; nothing if it has gone."""
+    try:
+        return (process / "stat").read_text().split()[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
+    gpu = benchmark()
+    parts = [
+        gpu.Part("a", ("false",), 120, str),
+        gpu.Part("b", ("sleep", "600"), 0.5, str),
+        gpu.Part("c", ("echo", "fine"), 120, lambda output: {}[output]),
+        gpu.Part("d", ("echo", "fine"), 120, str.strip),
+    ]
+    assert [gpu.run(part, tmp_path)[0].split(",")[0] for part in parts] == [
+        "FAILED (1)",
+        "not finished after 0 s",
+        "UNREADABLE ('fine\\n')",
+        "fine",
+    ]

@@ -1,0 +1,208 @@
+"""Interrupting a run in every way and resuming it: no step lost or repeated, and bit-identical results."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from interruptions import SETTINGS, STEPS, same_run, start_until
+from processes import distance, identical, losses, newest, start, start_sabotaged, weights, workers
+from waiting import all_end, until
+
+
+@pytest.fixture(scope="module")
+def train(ranks):
+    """train(name, procs, ...) runs a training from start to end and returns its folder."""
+
+    def run(name: str, procs: int, *more: str) -> Path:
+        ranks(procs).run("train", "digits", *SETTINGS, "--name", name, *more)
+        return ranks.cwd / "runs" / name
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def resume(ranks):
+    """resume(run, procs, ...) resumes a run until its end and returns the output."""
+
+    def resume_run(run: Path, procs: int, *more: str, code: int = 0) -> str:
+        return ranks(procs).run("train", "--resume", run, *more, code=code)
+
+    return resume_run
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(ranks, train):
+    """uninterrupted(procs) runs without interruption and returns the folder."""
+
+    def run(procs: int) -> Path:
+        path = ranks.cwd / "runs" / f"uninterrupted{procs}"
+        return path if path.exists() else train(path.name, procs)
+
+    return run
+
+
+@pytest.mark.parametrize("procs", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_sigterm_loses_no_step_and_no_bit(tmp_path, resume, uninterrupted, procs):
+    process = start_until(tmp_path, "a", procs, step=random.Random(procs).randint(2, STEPS // 2))
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 75, output
+    assert "worldsize train --resume runs/a" in output
+    run = tmp_path / "runs" / "a"
+    assert newest(run).name == f"step-{len(losses(run)):08d}"
+    resume(run, procs)
+    same_run(run, uninterrupted(procs))
+
+
+@pytest.mark.parametrize("procs", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_path, resume, uninterrupted, procs):
+    process = start_until(tmp_path, "a", procs, 13, "--checkpoint.every-steps", "5")
+    victim = random.Random(procs).choice(workers(process.pid))
+    os.kill(victim, signal.SIGKILL)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 128 + signal.SIGKILL, output
+    assert "was killed by SIGKILL" in output
+    run = tmp_path / "runs" / "a"
+    assert int(newest(run).name.removeprefix("step-")) >= 5
+    resume(run, procs)
+    same_run(run, uninterrupted(procs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_kill_9_at_random_steps(tmp_path, resume, uninterrupted, seed):
+    dice = random.Random(seed)
+    process = start_until(tmp_path, "a", 2, dice.randint(1, STEPS // 2), "--checkpoint.every-steps", str(dice.randint(1, 7)))
+    os.kill(dice.choice(workers(process.pid)), signal.SIGKILL)
+    process.communicate(timeout=240)
+    resume(tmp_path / "runs" / "a", 2)
+    same_run(tmp_path / "runs" / "a", uninterrupted(2))
+
+
+def test_killing_the_launcher_leaves_no_orphans(tmp_path):
+    process = start_until(tmp_path, "a", 2, 3)
+    pids = workers(process.pid)
+    process.kill()
+    process.wait()
+    all_end(pids)
+    assert newest(tmp_path / "runs" / "a")  # they saved before they exited
+
+
+@pytest.mark.parametrize(
+    ("model", "steps"), [("mobilenet_v3_small", 2), pytest.param("resnet18", 4, marks=pytest.mark.slow)]
+)
+def test_another_world_size_goes_on_within_rounding(train, resume, model, steps):
+    # Not the model of the other tests: some of its channels are constant, so rounding decides the sign that ReLU sees.
+    smooth = ("--model.name", model, "--precision", "fp64", "--optimizer.lr", "0.002")
+    run = train(f"moving-{model}", 2, *smooth, "--max-steps", str(steps))
+    resume(run, 1, "--max-steps", str(2 * steps))
+    resume(run, 4, "--max-steps", str(3 * steps))
+    expected = train(f"staying-{model}", 2, *smooth, "--max-steps", str(3 * steps))
+    assert losses(run) == pytest.approx(losses(expected), rel=1e-6)
+    assert distance(weights(run), weights(expected)) < 1e-9
+
+
+def test_a_second_signal_exits_immediately(tmp_path):
+    process = start_sabotaged("endless_step", "train", "digits", *SETTINGS, "--name", "a", cwd=tmp_path)
+    until((tmp_path / "in-step").exists, "the first step has begun", running=process)
+    process.send_signal(signal.SIGINT)
+    while "stopping after this step" not in (line := process.stdout.readline()):
+        assert line, process.wait(240)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=240)
+    assert process.returncode == 130
+
+
+def test_a_finished_run_has_nothing_left_to_do(resume, uninterrupted):
+    run = uninterrupted(1)
+    before = newest(run)
+    assert "nothing to do" in resume(run, 1)
+    assert newest(run) == before
+
+
+@pytest.mark.slow
+def test_a_finished_run_can_be_extended(train, resume, uninterrupted):
+    run = train("longer", 1, "--max-steps", "5")
+    resume(run, 1, "--max-steps", str(STEPS))
+    assert identical(weights(run), weights(uninterrupted(1)))
+    assert losses(run) == losses(uninterrupted(1))
+
+
+def test_a_batch_per_process_cannot_resume_at_another_world_size(train, resume):
+    run = train("growing", 2, "--per-process-batch", "24", "--max-steps", "2")
+    assert "has a global batch of 48 and cannot continue with 24" in resume(run, 1, "--max-steps", "4", code=64)
+    resume(run, 2, "--max-steps", "4")
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_whole_process_tree_is_one_signal(tmp_path):
+    process = start_until(tmp_path, "a", 2, 5, rule="long_echo")
+    for pid in workers(process.pid):
+        os.kill(pid, signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 75, output
+    assert newest(tmp_path / "runs" / "a").name == f"step-{len(losses(tmp_path / 'runs' / 'a')):08d}"
+
+
+def test_a_closed_output_does_not_end_training(tmp_path):
+    process = start("train", "digits", *SETTINGS, "--name", "a", "--max-steps", "4", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert newest(tmp_path / "runs" / "a").name == "step-00000004"
+
+
+def test_a_changed_recipe_is_refused_with_the_setting_unless_allowed(train, resume):
+    run = train("changed", 1, "--max-steps", "3")
+    more = ("--max-steps", "5", "--optimizer.lr", "0.02")
+    assert "optimizer.lr: was 0.01, is 0.02" in resume(run, 1, *more, code=64)
+    assert len(losses(run)) == 3
+    resume(run, 1, *more, "--allow-changes")
+    assert len(losses(run)) == 5
+
+
+def test_a_damaged_newest_checkpoint_is_skipped(train, resume, uninterrupted):
+    often = ("--checkpoint.every-steps", "4", "--checkpoint.keep", "3", "--checkpoint.no-best")
+    run = train("damaged", 1, *often, "--max-steps", "10")
+    with open(newest(run) / "optimizer.safetensors", "r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        file.write(b"\x55")
+    printed = resume(run, 1, "--max-steps", str(STEPS))
+    assert "optimizer.safetensors is damaged" in printed
+    assert "resuming after step 8" in printed
+    assert identical(weights(run), weights(uninterrupted(1)))
+    assert losses(run) == losses(uninterrupted(1))
+
+
+@pytest.mark.slow
+def test_the_loss_scale_of_fp16_is_resumed(train, resume):
+    settings = ("--precision", "fp16", "--device", "cpu", "--no-deterministic")
+    run = train("scaled", 1, *settings, "--max-steps", "3")
+    before = json.loads((newest(run) / "state.json").read_text())["scaler"]
+    assert before["_growth_tracker"] + (before["scale"] < 2**16) > 0
+    resume(run, 1, "--max-steps", "5")
+    expected = train("scaled-expected", 1, *settings, "--max-steps", "5")
+    assert (
+        json.loads((newest(run) / "state.json").read_text())["scaler"]
+        == json.loads((newest(expected) / "state.json").read_text())["scaler"]
+    )
+    assert identical(weights(run), weights(expected))
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_as_a_plain_one_and_its_checkpoint_has_plain_names(train):
+    small = ("--model.name", "resnet18", "--max-steps", "2", "--no-deterministic", "--precision", "fp64")
+    run, plain = train("compiled", 1, "--model.compile", *small), train("not-compiled", 1, *small)
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-9)
+    assert distance(weights(run), weights(plain)) < 1e-9
+    assert "layer1.0.conv1.weight" in weights(run)
+    assert not [name for name in weights(run) if "_orig_mod" in name]

@@ -1,0 +1,419 @@
+"""`worldsize report`, `runs` and `compare`, on run folders written by the real tracker, and the page in a real browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from browser import browse, figures, marks
+from worldsize.attribution.step_time import PARTS, USAGE
+from worldsize.cli import main
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.errors import UserError
+from worldsize.report import content, data, overview, reading, statistics, timeline
+from worldsize.runs.run_folder import RunFolder
+from worldsize.track import base, jsonl
+
+BENCH = {"kind_of_job": "pytorchjob", "strategy": "ddp", "scaling": "weak", "nodes": 1, "sent_mb": 1.0, "lr": 0.1}
+
+
+def make(
+    out: Path,
+    name: str,
+    top1: tuple[float, ...] = (0.3, 0.62, 0.91),
+    finished: bool = True,
+    **changes: object,
+) -> Path:
+    """A run folder with three steps per epoch of 64 images, 600 ms each, and an evaluation of 3 s after each epoch."""
+    folder, ranks = RunFolder(out / name), 2
+    folder.path.mkdir(parents=True)
+    recipe = Recipe.model_validate(recipe_files.load("digits").model_dump() | {"epochs": len(top1) + 2} | changes)
+    folder.recipe.write_text(recipe_files.to_yaml(recipe))
+    folder.environment.write_text(json.dumps({"world_size": ranks, "data": {"train": "aa", "val": "bb"}}))
+    tracker = jsonl.Tracker(recipe.track, folder, 0)
+    for epoch, value in enumerate(top1, 1):
+        for step in range(3 * epoch - 2, 3 * epoch + 1):
+            speeds = [100.0 + rank for rank in range(ranks)]
+            loss = 3.0 / step + recipe.seed
+            one = base.Step(step, step / 3, loss, value, 0.1, 1.0, 106.6, speeds, 600.0, 100.0, 400.0, 100.0, 10**6, 0)
+            tracker.steps([one])
+        tracker.epoch(base.Epoch(epoch, 3 * epoch, 1.0, value, 1.0 / epoch, value, 1.0, 360, 0, 106.6, 1.8, 3.0))
+    tracker.end(None)
+    if finished:
+        folder.result.write_text(json.dumps({"top1": top1[-1], "best_top1": max(top1), "chain": f"{recipe.seed:064}"}))
+    return folder.path
+
+
+def bench(out: Path) -> Path:
+    """Scaling at world sizes 1, 2 and 4 in two rounds."""
+    out.mkdir()
+    (out / "bench.json").write_text(json.dumps({"kind": "scaling", "command": "worldsize bench scaling digits"}))
+    rows = [
+        BENCH
+        | {
+            "procs": w,
+            "world_size": w,
+            "round": r,
+            "images_per_s": w * s,
+            "images_per_s_per_process": s,
+            "efficiency": s / 100,
+        }
+        | {"step_ms": 1e3 / s, "data_ms": 1.0, "compute_ms": 900 / s, "communication_ms": 100 / s, "slowest_rank": 0}
+        for r in (1, 2)
+        for w, s in ((1, 100.0), (2, 90.0 + r), (4, 80.0))
+    ]
+    (out / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return out
+
+
+def plan(path: Path) -> Path:
+    """A file of `worldsize plan`, with predictions for 4 and 8 devices."""
+
+    def around(value: float) -> dict[str, float]:
+        return {"value": value, "low": 0.9 * value, "high": 1.1 * value}
+
+    forecasts = [
+        {"devices": n, "images_per_s": around(n * s), "efficiency": around(s / 100), "step_s": around(0.1)}
+        | {"duration_s": around(3600.0), "price": None, "bottleneck": "computing"}
+        for n, s in ((4, 82.0), (8, 70.0))
+    ]
+    path.write_text(json.dumps({"format": "worldsize plan 1", "forecasts": forecasts}))
+    return path
+
+
+def messages(out: Path) -> Path:
+    """A benchmark of all-reduce at three sizes."""
+    out.mkdir()
+    rows = [
+        {"processes": 2, "through": "gloo", "bytes": size, "us": us, "low_us": 0.9 * us, "high_us": 1.2 * us}
+        | {"bus_gb_per_s": size / us / 1000}
+        for size, us in ((1024, 50.0), (2**20, 900.0), (2**26, 50000.0))
+    ]
+    (out / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return out
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_time_counts_steps_and_evaluations(tmp_path):
+    run = reading.read(make(tmp_path, "a"))
+    assert statistics.time_to(run, 0.6)["minutes"] == pytest.approx((6 * 0.6 + 2 * 3) / 60)
+    assert statistics.time_to(run, 0.92) is None
+    assert statistics.accuracies([run]) == [0.6, 0.7, 0.75, 0.8, 0.85, 0.9]
+    assert statistics.located(run)[0][-1]["images"] == 9 * 64
+
+
+def test_images_of_a_batch_per_process(tmp_path):
+    """Then global_batch has no meaning; without the number of processes, the speed says how many images there were."""
+    path = make(tmp_path, "a", per_process_batch=128)
+    assert statistics.located(reading.read(path))[0][-1]["images"] == 9 * 256
+    (path / "environment.json").unlink()
+    assert statistics.located(reading.read(path))[0][-1]["images"] == pytest.approx(9 * 64, rel=0.01)
+
+
+def test_runs_that_differ_only_in_their_seed_become_a_band(tmp_path):
+    runs = [reading.read(make(tmp_path, f"s{seed}", seed=seed)) for seed in (0, 2)]
+    other = reading.read(make(tmp_path, "other", label_smoothing=0.2))
+    groups = statistics.seeds([runs[0], other, runs[1]])
+    assert [[run.name for run in group] for group in groups] == [["s0", "s2"], ["other"]]
+    curves = data.of_runs(runs)[0]
+    first = curves.rows[0]
+    assert (first["loss_low"], first["loss"], first["loss_high"]) == (3.0, 4.0, 5.0)
+    assert {row["series"] for row in curves.rows} == {"s0, 2 seeds"}
+
+
+def test_a_band_ends_with_its_shortest_line():
+    lines = [[{"step": 1, "loss": 1.0}, {"step": 2, "loss": 9.0}], [{"step": 1, "loss": 2.0}]]
+    assert [(p["step"], p["loss"]) for p in statistics.band(lines, ["loss"])] == [(1, 1.5)]
+
+
+def test_points_are_means_over_steps():
+    steps = [{"step": i, "loss": float(i), "top1": None} for i in range(1, 6)]
+    found = statistics.thinned(steps, 2)
+    assert [(p["step"], p["loss"], p["top1"]) for p in found] == [(2, 1.5, None), (4, 3.5, None), (5, 5.0, None)]
+
+
+def test_verdicts(tmp_path):
+    a, b = (reading.read(make(tmp_path, n, t, label_smoothing=s)) for n, t, s in (("a", (0.5,), 0.1), ("b", (0.75,), 0.2)))
+    assert statistics.verdict([a]) == "a finished 1 of 3 epochs: best top-1 50.00%, at 106.6 images/s."
+    assert statistics.verdict([a, b]) == "b has the best top-1, 75.00%, 25.00 points more than the next."
+    c = reading.read(make(tmp_path, "c", (0.75,), label_smoothing=0.3))
+    assert statistics.verdict([a, b, c]) == "b and c have the same best top-1, 75.00%."
+    measured = reading.read_bench(bench(tmp_path / "bench"))
+    assert statistics.verdict_of_bench(measured) == "Efficiency at world size 4: pytorchjob, ddp, weak 80.0%."
+
+
+def test_benchmarks_of_several_kinds_of_jobs_share_a_page(tmp_path):
+    first, second = bench(tmp_path / "a"), bench(tmp_path / "b")
+    results = (second / "results.jsonl").read_text()
+    (second / "results.jsonl").write_text(
+        results.replace("pytorchjob", "mpijob").replace('"efficiency": 0.8', '"efficiency": 0.6')
+    )
+    page = content.of_benches([reading.read_bench(first), reading.read_bench(second)])
+    assert page.verdict == "Efficiency at world size 4: mpijob, ddp, weak 60.0%, pytorchjob, ddp, weak 80.0%."
+    assert {row["series"] for row in page.data[0].rows} == {"pytorchjob, ddp, weak", "mpijob, ddp, weak"}
+    with pytest.raises(UserError, match="both measured pytorchjob, ddp, weak"):
+        content.of_benches([reading.read_bench(first)] * 2)
+
+
+def test_predictions_are_drawn_next_to_what_was_measured(tmp_path, capsys):
+    page, file = tmp_path / "page.html", plan(tmp_path / "plan.json")
+    assert main(["report", str(bench(tmp_path / "bench")), str(file), "--out", str(page)]) == 0
+    assert "weak 80.0%. Predicted efficiency: 70.0% (63.0% to 77.0%) on 8 devices (plan.json)." in capsys.readouterr().out
+    dom, console = browse(page, tmp_path)
+    assert console == []
+    drawn = figures(dom)
+    # Six measurements and two predictions; median, ideal and predicted line; the band of each.
+    assert [marks(drawn["scaling"], kind) for kind in ("symbol", "line", "area")] == [8, 3, 2]
+    assert marks(drawn["time"], "rect") == 9  # of what was measured
+    assert "<td>70 (63 to 77)</td>" in dom
+    assert main(["report", str(file), "--out", str(page)]) == 0
+    dom, console = browse(page, tmp_path)
+    assert console == [] and marks(figures(dom)["scaling"], "symbol") == 2
+
+
+def test_bandwidth_over_message_size(tmp_path, capsys):
+    page, folder = tmp_path / "page.html", messages(tmp_path / "bench")
+    assert main(["report", str(folder), "--out", str(page)]) == 0
+    assert "gloo, 2 processes: up to 1.34 GB/s; 50 us for 1024 bytes." in capsys.readouterr().out
+    dom, console = browse(page, tmp_path)
+    assert console == []
+    assert {name: marks(svg, "symbol") for name, svg in figures(dom).items()} == {"bandwidth": 3, "latency": 3}
+    assert main(["report", str(folder), str(plan(tmp_path / "p.json")), "--out", str(page)]) == 64
+    assert "p.json predicts world sizes, and bench did not measure them" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_a_plan_gives_one_message(tmp_path, capsys):
+    (tmp_path / "plan.json").write_text('{"format": "other"}')
+    assert main(["report", str(tmp_path / "plan.json")]) == 64
+    assert "is not a plan: write one with worldsize plan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("forecasts", [[{}], [None], {"devices": 8}, [{"devices": 8, "images_per_s": {"value": 1.0}}]])
+def test_a_damaged_plan_gives_one_message(forecasts, tmp_path, capsys):
+    (tmp_path / "plan.json").write_text(json.dumps({"format": "worldsize plan 1", "forecasts": forecasts}))
+    assert main(["report", str(tmp_path / "plan.json")]) == 64
+    assert "a prediction in it is incomplete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("price", ["-3", "nan", "inf"])
+def test_a_price_is_not_negative(price, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(make(tmp_path, "a")), "--out", str(page), "--price-per-hour", price]) == 64
+    assert f"--price-per-hour {price}: pass a price of at least 0" in capsys.readouterr().err
+    assert not page.exists()
+
+
+def test_the_cost_to_an_accuracy(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(make(tmp_path, "a")), "--out", str(page), "--price-per-hour", "30"]) == 0
+    assert "<td>epoch 3, 0.24 min, 0.24</td>" in page.read_text()  # two processes at 30 per hour: 1 per minute
+
+
+def test_the_timeline_of_a_run(tmp_path, capsys):
+    path = make(tmp_path, "a")
+    lines = [
+        {
+            "time": 1000.0,
+            "event": "started",
+            "step": 0,
+            "command": "worldsize train digits",
+            "world_size": 2,
+            "hosts": {"x": 2},
+        },
+        {"time": 1060.0, "event": "saved", "step": 3},
+        {"time": 1090.0, "event": "started", "step": 3, "world_size": 2, "hosts": {"x": 1, "y": 1}},
+        {"time": 1150.0, "event": "saved", "step": 6},
+        {"time": 1150.0, "event": "stopped", "step": 6, "reason": "stopped after step 6 of 9; the state is saved"},
+        {"time": 1210.0, "event": "started", "step": 6, "world_size": 1, "hosts": {"y": 1}},
+        {"time": 1240.0, "event": "finished", "step": 9},
+    ]
+    (path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = reading.read(path)
+    assert timeline.attempts(run) == [
+        timeline.Attempt(1000.0, 1060.0, timeline.NO_END, {"x": 2}),
+        timeline.Attempt(1090.0, 1150.0, "stopped and saved", {"x": 1, "y": 1}),
+        timeline.Attempt(1210.0, 1240.0, "finished", {"y": 1}),
+    ]
+    texts = [event.text for event in run.events]
+    assert texts[:2] == ["started after step 0, 2 processes on x: worldsize train digits", "checkpoint after step 3"]
+    assert texts[4] == "stopped after step 6 of 9"
+    page = tmp_path / "page.html"
+    assert main(["report", str(path), "--out", str(page)]) == 0
+    dom, console = browse(page, tmp_path)
+    assert console == []
+    drawn = figures(dom)["timeline"]
+    assert (marks(drawn, "rect"), marks(drawn, "symbol")) == (4, 2)
+
+
+def test_what_a_run_lost_time_to_is_on_its_page(tmp_path, capsys):
+    path = make(tmp_path, "a")
+    times = {name: [0.0, 0.0] for name in (*PARTS, *USAGE)} | {"step_ms": [600.0, 600.0], "cpu_ms": [450.0, 600.0]}
+    times |= {"decode_ms": [150.0, 0.0], "compute_ms": [450.0, 450.0], "waiting_ms": [0.0, 150.0]}
+    mean = {name: sum(values) / 2 for name, values in times.items()}
+    (path / "timing.jsonl").write_text(json.dumps(asdict(base.Window(9, 9, {}, [0, 1], times, mean))) + "\n")
+    page = tmp_path / "page.html"
+    assert main(["report", str(path), "--out", str(page)]) == 0
+    text = page.read_text()
+    assert re.search(r"<h2>Lost time</h2>.*<td>25%</td><td>all processes wait for rank 0, which decodes", text, re.S)
+    dom, console = browse(page, tmp_path)
+    assert console == [] and marks(figures(dom)["parts"], "rect") == 4
+
+
+def test_a_truncated_run_is_shown_as_far_as_it_is_complete(tmp_path):
+    path = make(tmp_path, "cut", finished=False)
+    metrics = path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text()[:-40])
+    run = reading.read(path)
+    assert (len(run.steps), len(run.epochs), run.damaged) == (9, 2, 1)
+    assert "1 line is incomplete in metrics.jsonl" in content.of_runs([run]).notes[0]
+
+
+def test_of_many_ranks_the_heatmap_has_those_that_are_often_slow(tmp_path):
+    path = make(tmp_path, "many")
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["kind"] == "step":
+            slow = [7, *(10 * line["step"] + at for at in range(3))]
+            line |= {"rank_images_per_s": [], "slowest_ranks": {str(rank): 50.0 + rank for rank in slow}}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = next(table for table in data.of_runs([reading.read(path)]) if table.name == "ranks").rows
+    assert [row["step"] for row in rows if row["rank"] == 7] == list(range(1, 10))
+    assert len({row["rank"] for row in rows}) == 16
+    assert all(row["images_per_s"] == 50 + row["rank"] for row in rows)
+
+
+def test_different_datasets_are_refused(tmp_path, capsys):
+    a, b = make(tmp_path, "a"), make(tmp_path, "b")
+    (b / "environment.json").write_text(json.dumps({"data": {"train": "cc"}}))
+    assert main(["report", str(a), str(b), "--out", str(tmp_path / "p.html")]) == 64
+    assert "a and b have different datasets (digits aa, digits cc)" in capsys.readouterr().err
+    assert not (tmp_path / "p.html").exists()
+
+
+@pytest.mark.parametrize("command", [["report"], ["compare", "."], ["runs"]])
+def test_a_folder_that_is_not_a_run_gives_one_message(command, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main([*command, str(tmp_path / "empty")]) == 64
+    error = capsys.readouterr().err
+    assert re.search(r"is not a run folder|has no runs", error) and "Traceback" not in error
+
+
+def test_states(tmp_path):
+    runs = {
+        name: reading.read(make(tmp_path, name, finished=name == "done")) for name in ("done", "fresh", "stopped", "bad")
+    }
+    now = runs["fresh"].modified + 1
+    for name, line in (("stopped", "stopped after step 9 of 12"), ("bad", "the loss is NaN")):
+        (tmp_path / name / "log.txt").write_text(f"2026-01-02 03:04:05,678 INFO worldsize.runs.run_folder: {line}\n")
+        runs[name] = reading.read(tmp_path / name)
+    assert [overview.state(run, now) for run in runs.values()] == ["finished", "running", "interrupted", "failed"]
+    assert overview.state(runs["fresh"], now + 1000) == "interrupted"
+    os.utime(tmp_path / "stopped" / "log.txt", (0, now - 60))
+    assert overview.state(reading.read(tmp_path / "stopped"), now) == "running"  # it was resumed
+    assert runs["stopped"].events[0].text == "2026-01-02 03:04:05: stopped after step 9 of 12"
+
+
+def test_runs_and_compare(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    a, b, again = make(tmp_path, "a"), make(tmp_path, "b", seed=1), make(tmp_path, "again")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "recipe.yaml").write_text("[")
+    assert main(["runs", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert "unreadable recipe" in listed
+    assert re.search(r"\ba +finished +3 of 5 +91.00% +106.6 ", listed)
+    assert main(["compare", str(a), str(b)]) == 1
+    assert re.search(r"seed +0 +1\b", capsys.readouterr().out)
+    assert main(["compare", str(a), str(again)]) == 0
+
+
+def test_the_page_in_a_browser(tmp_path, capsys):
+    paths = [make(tmp_path, "a"), make(tmp_path, "s", label_smoothing=0.2)]
+    before = [snapshot(path) for path in paths]
+    page = tmp_path / "page.html"
+    assert main(["report", *map(str, paths), "--out", str(page), "--svg", str(tmp_path / "svg")]) == 0
+    assert [snapshot(path) for path in paths] == before
+    assert page.stat().st_size < 3e6
+    dom, console = browse(page, tmp_path)
+    assert console == []  # the page's policy turns every request into an error here
+    drawn = figures(dom)
+    assert list(drawn) == ["loss", "top1", "lr", "speed", "time", "ranks"]
+    assert marks(drawn["loss"], "line") == 4  # training and evaluation of two runs
+    assert marks(drawn["speed"], "line") == 2
+    assert marks(drawn["time"], "rect") == 6  # three parts of two runs
+    assert marks(drawn["ranks"], "rect") == 2 * 2 * 9
+    shown = re.sub(r"<script.*?</script>", "", dom, flags=re.S)
+    assert shown.count('<input type="radio"') == 4  # the browser reaches these and scrolling tables with the keyboard
+    assert shown.count('tabindex="0" role="region" aria-label="') == shown.count("<table>") == 7
+    assert all(re.search(rf'id="chart-{name}" role="[^"]+"[^>]* aria-label="[A-Z][^"]+\.', dom) for name in drawn)
+    assert 'aria-label="Loss. Dashed: validation images.' in shown
+    assert all((tmp_path / "svg" / f"{name}.svg").stat().st_size > 1000 for name in drawn)
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_fits_phones_and_screens(width, tmp_path, capsys):
+    """Nothing but tables scrolls sideways, and charts are as wide as their frames."""
+    page = tmp_path / "page.html"
+    assert main(["report", str(bench(tmp_path / "bench")), "--out", str(page)]) == 0
+    measure = (
+        "<script>setTimeout(() => { const page = document.documentElement;"
+        "const charts = [...document.querySelectorAll('figure')].filter(f => f.scrollWidth > f.clientWidth).length;"
+        "const over = page.scrollWidth - page.clientWidth;"
+        "parent.postMessage([page.clientWidth, over, charts].join(' '), '*') }, 5000)</script>"
+    )
+    page.write_text(page.read_text() + measure)
+    # A window of the browser has at least 500 pixels.
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        f'<iframe src="page.html" width="{width}" height="900" style="border: 0"></iframe>'
+        '<link rel="icon" href="data:,"><script>onmessage = e => document.documentElement.lang = e.data</script>'
+    )
+    dom, console = browse(frame, tmp_path)
+    assert console == []
+    inner, over, charts = map(int, re.search(r'lang="(\d+) (\d+) (\d+)"', dom).groups())
+    assert width - 20 < inner <= width  # without a scrollbar
+    assert (over, charts) == (0, 0)
+
+
+def test_tables_and_data_need_no_script(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(make(tmp_path, "a")), "--out", str(page)]) == 0
+    text = re.sub(r"<script.*?</script>", "", page.read_text(), flags=re.S)
+    assert not re.search(r"(src|href)=.?http", text)
+    assert "<td>epoch 3, 0.24 min</td>" in text
+    [curves] = re.findall(r'id="data-curves">(.*?)</pre>', text, re.S)
+    lines = html.unescape(curves).splitlines()
+    assert lines[0].startswith("series,part,images,minutes,step,epoch,loss") and len(lines) == 1 + 9 + 3
+
+
+def test_the_horizontal_axis_can_be_changed(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(make(tmp_path, "a")), "--out", str(page)]) == 0
+    page.write_text(
+        page.read_text().replace('"epoch" checked', '"epoch"').replace('value="images"', 'value="images" checked')
+    )
+    dom, console = browse(page, tmp_path)
+    assert console == []
+    drawn = figures(dom)
+    assert all(">500</text>" in drawn[name] for name in ("loss", "top1", "lr", "speed", "time"))  # of 576 images
+
+
+def test_a_benchmark_in_a_browser(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(bench(tmp_path / "bench")), "--out", str(page)]) == 0
+    dom, console = browse(page, tmp_path)
+    assert console == []
+    drawn = figures(dom)
+    assert (marks(drawn["scaling"], "symbol"), marks(drawn["scaling"], "line")) == (6, 2)
+    assert marks(drawn["time"], "rect") == 9
+    assert re.search(r"<td>2</td>.*<td>91.5%</td>", dom)
