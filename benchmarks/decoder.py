@@ -190,7 +190,7 @@ def measure(files: list[Path], rounds: int) -> dict[str, list[float]]:
     """Images per second of each decoder, one number per round."""
     library = native.load()
     if library is None:
-        sys.exit(f"no native decoder: {native.why_not()}")
+        sys.exit(f"no native decoder: {native.reason_missing()}")
     images = [file.read_bytes() for file in files]
     heights, widths, _ = library.headers(images)
     rng = np.random.default_rng(0)

@@ -22,16 +22,16 @@ from worldsize.config.recipe import Recipe
 from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
 from worldsize.distributed import batch_plan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import join
 from worldsize.optim import optimizers
 from worldsize.training import build
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer, StepHooks
 from worldsize.training.margins import Margins
 from worldsize.training.precision import Precision
-from worldsize.training.rank_decisions import Control
+from worldsize.training.rank_decisions import RankDecisions
 from worldsize.training.step import StepRunner
-from worldsize.training.step_metrics import Meter
+from worldsize.training.step_metrics import StepMetrics
 
 IMAGES, SIZE, CLASSES, ROUNDS = 8, 8, 10, 7
 
@@ -52,16 +52,19 @@ def batches(device: torch.device) -> Iterator[Batch]:
 
 def product(recipe: Recipe) -> tuple[Callable[[], None], Callable[[], None]]:
     """A step of `train.Trainer`, and what it does from time to time: report the metrics."""
-    world = join(Place("none", 0, 1, 0, 1), recipe)
+    world = join(RankInfo("none", 0, 1, 0, 1), recipe)
     plan = batch_plan.plan(recipe, 1)
     state = build.build_state(recipe, tiny(world.device), plan, world, Precision("fp32", world.device), 100)
     state = replace(state, margins=Margins(IMAGES))
-    runner, control = StepRunner(Compute(recipe, plan, 0, world.device, state)), Control(world)
-    meter, feed = Meter(world, plan, state.strategy), Feed(batches(world.device), world.device)
+    runner, control = StepRunner(GradientComputer(recipe, plan, 0, world.device, state)), RankDecisions(world)
+    meter, feed = StepMetrics(world, plan, state.strategy), Feed(batches(world.device), world.device)
+
+    def propose() -> None:
+        control.propose(False, False, False, 0)
 
     def step() -> None:
         meter.begin()
-        computed, norm = runner.run(feed, 0, 0.1, lambda: control.propose(False, False, False, 0))
+        computed, norm = runner.run(feed, 0, 0.1, StepHooks(propose, feed.prefetch))
         state.margins.add(computed.answers)
         meter.add(1, 0.0, 0.1, computed, norm)
         control.decide()
@@ -75,7 +78,7 @@ def product(recipe: Recipe) -> tuple[Callable[[], None], Callable[[], None]]:
 
 def bare(recipe: Recipe) -> tuple[Callable[[], None], Callable[[], None]]:
     """The network's own step on constant tensors."""
-    device = join(Place("none", 0, 1, 0, 1), recipe).device
+    device = join(RankInfo("none", 0, 1, 0, 1), recipe).device
     network = tiny(device)
     optimizer = optimizers.build(network, recipe.optimizer, device)
     images, labels = torch.zeros(IMAGES, 3, SIZE, SIZE, device=device), torch.zeros(IMAGES, dtype=torch.int64, device=device)

@@ -20,7 +20,7 @@ from worldsize.bench.loader import BenchLoader, Ours
 from worldsize.config.recipe import Data, Recipe
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.build import val_loader
-from worldsize.distributed.rank import discover
+from worldsize.distributed.rank import discover_rank_info
 from worldsize.distributed.world import World, join
 from worldsize.inference.predict import images
 from worldsize.inference.predict.command import Predict, _rows
@@ -34,7 +34,7 @@ PREDICT = "predict, computing elsewhere"
 
 def main(folder: str, rounds: int) -> None:
     recipe = Recipe(data=Data(name="folder"), global_batch=BATCH, micro_batch=BATCH, device="cpu", precision="fp32")
-    world = join(discover(), recipe, 1)
+    world = join(discover_rank_info(), recipe, 1)
     samples = images.find([folder], CLASSES)
     training = Ours(samples, recipe, BenchLoader(root=(), batch=BATCH))
     evaluation = val_loader(recipe, samples, world)

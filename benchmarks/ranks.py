@@ -34,14 +34,14 @@ from worldsize.checkpoint import writer
 from worldsize.config.recipe import Checkpoint as Retention
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.batch_plan import BatchPlan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.models import factory
 from worldsize.parallel.base import Exchange
 from worldsize.training.gradients import Computed
-from worldsize.training.rank_decisions import Control
+from worldsize.training.rank_decisions import RankDecisions
 from worldsize.training.resume import check_ranks
-from worldsize.training.step_metrics import Meter
+from worldsize.training.step_metrics import StepMetrics
 
 CPU = torch.device("cpu")
 STEPS = 100
@@ -56,7 +56,7 @@ GROWS = {
 
 
 class Alone:
-    """The strategy's part of `Meter`: nothing is sent."""
+    """The strategy's part of `StepMetrics`: nothing is sent."""
 
     local_gradients = False
     exchange = Exchange(CPU)
@@ -94,13 +94,13 @@ def steps(ranks: int, rank: int) -> tuple[World, dict[str, float]]:
     dist.gather = received
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     control = dist.new_group(backend="fake", timeout=timedelta(seconds=60))
-    world = World(Place("torchrun", rank, ranks, 0, 8, ("127.0.0.1", 1)), CPU, "nccl", 1, control)
+    world = World(RankInfo("torchrun", rank, ranks, 0, 8, ("127.0.0.1", 1)), CPU, "nccl", 1, control)
     World.gather = lambda self, value: [pickle.loads(pickle.dumps(value)) for _ in range(self.size)]  # type: ignore[method-assign]
     check_ranks(world, {"data": {"train": "0" * 64}, "precision": "bf16"}, same_bits=False)
     found = {"start ms": (time.perf_counter() - begin) * 1000}
     if rank:  # the others get rank 0's steps; no message arrives here
         World.from_main = lambda _, value: value  # type: ignore[method-assign]
-    decisions = Control(world, largest_ring=0)
+    decisions = RankDecisions(world, largest_ring=0)
 
     def decide() -> None:
         for _ in range(STEPS):
@@ -108,7 +108,7 @@ def steps(ranks: int, rank: int) -> tuple[World, dict[str, float]]:
             decisions.decide()
 
     found["decisions ms/step"] = milliseconds(decide) / STEPS
-    meter = Meter(world, BatchPlan(ranks * 32, 32, ranks), Alone())
+    meter = StepMetrics(world, BatchPlan(ranks * 32, 32, ranks), Alone())
     computed = Computed(torch.ones(1, 2, dtype=torch.float64), [7], [], [])
 
     def metrics() -> None:

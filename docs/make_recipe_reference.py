@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from worldsize.config import recipe_files
-from worldsize.config.recipe import Recipe, Settings
+from worldsize.config.recipe import Recipe, Section
 
 HEAD = """# Recipe reference
 
@@ -33,7 +33,7 @@ def _section(model: type[BaseModel], prefix: str, title: str) -> list[str]:
     lines = [f"## {title}", "", "| setting | default | description |", "| --- | --- | --- |"]
     subsections: list[str] = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             subsections += ["", *_section(field.annotation, f"{name}.", f"`{name}`: {_first_line(field.annotation)}")]
             continue
         extra = field.json_schema_extra

@@ -86,13 +86,13 @@ class CheckpointError(WorldsizeError):
     exit_code = 66
 
 
-class Unmet(WorldsizeError):
+class PeersUnreachable(WorldsizeError):
     """The other processes did not connect, or left during startup."""
 
     exit_code = 69
 
 
-class NcclFailed(Unmet):
+class NcclFailed(PeersUnreachable):
     """NCCL reported an error on this rank."""
 
     of_one_rank = True

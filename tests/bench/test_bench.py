@@ -15,16 +15,16 @@ import trees
 from processes import worldsize
 from worldsize import parallel
 from worldsize.bench import loader, other_loaders
+from worldsize.bench.options import BenchLoader
 from worldsize.bench.strategies import Measured, table, variants
 from worldsize.config import recipe
-from worldsize.config.command_line import BenchLoader
 from worldsize.parallel import STRATEGIES, availability
-from worldsize.parallel.base import Way
+from worldsize.parallel.base import StrategySupport
 
 
 def test_every_strategy_is_known_everywhere():
     names = set(typing.get_args(recipe.StrategyName)) - {"auto"}
-    assert set(STRATEGIES) == names == {way.strategy for way in availability.ways()}
+    assert set(STRATEGIES) == names == {way.strategy for way in availability.support()}
     assert [parallel.load(name).name for name in STRATEGIES] == list(STRATEGIES)
     special = {setting for name in STRATEGIES for setting in parallel.load(name).settings}
     assert special | {"strategy", "timeout_s"} == set(recipe.Parallel.model_fields)
@@ -50,9 +50,12 @@ def test_the_table_shows_whether_horovod_works(tmp_path):
 
 
 def test_unusable_strategies_are_skipped(monkeypatch):
-    rows = [Way("ddp", "cpu", "gloo", (), ""), Way("adasum", "cpu", "gloo", (), "")]
-    rows += [Way("localsgd", "cpu", "gloo", (), "broken"), Way("horovod", "cpu", "MPI", (), "not installed")]
-    monkeypatch.setattr("worldsize.bench.strategies.ways", lambda: rows)
+    rows = [StrategySupport("ddp", "cpu", "gloo", (), ""), StrategySupport("adasum", "cpu", "gloo", (), "")]
+    rows += [
+        StrategySupport("localsgd", "cpu", "gloo", (), "broken"),
+        StrategySupport("horovod", "cpu", "MPI", (), "not installed"),
+    ]
+    monkeypatch.setattr("worldsize.bench.strategies.support", lambda: rows)
     assert [v.name for v in variants(2)] == ["ddp", "ddp fp16", "ddp bf16", "ddp powersgd", "adasum"]
     assert "adasum" not in [v.name for v in variants(3)]
 

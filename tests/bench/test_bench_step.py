@@ -14,8 +14,8 @@ from paths import ROOT
 from processes import environment, worldsize
 from waiting import until
 from worldsize.bench import step
+from worldsize.bench.options import BenchStep
 from worldsize.bench.step import Form, Measured
-from worldsize.config.command_line import BenchStep
 from worldsize.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

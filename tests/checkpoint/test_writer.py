@@ -18,7 +18,7 @@ from processes import identical, losses, momentum, newest, ranks_own, weights
 from worldsize import checkpoint
 from worldsize.checkpoint import Snapshot, writer
 from worldsize.config.recipe import Checkpoint
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.errors import CheckpointError, UserError
 from worldsize.training import resume
@@ -31,8 +31,8 @@ def join(rank: int, folder: str) -> World:
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
-    place = Place("torchrun", rank, RANKS, rank, RANKS, ("127.0.0.1", 1))
-    return World(place, torch.device("cpu"), "gloo", 1, control)
+    rank_info = RankInfo("torchrun", rank, RANKS, rank, RANKS, ("127.0.0.1", 1))
+    return World(rank_info, torch.device("cpu"), "gloo", 1, control)
 
 
 def snapshot(rank: int, step: int) -> Snapshot:

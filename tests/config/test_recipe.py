@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from worldsize import parallel
 from worldsize.config import recipe_files
-from worldsize.config.recipe import Recipe, Settings
+from worldsize.config.recipe import Recipe, Section
 from worldsize.errors import UserError
 
 
@@ -433,10 +433,10 @@ def test_an_identity_survives_json(dotted, value):
 
 
 def test_every_setting_is_described():
-    def undescribed(section: type[Settings], prefix: str = "") -> list[str]:
+    def undescribed(section: type[Section], prefix: str = "") -> list[str]:
         found = []
         for name, field in section.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
                 found += undescribed(field.annotation, f"{prefix}{name}.")
             elif not field.description:
                 found.append(prefix + name)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from processes import environment
 from worldsize.data.confusable_names import look_alikes
-from worldsize.distributed.rank import here
+from worldsize.distributed.rank import local_rank_info
 from worldsize.launch import distribute, entry_point
 from worldsize.runs.run_folder import RunFolder, RunLog
 
@@ -58,7 +58,7 @@ def test_a_warning_about_such_a_name_is_printed_where_python_would_refuse(monkey
 def test_several_commands_in_one_process_print_each_warning_once():
     logger = logging.getLogger("worldsize")
     for _ in range(3):
-        distribute._log_to_terminal(here(1))
+        distribute._log_to_terminal(local_rank_info(1))
     assert sum(isinstance(handler, distribute._ToStderr) for handler in logger.handlers) == 1
 
 

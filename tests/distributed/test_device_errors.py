@@ -19,10 +19,10 @@ from worldsize.config.recipe import Recipe
 from worldsize.data.images.normalize import Normalise
 from worldsize.distributed import device_errors, world
 from worldsize.distributed.batch_plan import BatchPlan
-from worldsize.distributed.rank import Place
-from worldsize.errors import NcclFailed, Unmet, UserError
+from worldsize.distributed.rank import RankInfo
+from worldsize.errors import NcclFailed, PeersUnreachable, UserError
 from worldsize.training import out_of_memory, precision
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer
 from worldsize.training.objective import Objective
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -62,7 +62,7 @@ def test_the_message_of_a_full_gpu_names_a_batch_that_fits(most, plan, advice):
     small = Small(most)
     recipe = Recipe.model_validate({"data": {"train_crop_size": 8}})
     objective = Objective(small, Normalise(recipe.data, CPU, torch.float32), precision.Precision("fp32", CPU), recipe)
-    compute = Compute(recipe, plan, 0, CPU, SimpleNamespace(model=small, objective=objective))
+    compute = GradientComputer(recipe, plan, 0, CPU, SimpleNamespace(model=small, objective=objective))
     with pytest.raises(torch.OutOfMemoryError) as failed:
         small(torch.zeros(256, 3, 8, 8))
     explained = device_errors.explain(failed.value, 0, lambda: out_of_memory.remedy(compute))
@@ -121,9 +121,15 @@ def test_a_failure_of_one_rank_is_printed_there_and_does_not_wait_for_the_others
     script = ("train", "digits", *SMALL, "--max-steps", "3", "--global-batch", "16", "--name", "a")
     ranks = []
     for rank in "01":
-        place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        rank_info = {
+            "RANK": rank,
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": rank,
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+        }
         command = [sys.executable, HERE / "sabotage.py", "full_gpu_of_rank_1", *script]
-        env = environment(**place, MASTER_PORT=port)
+        env = environment(**rank_info, MASTER_PORT=port)
         with open(tmp_path / rank, "w") as file:
             ranks.append(subprocess.Popen(command, cwd=tmp_path, env=env, stderr=file, stdout=file))
     codes = [process.wait(240) for process in ranks]
@@ -170,7 +176,7 @@ Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 6000"""
 )
 def test_errors_of_nccl_name_the_peer_and_the_likely_cause(message, parts):
     explained = device_errors.explain(dist.DistBackendError(message), 3, str)
-    assert isinstance(explained, Unmet) and explained.exit_code == 69
+    assert isinstance(explained, PeersUnreachable) and explained.exit_code == 69
     assert all(part in str(explained) for part in parts), str(explained)
 
 
@@ -179,9 +185,9 @@ def test_an_error_of_nccl_while_ranks_connect_is_explained(monkeypatch):
         raise dist.DistBackendError(DUPLICATE)
 
     monkeypatch.setattr(dist, "init_process_group", fail)
-    monkeypatch.setattr(world, "_device", lambda place, choice: GPU)
+    monkeypatch.setattr(world, "_device", lambda rank_info, choice: GPU)
     with pytest.raises(NcclFailed, match=r"rank 1: NCCL failed with rank 0 and rank 1: .* two processes use the same GPU"):
-        world.join(Place("torchrun", 1, 2, 1, 2, ("127.0.0.1", 1)), Recipe(), 1)
+        world.join(RankInfo("torchrun", 1, 2, 1, 2, ("127.0.0.1", 1)), Recipe(), 1)
 
 
 def test_an_operation_without_a_deterministic_implementation_is_a_user_error():

@@ -22,17 +22,17 @@ from paths import ROOT
 from processes import environment
 from worldsize import cli
 from worldsize.distributed.batch_plan import BatchPlan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.parallel.base import Exchange
 from worldsize.runs import step_hashes
 from worldsize.training import trainer
 from worldsize.training.gradients import Computed
 from worldsize.training.margins import Margins
-from worldsize.training.rank_decisions import Control
+from worldsize.training.rank_decisions import RankDecisions
 from worldsize.training.saver import Saver
 from worldsize.training.state import gather
-from worldsize.training.step_metrics import Meter
+from worldsize.training.step_metrics import StepMetrics
 
 CPU = torch.device("cpu")
 
@@ -42,13 +42,13 @@ def join(rank: int, size: int, folder: str) -> World:
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
-    return World(Place("torchrun", rank, size, rank, size, ("127.0.0.1", 1)), CPU, "gloo", 1, control)
+    return World(RankInfo("torchrun", rank, size, rank, size, ("127.0.0.1", 1)), CPU, "gloo", 1, control)
 
 
 def decisions(rank: int, size: int, folder: str) -> None:
     """All ranks propose; in step s, rank s asks to stop, and rank 0 alone may ask for the rest."""
     world = join(rank, size, folder)
-    control = Control(world, largest_ring=0)
+    control = RankDecisions(world, largest_ring=0)
     found = []
     for step in range(2 * size):
         control.propose(stop=step == rank, collect=step % 2 == 0, save=rank == 1 or step == 3, new_broken=rank + step)
@@ -71,7 +71,7 @@ def test_decisions_along_the_tree_are_those_of_all_ranks(tmp_path, size):
 
 def lost(rank: int, size: int, folder: str) -> None:
     world = join(rank, size, folder)
-    control = Control(world, largest_ring=0)
+    control = RankDecisions(world, largest_ring=0)
     if rank == 2:
         return  # without a word
     control.propose(False, False, False, 0)
@@ -88,7 +88,7 @@ def test_a_lost_rank_is_noticed_by_those_that_wait_for_it(tmp_path):
 def stuck(rank: int, size: int, folder: str, between_steps: bool) -> None:
     """Rank 2 is lost while the others wait for their GPU, as in a collective of NCCL."""
     world = replace(join(rank, size, folder), device=torch.device("cuda", 0))
-    control = Control(world, grace_s=0.2)
+    control = RankDecisions(world, grace_s=0.2)
     with control.watched():
         time.sleep(0.1)
     if rank == 2:
@@ -116,7 +116,7 @@ def test_evaluations_saves_and_margins_are_watched(tmp_path, monkeypatch):
     active, found = [], set()
 
     @contextmanager
-    def watched(_: Control):
+    def watched(_: RankDecisions):
         assert not active  # it does not nest
         active.append(True)
         yield
@@ -132,7 +132,7 @@ def test_evaluations_saves_and_margins_are_watched(tmp_path, monkeypatch):
         monkeypatch.setattr(owner, name, record)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Control, "watched", watched)
+    monkeypatch.setattr(RankDecisions, "watched", watched)
     for owner, name in ((trainer, "evaluate"), (Saver, "save"), (Margins, "merge")):
         recorded(owner, name)
     small = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "8", "--micro-batch", "8", "--max-steps", "1")
@@ -170,8 +170,8 @@ class Alone:
 
 
 def steps_of(ranks: int, every_rank: bool, monkeypatch: pytest.MonkeyPatch):
-    world = World(Place("torchrun", 0, ranks, 0, ranks, ("127.0.0.1", 1)), CPU, "gloo", 1, control=object())
-    meter = Meter(world, BatchPlan(ranks * 8, 4, ranks), Alone(), every_rank=every_rank)
+    world = World(RankInfo("torchrun", 0, ranks, 0, ranks, ("127.0.0.1", 1)), CPU, "gloo", 1, control=object())
+    meter = StepMetrics(world, BatchPlan(ranks * 8, 4, ranks), Alone(), every_rank=every_rank)
     meter.restart()
     sums = torch.tensor([[2.0, 1.0], [4.0, 3.0]], dtype=torch.float64)
     meter.add(1, 0.5, 0.1, Computed(sums, [7, 9], [], []), torch.tensor(5.0))

@@ -15,7 +15,7 @@ import pytest
 from folders import folder_recipe, images
 from processes import environment, free_port, losses, reserve, start, worldsize
 from worldsize.distributed import rank as places
-from worldsize.distributed.rank import Place, discover, first_host, threads_per_process
+from worldsize.distributed.rank import RankInfo, discover_rank_info, first_host, threads_per_process
 from worldsize.errors import UserError
 
 TORCHRUN = {
@@ -34,28 +34,34 @@ SLURM = {
 
 
 def test_no_launcher_is_one_process_without_a_group():
-    assert discover({}) == Place("none", 0, 1, 0, 1, None)
+    assert discover_rank_info({}) == RankInfo("none", 0, 1, 0, 1, None)
 
 
 def test_torchrun():
-    assert discover(TORCHRUN) == Place("torchrun", 5, 8, 1, 4, ("node0", 29400))
+    assert discover_rank_info(TORCHRUN) == RankInfo("torchrun", 5, 8, 1, 4, ("node0", 29400))
 
 
 @pytest.mark.parametrize("job", [{"PMIX_NAMESPACE": "prterun-a@1"}, {"OMPI_MCA_ess_base_jobid": "4711"}])
 def test_open_mpi_4_and_5_on_one_machine_need_no_address(job):
-    place = discover(OPEN_MPI | job)
-    assert (place.launcher, place.rank, place.size, place.local_rank, place.local_size) == ("Open MPI", 1, 2, 1, 2)
-    assert place.master is not None
-    assert place.master[0] == "127.0.0.1"
-    assert 20000 <= place.master[1] < 32000
-    assert discover(OPEN_MPI | {"PMIX_NAMESPACE": "another"}).master != place.master
+    rank_info = discover_rank_info(OPEN_MPI | job)
+    assert (rank_info.launcher, rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (
+        "Open MPI",
+        1,
+        2,
+        1,
+        2,
+    )
+    assert rank_info.master is not None
+    assert rank_info.master[0] == "127.0.0.1"
+    assert 20000 <= rank_info.master[1] < 32000
+    assert discover_rank_info(OPEN_MPI | {"PMIX_NAMESPACE": "another"}).master != rank_info.master
 
 
 def test_open_mpi_on_several_machines_requires_the_address():
     two_machines = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}
     with pytest.raises(UserError, match="mpirun -x MASTER_ADDR=HOST"):
-        discover(two_machines)
-    assert discover(two_machines | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}).master == ("head", 1234)
+        discover_rank_info(two_machines)
+    assert discover_rank_info(two_machines | {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}).master == ("head", 1234)
 
 
 # As mpiexec of MPICH 5.0 and Intel MPI 2021.18 set them.
@@ -74,21 +80,27 @@ OTHER_MPIS = {
 @pytest.mark.parametrize("launcher", OTHER_MPIS)
 def test_other_mpis(launcher):
     # Their daemons may have been started by srun, whose variables the processes inherit.
-    place = discover(SLURM | OTHER_MPIS[launcher])
-    assert (place.launcher, place.rank, place.size, place.local_rank, place.local_size) == (launcher, 1, 2, 1, 2)
-    assert place.master is not None and place.master[0] == "127.0.0.1"
+    rank_info = discover_rank_info(SLURM | OTHER_MPIS[launcher])
+    assert (rank_info.launcher, rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (
+        launcher,
+        1,
+        2,
+        1,
+        2,
+    )
+    assert rank_info.master is not None and rank_info.master[0] == "127.0.0.1"
     if launcher == "Intel MPI":
-        assert discover(OTHER_MPIS[launcher] | {"I_MPI_HYDRA_UUID": "another"}).master != place.master
+        assert discover_rank_info(OTHER_MPIS[launcher] | {"I_MPI_HYDRA_UUID": "another"}).master != rank_info.master
 
 
 def test_other_mpis_ask_for_what_they_do_not_say():
     with pytest.raises(UserError, match="mpirun -genv MASTER_PORT PORT"):
-        discover(MPICH)
+        discover_rank_info(MPICH)
     with pytest.raises(UserError, match="mpirun -genv MASTER_ADDR HOST"):
-        discover(MPICH | {"PMI_SIZE": "4"})
+        discover_rank_info(MPICH | {"PMI_SIZE": "4"})
     one = {"PMI_RANK": "0", "PMI_SIZE": "1"}
-    assert discover(one | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}) == Place("MPICH", 0, 1, 0, 1, None)
-    assert discover(one) == discover({}) == discover({"PMIX_RANK": "0"})
+    assert discover_rank_info(one | {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}) == RankInfo("MPICH", 0, 1, 0, 1, None)
+    assert discover_rank_info(one) == discover_rank_info({}) == discover_rank_info({"PMIX_RANK": "0"})
 
 
 @pytest.mark.parametrize(
@@ -96,42 +108,48 @@ def test_other_mpis_ask_for_what_they_do_not_say():
 )
 def test_unknown_launchers_of_several_processes_are_refused(env):
     with pytest.raises(UserError, match=r"this process is one of several.*use torchrun, srun, or mpirun of"):
-        discover(env)
+        discover_rank_info(env)
 
 
 def test_srun_with_pmi2_is_slurm():
-    assert discover(SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8"}).launcher == "Slurm"
+    assert discover_rank_info(SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8"}).launcher == "Slurm"
 
 
 def test_a_pod_without_local_variables_has_one_process():
     """As Kubeflow's operators set them; each pod has one GPU, with number 0."""
     env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    assert discover(env) == Place("torchrun", 3, 4, 0, 1, ("a", 1))
+    assert discover_rank_info(env) == RankInfo("torchrun", 3, 4, 0, 1, ("a", 1))
     with pytest.raises(UserError, match="the launcher did not set LOCAL_RANK"):
-        discover(env | {"LOCAL_WORLD_SIZE": "2"})
+        discover_rank_info(env | {"LOCAL_WORLD_SIZE": "2"})
 
 
 def test_horovodrun():
     job = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
-    place = discover(job | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "41282"})
-    assert (place.launcher, place.rank, place.size, place.local_rank, place.local_size) == ("horovodrun", 1, 2, 1, 2)
-    assert place.master is not None
-    assert place.master[0] == "127.0.0.1"
-    assert discover(job | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "41283"}).master != place.master
+    rank_info = discover_rank_info(job | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "41282"})
+    assert (rank_info.launcher, rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (
+        "horovodrun",
+        1,
+        2,
+        1,
+        2,
+    )
+    assert rank_info.master is not None
+    assert rank_info.master[0] == "127.0.0.1"
+    assert discover_rank_info(job | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "41283"}).master != rank_info.master
     with pytest.raises(UserError, match="MASTER_ADDR"):
-        discover(job | {"HOROVOD_SIZE": "4"})
+        discover_rank_info(job | {"HOROVOD_SIZE": "4"})
 
 
 def test_slurm_step():
-    place = discover(SLURM)
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
-    assert place.master is not None
-    assert place.master[0] == "gpu03"
+    rank_info = discover_rank_info(SLURM)
+    assert (rank_info.rank, rank_info.size, rank_info.local_rank, rank_info.local_size) == (5, 8, 1, 4)
+    assert rank_info.master is not None
+    assert rank_info.master[0] == "gpu03"
 
 
 def test_a_batch_script_is_not_a_step():
     """Slurm also sets a rank and a number of tasks in the batch script itself, where no other process runs."""
-    assert discover({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}).size == 1
+    assert discover_rank_info({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}).size == 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +177,7 @@ def test_first_host(nodes, first):
 )
 def test_contradictions_are_named(change, message):
     with pytest.raises(UserError, match=message):
-        discover(TORCHRUN | change)
+        discover_rank_info(TORCHRUN | change)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +198,9 @@ def test_contradictions_are_named(change, message):
 )
 def test_a_world_that_is_not_what_the_job_asked_for_is_refused(change, message):
     asked = TORCHRUN | {"WORLDSIZE_NODES": "2", "WORLDSIZE_PROCS": "4"}
-    assert discover(asked) == discover(TORCHRUN)
+    assert discover_rank_info(asked) == discover_rank_info(TORCHRUN)
     with pytest.raises(UserError, match=message):
-        discover(asked | change)
+        discover_rank_info(asked | change)
 
 
 def test_mpirun_that_does_not_find_its_hosts_is_refused():
@@ -190,19 +208,19 @@ def test_mpirun_that_does_not_find_its_hosts_is_refused():
     asked = {"WORLDSIZE_NODES": "2", "WORLDSIZE_PROCS": "2"}
     for found in (OPEN_MPI, OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, {}):
         with pytest.raises(UserError, match="check the launcher's host list"):
-            discover(found | asked)
+            discover_rank_info(found | asked)
 
 
 def test_threads_are_a_fair_share_unless_the_user_sets_them(monkeypatch):
     monkeypatch.setattr(places, "cores", lambda: 16)
-    place = discover(TORCHRUN)
-    assert threads_per_process(place, {}) == 4
-    assert threads_per_process(place, {"OMP_NUM_THREADS": "3"}) == 3
-    assert threads_per_process(place, {"OMP_NUM_THREADS": "1"}) == 1
-    assert threads_per_process(place, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) == 4
+    rank_info = discover_rank_info(TORCHRUN)
+    assert threads_per_process(rank_info, {}) == 4
+    assert threads_per_process(rank_info, {"OMP_NUM_THREADS": "3"}) == 3
+    assert threads_per_process(rank_info, {"OMP_NUM_THREADS": "1"}) == 1
+    assert threads_per_process(rank_info, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) == 4
     own = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", places.LOCAL_LAUNCH: "4"}
-    assert threads_per_process(place, own) == 1
-    assert threads_per_process(Place("none", 0, 1, 0, 1), {}) == 16
+    assert threads_per_process(rank_info, own) == 1
+    assert threads_per_process(RankInfo("none", 0, 1, 0, 1), {}) == 16
 
 
 @pytest.mark.parametrize(
@@ -244,7 +262,7 @@ def job_with_a_port(variable: str, form: str) -> dict[str, str]:
     two = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
     two |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     jobs = ({variable: form.format(number)} for number in itertools.count(os.getpid()))
-    return next(job for job in jobs if reserve(discover(two | job).master[1]))
+    return next(job for job in jobs if reserve(discover_rank_info(two | job).master[1]))
 
 
 @pytest.mark.parametrize("version", [pytest.param(4, marks=pytest.mark.slow), 5])

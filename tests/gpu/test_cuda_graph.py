@@ -13,12 +13,12 @@ from worldsize.config.recipe import Recipe
 from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
 from worldsize.distributed import batch_plan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
 from worldsize.models import factory
 from worldsize.training import build, cuda_graph
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer, StepHooks
 from worldsize.training.precision import Precision
 from worldsize.training.step import StepRunner
 
@@ -62,10 +62,10 @@ def train(settings: Recipe, monkeypatch) -> tuple[list[torch.Tensor], dict[str, 
     """Train `STEPS` steps with learning rates that float32 represents. Returns the metrics of each, and the weights."""
     network = factory.build(settings, 10, CPU, torch.float32)
     network.train()
-    world = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
+    world = World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1)
     plan = batch_plan.plan(settings, 1)
     state = build.build_state(settings, network, plan, world, Precision(settings.precision, CPU), 10)
-    runner = StepRunner(Compute(settings, plan, 0, CPU, state))
+    runner = StepRunner(GradientComputer(settings, plan, 0, CPU, state))
 
     def memory() -> list[int]:
         optimizer = [t for values in state.optimizer.state.values() for t in values.values() if t is not None]
@@ -78,7 +78,7 @@ def train(settings: Recipe, monkeypatch) -> tuple[list[torch.Tensor], dict[str, 
     feed = Feed(_batches(plan.forward_batch), CPU)
     metrics = []
     for step in range(STEPS):
-        computed, norm = runner.run(feed, step, 2.0 ** -(step + 3))
+        computed, norm = runner.run(feed, step, 2.0 ** -(step + 3), StepHooks(launched=feed.prefetch))
         metrics.append(torch.cat([computed.sums.reshape(-1), norm.double().view(1)]))
     # The forward passes and the updates, but for the first three of each.
     assert Replayed.replays == (plan.accumulation * STEPS - 3 + STEPS - 3 if settings.cuda_graphs else 0)

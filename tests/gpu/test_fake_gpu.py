@@ -53,8 +53,8 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 _SKIPS = {"step.py:_optimizer_step _local_scalar_dense": "fp16, not fused: torch reads whether to skip the step"}
 ALLOWED = {
     "collect": {
-        "meter.py:collect _to_copy to cpu": "metrics are read every --track.every-seconds, and before each save",
-        "clock.py:elapsed_ms synchronize": "events that have passed by then",
+        "step_metrics.py:collect _to_copy to cpu": "metrics are read every --track.every-seconds, and before each save",
+        "device_timer.py:elapsed_ms synchronize": "events that have passed by then",
     },
     "snapshot": {
         "margins.py:_packed _to_copy to cpu": "ranks exchange the losses of samples; the metrics before have waited",

@@ -22,7 +22,7 @@ from worldsize.data.images.normalize import Normalise
 from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed import world
 from worldsize.distributed.batch_plan import BatchPlan, evaluation_batch
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.errors import UserError
 from worldsize.models import factory, freezing
 from worldsize.models.freezing import FrozenBatchNorm2d
@@ -31,7 +31,7 @@ from worldsize.parallel.base import Exchange
 from worldsize.parallel.dataparallel.replicas import Replicas
 from worldsize.parallel.ddp import compression, strategy
 from worldsize.training import build, environment, precision, resume
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer
 from worldsize.training.objective import Objective
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -164,14 +164,14 @@ def test_each_device_draws_what_a_process_of_its_own_would(monkeypatch, devices)
     monkeypatch.setattr(torch.cuda, "default_generators", generators)
     recipe = Recipe(seed=7)
     plan = BatchPlan(16 * devices, 4, 1, devices)
-    compute = Compute(recipe, plan, 0, GPU, None)
+    compute = GradientComputer(recipe, plan, 0, GPU, None)
     compute._seed(step=3, forward=2)
     for device, generator in enumerate(generators):
         assert generator.initial_seed() == seed_of(7, Use.TORCH, 3, 2 * devices + device)
 
 
 def test_seeding_draws_what_torch_manual_seed_does():
-    compute = Compute(Recipe(seed=7), BatchPlan(4, 4, 1), 0, CPU, None)
+    compute = GradientComputer(Recipe(seed=7), BatchPlan(4, 4, 1), 0, CPU, None)
     compute._seed(step=3, forward=2)
     drawn = torch.rand(4)
     torch.manual_seed(seed_of(7, Use.TORCH, 3, 2))
@@ -182,13 +182,13 @@ def test_seeding_draws_what_torch_manual_seed_does():
 def test_asynchronous_ranks_do_not_bind_their_groups_to_a_gpu(monkeypatch, strategy, device):
     """In a bound group, each new group of two ranks makes all ranks call ncclCommSplit, and the two never do."""
     asked = {}
-    monkeypatch.setattr(world, "_device", lambda place, choice: GPU)
+    monkeypatch.setattr(world, "_device", lambda rank_info, choice: GPU)
     monkeypatch.setattr(world, "_assert_size", lambda world: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: asked.update(settings, backend=backend))
     monkeypatch.setattr(dist, "new_group", lambda **settings: None)
     recipe = Recipe.model_validate({"parallel": {"strategy": strategy}})
-    place = Place("torchrun", 0, 3, 0, 3, ("127.0.0.1", 1))
-    joined = world.join(place, recipe, 1, hosts_only=strategy == "async")
+    rank_info = RankInfo("torchrun", 0, 3, 0, 3, ("127.0.0.1", 1))
+    joined = world.join(rank_info, recipe, 1, hosts_only=strategy == "async")
     assert asked["device_id"] == device
     assert ("nccl" in asked["backend"]) == (joined.backend == "nccl") == (strategy == "ddp")
 

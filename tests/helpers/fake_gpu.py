@@ -32,19 +32,19 @@ from worldsize.data.augmentation.mixing import WIDTH
 from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
 from worldsize.distributed import batch_plan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.models import factory
 from worldsize.parallel.ddp import compression
 from worldsize.training import build, evaluation
 from worldsize.training.asynchronous.worker import unflatten
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer, StepHooks
 from worldsize.training.margins import Margins
 from worldsize.training.precision import Precision
 from worldsize.training.progress import Progress
 from worldsize.training.saver import Saver
 from worldsize.training.step import StepRunner
-from worldsize.training.step_metrics import Meter
+from worldsize.training.step_metrics import StepMetrics
 
 GPU = torch.device("cuda", 0)
 SOURCES = Path(worldsize.__file__).parent
@@ -70,8 +70,8 @@ class Waits(TorchDispatchMode):
 
     def note(self, what: str) -> None:
         frames = [f for f in traceback.extract_stack() if f.filename.startswith(str(SOURCES))]
-        place = f"{Path(frames[-1].filename).relative_to(SOURCES)}:{frames[-1].name}" if frames else "elsewhere"
-        self.found.append(f"{place} {what}")
+        where = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "elsewhere"
+        self.found.append(f"{where} {what}")
 
     @staticmethod
     def _copied_to(name: str, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> str | None:
@@ -303,22 +303,22 @@ class Case:
     def __init__(self, network: nn.Module, recipe: Recipe) -> None:
         size = 1 if recipe.parallel.strategy == "auto" else RANKS
         plan = batch_plan.plan(recipe, size)
-        self.world = World(Place("none", 0, size, 0, size), GPU, None if size == 1 else "nccl", 1)
+        self.world = World(RankInfo("none", 0, size, 0, size), GPU, None if size == 1 else "nccl", 1)
         self.model = on_gpu(network)
         number_format = Precision(recipe.precision, GPU)
         state = build.build_state(recipe, self.model, plan, self.world, number_format, 10)
         self.state = replace(state, margins=Margins(100))
         self.optimizer = self.state.optimizer
         assert self.state.scaler.is_enabled() == (recipe.precision == "fp16" and torch.cuda.is_available())
-        self.compute = Compute(recipe, plan, 0, GPU, self.state)
+        self.compute = GradientComputer(recipe, plan, 0, GPU, self.state)
         self.batches = Feed(iter(Samples(recipe.augment.mixes)), GPU, recipe.data.device_prefetch)
-        self.meter = Meter(self.world, plan, self.state.strategy)
+        self.meter = StepMetrics(self.world, plan, self.state.strategy)
         self.saver = Saver(recipe.checkpoint, Path("nowhere"), self.world, self.state, "", {})
         self.saver._team = object()  # each rank writes its own state
 
     def step(self) -> None:
         self.meter.begin()
-        computed, norm = StepRunner(self.compute).run(self.batches, 0, 0.1)
+        computed, norm = StepRunner(self.compute).run(self.batches, 0, 0.1, StepHooks(launched=self.batches.prefetch))
         assert computed.sums.device == norm.device == GPU
         assert all(isinstance(stamp, Event) for wait in computed.waits for stamp in wait)
         self.state.margins.add(computed.answers)

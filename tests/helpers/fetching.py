@@ -19,7 +19,7 @@ import tyro
 from worldsize.data.fetch import command
 from worldsize.errors import WorldsizeError
 try:
-    sys.exit(fetch.run(tyro.cli(fetch.Fetch, args=sys.argv[1:])))
+    sys.exit(command.run(tyro.cli(command.Fetch, args=sys.argv[1:])))
 except WorldsizeError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)

@@ -16,7 +16,7 @@ from worldsize.data.images.pillow import decode
 ImageFile.MAXBLOCK = 1 << 22
 
 NATIVE = native.load()
-needs_native = pytest.mark.skipif(NATIVE is None, reason=f"no native decoder: {native.why_not()}")
+needs_native = pytest.mark.skipif(NATIVE is None, reason=f"no native decoder: {native.reason_missing()}")
 SAMPLING = ["4:4:4", "4:2:2", "4:2:0"]
 
 

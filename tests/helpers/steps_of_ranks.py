@@ -15,11 +15,11 @@ from worldsize.config.recipe import Recipe
 from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
 from worldsize.distributed import batch_plan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.models import factory
 from worldsize.training import build
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer, StepHooks
 from worldsize.training.precision import Precision
 from worldsize.training.step import StepRunner
 
@@ -54,13 +54,13 @@ def _rank(rank: int, ranks: int, device_name: str, backend: str | None, folder: 
     torch.use_deterministic_algorithms(True)
     parallel._check_processes = lambda strategy, world_size: None  # a run of one process would need no ddp
     plan = batch_plan.plan(recipe, ranks)
-    world = World(Place("torchrun", rank, ranks, rank, ranks, ("127.0.0.1", 1)), device, backend, 1, control)
+    world = World(RankInfo("torchrun", rank, ranks, rank, ranks, ("127.0.0.1", 1)), device, backend, 1, control)
     network = factory.build(recipe, CLASSES, device, torch.float64).train()
     state = build.build_state(recipe, network, plan, world, Precision("fp64", device), 10)
-    runner = StepRunner(Compute(recipe, plan, rank, device, state))
+    runner = StepRunner(GradientComputer(recipe, plan, rank, device, state))
     feed = Feed(_batches(plan, rank), device)
     for step in range(STEPS):
-        runner.run(feed, step, 0.002)
+        runner.run(feed, step, 0.002, StepHooks(launched=feed.prefetch))
     with state.consensus(world, STEPS):
         if rank == 0:
             torch.save({name: tensor.cpu() for name, tensor in network.state_dict().items()}, f"{folder}/weights.pt")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from processes import free_port
-from worldsize.errors import Unmet, UserError
+from worldsize.errors import PeersUnreachable, UserError
 from worldsize.launch import entry_point, wait_for_hosts
 
 
@@ -56,7 +56,9 @@ def test_a_launcher_that_waits_leaves_when_it_is_asked_to(launcher):
 
 
 def test_an_unreachable_host_and_a_missing_hostfile_are_reported(tmp_path):
-    with pytest.raises(Unmet, match=r"worker-1\.invalid:2222 was not reachable within 0 s: .*(not known|resolution)"):
+    with pytest.raises(
+        PeersUnreachable, match=r"worker-1\.invalid:2222 was not reachable within 0 s: .*(not known|resolution)"
+    ):
         wait_for_hosts.wait_for(["worker-1.invalid"], 2222, timeout_s=0)
     names = ["a-worker-0.a.ml.svc", "a-worker-1.a.ml.svc"]
     assert wait_for_hosts.read_hosts(hostfile(tmp_path, *names)) == names

@@ -104,5 +104,5 @@ def test_every_program_is_started_through_entry():
         words = [[getattr(e, "value", None) for e in node.elts] for node in ast.walk(ast.parse(path.read_text()))
                  if isinstance(node, (ast.List, ast.Tuple))]  # fmt: skip
         assert not any("-m" in elements for elements in words), path
-        if path.name not in ("cli.py", "__main__.py", "entry.py", "allreduce.py"):  # documented for torchrun
+        if path.name not in ("usage.py", "__main__.py", "entry_point.py", "allreduce.py"):  # documented for torchrun
             assert "-m worldsize" not in path.read_text(), path

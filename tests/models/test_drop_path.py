@@ -53,8 +53,8 @@ def test_a_dropped_residual_leaves_the_shortcut_and_a_kept_one_is_scaled():
 
 @pytest.mark.parametrize("name", ["resnet18", "convnext_tiny"])
 def test_it_counts_as_random(name):
-    assert factory.draws(network(name, 0.1))
-    assert not factory.draws(network(name, 0.0))
+    assert factory.uses_random_draws(network(name, 0.1))
+    assert not factory.uses_random_draws(network(name, 0.0))
 
 
 def test_a_network_without_residual_blocks_is_refused():

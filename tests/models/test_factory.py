@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 from worldsize.config.recipe import Model, Optimizer, Recipe
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.tree_sum import fold
 from worldsize.distributed.world import World
 from worldsize.models import factory
@@ -18,7 +18,7 @@ from worldsize.models.factory import RunningStatistics
 from worldsize.optim import optimizers
 
 CPU = torch.device("cpu")
-SINGLE = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
+SINGLE = World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1)
 
 
 def build(**settings) -> nn.Module:

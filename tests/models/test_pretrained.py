@@ -17,12 +17,12 @@ from torch import nn
 
 from processes import distance, newest, weights
 from worldsize.config.recipe import Optimizer, Recipe
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.errors import UserError
 from worldsize.models import factory, networks, pretrained
 from worldsize.models.freezing import FrozenBatchNorm2d
 from worldsize.optim import optimizers
-from worldsize.training.request import TrainRequest, preflight
+from worldsize.training.request import TrainRequest, validate
 
 CPU = torch.device("cpu")
 
@@ -133,7 +133,7 @@ def test_a_library_that_is_missing_is_noticed_before_a_process_starts(tmp_path, 
     monkeypatch.setitem(sys.modules, "timm", None)
     wanted = TrainRequest(recipe(**settings), "r", tmp_path, None, None, False)
     with pytest.raises(UserError, match=message):
-        preflight(wanted, Place("none", 0, 1, 0, 1))
+        validate(wanted, RankInfo("none", 0, 1, 0, 1))
 
 
 def test_another_normalization_is_reported(caplog):
@@ -145,7 +145,7 @@ def test_another_normalization_is_reported(caplog):
 def test_networks_of_timm(monkeypatch):
     network = build(name="timm:vit_tiny_patch16_224", drop_path=0.1)
     assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
-    assert factory.draws(network)
+    assert factory.uses_random_draws(network)
     assert any(parameter is network.pos_embed for parameter in factory.parameter_kinds(network).others)
     assert networks.classifier(network)[0] == "head"
     with pytest.raises(UserError, match="did you mean timm:resnet18"):

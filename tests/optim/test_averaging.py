@@ -16,7 +16,7 @@ from torch.optim import swa_utils
 from processes import average_of, identical, records
 from worldsize import parallel
 from worldsize.config.recipe import Average, Recipe
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
 from worldsize.models.factory import RunningStatistics
@@ -24,7 +24,7 @@ from worldsize.optim import averaging
 from worldsize.optim.averaging import Averaging
 
 CPU = torch.device("cpu")
-ALONE = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
+ALONE = World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1)
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "96", "--data.classes", "10", "--epochs", "3"),
     *("--model.name", "shufflenet_v2_x0_5", "--global-batch", "16", "--micro-batch", "4", "--deterministic"),

@@ -17,7 +17,7 @@ import pytest
 
 from processes import distance, environment, identical, losses, momentum, overall_distance, weights, worldsize
 from worldsize.config.recipe import Optimizer, Parallel, Recipe
-from worldsize.distributed.rank import Place, here
+from worldsize.distributed.rank import RankInfo, local_rank_info
 from worldsize.errors import UserError
 from worldsize.parallel.horovod import installed
 from worldsize.parallel.horovod.installed import Build
@@ -41,8 +41,8 @@ HOROVOD = ("--parallel.strategy", "horovod")
 ADAMW = ("--optimizer.name", "adamw")
 
 
-def mpi(size: int, hosts: int = 1) -> Place:
-    return Place("Open MPI", 0, size, 0, size // hosts, ("127.0.0.1", 1))
+def mpi(size: int, hosts: int = 1) -> RankInfo:
+    return RankInfo("Open MPI", 0, size, 0, size // hosts, ("127.0.0.1", 1))
 
 
 def adasum(**settings) -> Recipe:
@@ -52,7 +52,7 @@ def adasum(**settings) -> Recipe:
 @pytest.mark.parametrize(
     ("recipe", "place", "build", "expected"),
     [
-        (adasum(), here(2), Build("0", True, True, False), "mpirun -np 2"),
+        (adasum(), local_rank_info(2), Build("0", True, True, False), "mpirun -np 2"),
         (adasum(), mpi(3), Build("0", True, True, False), "not a power of two"),
         (adasum(), mpi(2), Build("0", True, True, True), "averages inside a machine"),
         (adasum(optimizer=Optimizer(clip_norm=1.0)), mpi(2), Build("0", True, True, False), "clip-norm"),
@@ -64,24 +64,29 @@ def adasum(**settings) -> Recipe:
             "predivide",
         ),
         (Recipe(parallel=Parallel(strategy="horovod")), mpi(2), Build("0", False, True, False), "built with MPI"),
-        (Recipe(parallel=Parallel(strategy="horovod")), here(2), Build("0", True, False, False), "built with Gloo"),
         (
             Recipe(parallel=Parallel(strategy="horovod")),
-            Place("torchrun", 0, 4, 0, 2, ("a", 1)),
+            local_rank_info(2),
+            Build("0", True, False, False),
+            "built with Gloo",
+        ),
+        (
+            Recipe(parallel=Parallel(strategy="horovod")),
+            RankInfo("torchrun", 0, 4, 0, 2, ("a", 1)),
             Build("0", True, True, False),
             "horovodrun or mpirun",
         ),
     ],
 )
-def test_what_horovod_cannot_do_is_refused_early(monkeypatch, recipe, place, build, expected):
+def test_what_horovod_cannot_do_is_refused_early(monkeypatch, recipe, rank_info, build, expected):
     monkeypatch.setattr(installed, "find", lambda: build)
     with pytest.raises(UserError, match=expected):
-        installed.check(recipe, place)
+        installed.check(recipe, rank_info)
 
 
 def test_what_horovod_can_do_is_accepted(monkeypatch):
     monkeypatch.setattr(installed, "find", lambda: Build("0", True, True, True))
-    installed.check(Recipe(parallel=Parallel(strategy="horovod")), here(2))
+    installed.check(Recipe(parallel=Parallel(strategy="horovod")), local_rank_info(2))
     installed.check(adasum(), mpi(4, hosts=2))  # NCCL within a machine, Adasum between machines
     installed.check(adasum(device="cpu"), mpi(4))
 
@@ -93,11 +98,11 @@ def test_a_host_name_that_does_not_resolve(monkeypatch):
     monkeypatch.setattr(installed, "find", lambda: Build("0", True, True, False))
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
-    place = Place("horovodrun", 0, 2, 0, 2, ("127.0.0.1", 1))
+    rank_info = RankInfo("horovodrun", 0, 2, 0, 2, ("127.0.0.1", 1))
     with pytest.raises(UserError, match="/etc/hosts"):
-        installed.check(Recipe(parallel=Parallel(strategy="horovod")), place)
+        installed.check(Recipe(parallel=Parallel(strategy="horovod")), rank_info)
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")  # Gloo then does not resolve the host name
-    installed.check(Recipe(parallel=Parallel(strategy="horovod")), place)
+    installed.check(Recipe(parallel=Parallel(strategy="horovod")), rank_info)
 
 
 def test_a_horovod_for_another_torch(tmp_path):

@@ -126,7 +126,7 @@ def test_the_model_is_pure():
     for module in (model, traffic, sys.modules[fit.__module__]):
         for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
             if isinstance(node, ast.ImportFrom):
-                own = {f"worldsize.{name}" for name in ("errors", "recipe", "plan", "plan.model")}
+                own = {f"worldsize.{name}" for name in ("errors", "config.recipe", "plan", "plan.model")}
                 assert node.module.split(".")[0] in pure or node.module in own
             elif isinstance(node, ast.Import):
                 assert {alias.name for alias in node.names} <= pure

@@ -347,11 +347,11 @@ def test_prove_shares_the_batch_with_the_largest_micro_batch_that_fits():
 
     told: list[str] = []
     recipe = recipe_files.load("digits")
-    assert prove.shared_by([1, 2], recipe, told.append).micro_batch == 32 and told == []
-    assert prove.shared_by([1, 2, 4], recipe, told.append).micro_batch == 16
+    assert prove.recipe_for_sizes([1, 2], recipe, told.append).micro_batch == 32 and told == []
+    assert prove.recipe_for_sizes([1, 2, 4], recipe, told.append).micro_batch == 16
     assert "micro-batches of 16 instead of 32" in told[0]
     with pytest.raises(UserError, match="pass a --global-batch that is a multiple of 3"):
-        prove.shared_by([1, 3], recipe, told.append)
+        prove.recipe_for_sizes([1, 3], recipe, told.append)
 
 
 @pytest.mark.parametrize("text", ["", "2", "1,1", "0,1", "1,two"])

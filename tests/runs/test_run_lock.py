@@ -32,10 +32,10 @@ HOLDER = """
 import sys
 from pathlib import Path
 from worldsize.runs import run_lock
-runlock.BEAT_S = 0.05
+run_lock.BEAT_S = 0.05
 if "no-locks" in sys.argv:
-    runlock._lock = lambda file: False
-with runlock.RunLock() as lock:
+    run_lock._lock = lambda file: False
+with run_lock.RunLock() as lock:
     lock.acquire(Path(sys.argv[1]))
     print("held", flush=True)
     sys.stdin.read()

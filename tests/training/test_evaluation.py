@@ -11,13 +11,13 @@ from worldsize.data.images.crops import CenterCrop
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.loader import Loader
 from worldsize.data.samples import ArraySamples
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.training.evaluation import Result, evaluate
 from worldsize.training.precision import Precision
 
 SIZE, CPU = 8, torch.device("cpu")
-WORLD = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
+WORLD = World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1)
 
 
 def result(images: np.ndarray, model: nn.Module, mirror: bool) -> Result | None:

@@ -13,14 +13,14 @@ from torch.nn import functional
 from processes import newest
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.normalize import Normalise
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.training.margins import SCALE, Answers, Margins
 from worldsize.training.objective import Objective, margin
 from worldsize.training.precision import Precision
 
 CPU = torch.device("cpu")
-ALONE = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
+ALONE = World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 12))

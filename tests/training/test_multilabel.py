@@ -22,7 +22,7 @@ from worldsize.data.images.crops import CenterCrop
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.loader import Loader
 from worldsize.data.samples import ArraySamples
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
 from worldsize.training.evaluation import Result, evaluate
@@ -103,7 +103,7 @@ def test_evaluation_by_its_definition():
     samples = ArraySamples("noise", images, labels, tuple("abcde"))
     loader = Loader(samples, CenterCrop(8, False, 8), seed=1, workers=1, prefetch=1, pin=False)
     normalise, precision = Normalise(Data(), CPU, torch.float64), Precision("fp64", CPU)
-    found = evaluate(model, loader, normalise, precision, World(Place("none", 0, 1, 0, 1), CPU, None, 1), 16)
+    found = evaluate(model, loader, normalise, precision, World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1), 16)
     loader.close()
     logits, targets = model(normalise(torch.from_numpy(images))).detach(), torch.from_numpy(labels)
     theirs = average_precision_score(labels[:, :4], logits[:, :4].numpy())  # class e has no image

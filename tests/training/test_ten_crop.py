@@ -16,13 +16,13 @@ from worldsize.data import open_dataset
 from worldsize.data.images.crops import evaluation_crop, five_crops
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.loader import Loader
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.training.evaluation import evaluate
 from worldsize.training.precision import Precision
 
 CPU = torch.device("cpu")
-WORLD = World(Place("none", 0, 1, 0, 1), CPU, None, 1)
+WORLD = World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1)
 SIZES = {"val_resize_size": 32, "val_crop_size": 24}
 
 

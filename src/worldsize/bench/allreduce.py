@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from worldsize.bench.tables import table
 from worldsize.config import command_line
 from worldsize.config.recipe import Recipe
-from worldsize.distributed.rank import Place, discover
+from worldsize.distributed.rank import RankInfo, discover_rank_info
 from worldsize.errors import SUCCESS, UserError
 from worldsize.launch.distribute import check_procs, distribute
 from worldsize.runs import run_folder
@@ -84,11 +84,11 @@ def main(argv: list[str]) -> int:
     """Run the command; returns its exit code."""
     asked = command_line.parse(BenchAllreduce, argv, BenchAllreduce(), "bench allreduce")
     sizes = message_sizes(asked)
-    place = discover()
-    if place.size == 1 and check_procs(asked.procs) == 1:
+    rank_info = discover_rank_info()
+    if rank_info.size == 1 and check_procs(asked.procs) == 1:
         raise UserError("--procs 1: an all-reduce needs at least 2 processes")
-    procs = asked.procs if place.size == 1 else 1
-    return distribute(["bench", "allreduce", *argv], procs, place, lambda stop: _measure(asked, sizes, place, stop))
+    procs = asked.procs if rank_info.size == 1 else 1
+    return distribute(["bench", "allreduce", *argv], procs, rank_info, lambda stop: _measure(asked, sizes, rank_info, stop))
 
 
 def message_sizes(asked: BenchAllreduce) -> list[int]:
@@ -113,10 +113,10 @@ def _bytes(name: str, text: str) -> int:
     return size
 
 
-def _measure(asked: BenchAllreduce, sizes: list[int], place: Place, stop: StopFlag) -> int:
+def _measure(asked: BenchAllreduce, sizes: list[int], rank_info: RankInfo, stop: StopFlag) -> int:
     from worldsize.distributed.world import join
 
-    world = join(place, Recipe(device=asked.device))
+    world = join(rank_info, Recipe(device=asked.device))
     name, all_reduce = world.collectively(lambda: _through(asked.through, world))
     folder = world.from_main(world.collectively(lambda: _folder(asked, world)))
     if world.is_main:
@@ -148,7 +148,7 @@ def _through(name: str, world: World) -> tuple[str, AllReduce]:
     from worldsize.config.recipe import Parallel
     from worldsize.parallel.horovod import installed, strategy
 
-    installed.check(Recipe(device=world.device.type, parallel=Parallel(strategy="horovod")), world.place)
+    installed.check(Recipe(device=world.device.type, parallel=Parallel(strategy="horovod")), world.rank_info)
     return strategy.all_reduce(world)
 
 

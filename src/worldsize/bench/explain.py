@@ -18,6 +18,7 @@ from worldsize.attribution.step_time import PARTS
 from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed import batch_plan
+from worldsize.distributed.stop_signals import ends_at_once
 from worldsize.errors import SUCCESS, UserError
 from worldsize.runs.run_folder import open_existing, write_json
 from worldsize.training import environment
@@ -55,6 +56,11 @@ def run(argv: list[str]) -> int:
     if not argv:
         raise UserError("RUN is required: worldsize explain RUN, a folder such as runs/digits-1")
     asked = command_line.parse(Explain, argv, None, "explain")
+    with ends_at_once("the run was not changed"):
+        return _explain(asked)
+
+
+def _explain(asked: Explain) -> int:
     seen = evidence.read(open_existing(asked.run))
     found = [advice.on(loss, seen) for loss in causes.losses(seen)]
     shown = [one for one in found if one.loss.lost >= advice.WORTH]
@@ -102,7 +108,7 @@ def _machine(seen: Evidence) -> str | None:
 
 
 def _merges(recipe: Recipe) -> bool:
-    return parallel.named(recipe.parallel).merges(recipe.parallel)
+    return parallel.strategy_class(recipe.parallel).allows_merged_forward(recipe.parallel)
 
 
 # Showing ------------------------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldsize.bench import other_loaders
+from worldsize.bench.options import BenchLoader
 from worldsize.bench.other_loaders import Peer
 from worldsize.config import recipe_files
-from worldsize.config.command_line import BenchLoader
 from worldsize.config.recipe import Recipe
 from worldsize.data import open_layout, shards
 from worldsize.data.augmentation import policies

@@ -21,19 +21,19 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from worldsize.bench import tables
-from worldsize.config.command_line import BenchStep
+from worldsize.bench.options import BenchStep
 from worldsize.config.recipe import Recipe
 from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
 from worldsize.distributed.batch_plan import BatchPlan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World, join
 from worldsize.errors import UserError
 from worldsize.models import factory
 from worldsize.optim import optimizers
 from worldsize.runs.run_folder import RunFolder, create
 from worldsize.training import build, cuda_graph, environment, precision
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer, StepHooks
 from worldsize.training.precision import Precision
 from worldsize.training.step import StepRunner
 
@@ -80,7 +80,7 @@ def run(arguments: BenchStep, tell: Callable[[str], None]) -> RunFolder:
     Raises:
         UserError: the device does not support a number format or is too small for the batch, or a form is unknown.
     """
-    world = join(Place("none", 0, 1, 0, 1), _recipe(arguments, Form("worldsize", "auto")))
+    world = join(RankInfo("none", 0, 1, 0, 1), _recipe(arguments, Form("worldsize", "auto")))
     forms = chosen(arguments, world.device)
     folder = create(arguments.out, None, "bench-step")
     try:
@@ -201,9 +201,9 @@ class _Loop:
 def _worldsize(recipe: Recipe, network: nn.Module, world: World, number_format: Precision) -> Callable[[], None]:
     plan = BatchPlan(recipe.global_batch, recipe.micro_batch, 1, groups=recipe.global_batch // recipe.micro_batch)
     state = build.build_state(recipe, network, plan, world, number_format, 1)
-    runner = StepRunner(Compute(recipe, plan, 0, world.device, state))
+    runner = StepRunner(GradientComputer(recipe, plan, 0, world.device, state))
     batches = Feed(_host_batches(recipe.global_batch, recipe.data.train_crop_size, world.device), world.device)
-    return lambda: (runner.run(batches, 0, recipe.optimizer.lr), None)[1]
+    return lambda: (runner.run(batches, 0, recipe.optimizer.lr, StepHooks(launched=batches.prefetch)), None)[1]
 
 
 def _host_batches(images: int, size: int, device: torch.device) -> Iterator[Batch]:

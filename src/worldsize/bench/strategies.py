@@ -13,11 +13,11 @@ from pathlib import Path
 
 from worldsize.bench import tables
 from worldsize.bench.launching import train_here
-from worldsize.config.command_line import BenchStrategies
+from worldsize.bench.options import BenchStrategies
 from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
 from worldsize.parallel import STRATEGIES, load
-from worldsize.parallel.availability import ways
+from worldsize.parallel.availability import support
 from worldsize.parallel.base import Variant
 from worldsize.runs.run_folder import RunFolder, create
 
@@ -39,7 +39,7 @@ class Measured:
 
 def variants(procs: int) -> list[Variant]:
     """The variants that can run on this machine with this many processes."""
-    usable = {(way.strategy, way.backend) for way in ways() if not way.missing}
+    usable = {(way.strategy, way.backend) for way in support() if not way.missing}
     paired = procs & (procs - 1) == 0
     return [
         variant

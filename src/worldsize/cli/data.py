@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,9 +164,6 @@ def info(argv: list[str]) -> int:
             count = sheet.write(dataset.train, options.sheet, str(options.root), options.images, options.seed)
         print(f"contact sheet with {count} training images: {options.sheet}")
     return 0
-
-
-VERBS: dict[str, Callable[[list[str]], int]] = {"fetch": fetch, "verify": verify, "pack": pack, "info": info}
 
 
 def _workers(number: int | None) -> int:

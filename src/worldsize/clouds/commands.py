@@ -12,7 +12,7 @@ import yaml
 
 from worldsize.clouds.spec import CloudSpec, problems
 from worldsize.config import command_line
-from worldsize.config.command_line import Flat, Settings
+from worldsize.config.command_line import Flat, RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.errors import SUCCESS, UserError
 from worldsize.jobs.commands import recipe_argument
@@ -43,7 +43,7 @@ class Render:
     on: Literal["skypilot", "dstack"] = "skypilot"
     """The launcher."""
     job: Flat[CloudOptions] = CloudOptions()
-    settings: Settings
+    settings: RecipeFlags
 
 
 def train_on(argv: list[str]) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsize.cluster import options
 from worldsize.cluster.manifests import load_target
@@ -12,7 +11,7 @@ from worldsize.cluster.manifests.pod import to_yaml
 from worldsize.cluster.options import Where
 from worldsize.config import command_line
 from worldsize.config.recipe import Recipe
-from worldsize.errors import PREFLIGHT_FAILED, SUCCESS, UserError
+from worldsize.errors import PREFLIGHT_FAILED, SUCCESS
 from worldsize.jobs.commands import follow, recipe_argument
 from worldsize.jobs.terminal import note
 
@@ -66,59 +65,26 @@ def _warn(recipe: Recipe, job: options.JobOptions) -> None:
         note(warning)
 
 
-# Commands implemented by function(arguments, cluster): module, class of the arguments, function.
-_ON_CLUSTER: dict[str, tuple[str, str, str]] = {
-    "cluster check": ("preflight.runner", "ClusterCheck", "check"),
-    "cluster volume create": ("storage.volumes", "VolumeCreate", "create"),
-    "cluster volume list": ("storage.volumes", "VolumeList", "show"),
-    "cluster volume delete": ("storage.volumes", "VolumeDelete", "delete"),
-    "cluster secret create": ("storage.secrets", "SecretCreate", "create"),
-    "cluster secret list": ("storage.secrets", "SecretList", "show"),
-    "cluster secret delete": ("storage.secrets", "SecretDelete", "delete"),
-    "cluster data fetch": ("jobs.fetch", "Fetch", "fetch"),
-    "cluster files ls": ("storage.files", "FilesList", "show"),
-    "cluster files get": ("storage.files", "FilesGet", "get"),
-    "cluster files put": ("storage.files", "FilesPut", "put"),
-}
+def connected(title: str, options: type[Any], function: Callable[[Any, Cluster], int], argv: list[str]) -> int:
+    """Run a function of the options and the cluster that they name."""
+    asked = command_line.parse(options, argv, None, title)
+    return function(asked, _cluster(asked.where))
 
 
-def cluster(argv: list[str]) -> int:
-    """``worldsize cluster ...``."""
-    if argv[:2] == ["files", "browse"]:
-        from worldsize.cluster.storage import browse
+def browse(argv: list[str]) -> int:
+    """``worldsize cluster files browse``."""
+    from worldsize.cluster.storage import browse
 
-        return browse.show(command_line.parse(browse.FilesBrowse, argv[2:], None, "cluster files browse"))
-    for words in (3, 2):
-        title = " ".join(["cluster", *argv[: words - 1]])
-        if title in _ON_CLUSTER:
-            module, kind, function = _ON_CLUSTER[title]
-            commands = importlib.import_module(f"worldsize.cluster.{module}")
-            asked = command_line.parse(getattr(commands, kind), argv[words - 1 :], None, title)
-            return int(getattr(commands, function)(asked, _cluster(asked.where)))
-    print("usage: worldsize cluster COMMAND ...\n")
-    for title in [*_ON_CLUSTER, "cluster files browse"]:
-        print(f"  worldsize {title}")
-    print("\nHelp for each command: worldsize cluster check --help")
-    return _usage_code(argv)
+    return browse.show(command_line.parse(browse.FilesBrowse, argv, None, "cluster files browse"))
 
 
-def image(argv: list[str]) -> int:
+def image_build(argv: list[str]) -> int:
     """``worldsize image build``."""
     from worldsize.cluster.image import build
 
-    if argv[:1] != ["build"]:
-        print("usage: worldsize image build [--push REPOSITORY] ...\n\nHelp: worldsize image build --help")
-        return _usage_code(argv)
     end = argv.index("--") if "--" in argv else len(argv)
-    asked = command_line.parse(build.ImageBuild, argv[1:end], build.ImageBuild(), "image build")
+    asked = command_line.parse(build.ImageBuild, argv[:end], build.ImageBuild(), "image build")
     return build.build(asked, argv[end + 1 :])
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"cluster": cluster, "image": image}
-
-
-def _usage_code(argv: list[str]) -> int:
-    return SUCCESS if "-h" in argv or "--help" in argv else UserError.exit_code
 
 
 def _cluster(where: Where) -> Cluster:

@@ -11,7 +11,7 @@ from typing import Literal
 import tyro
 
 from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, Placement, PodJobSpec, PodResources, SecretKey, Toleration
-from worldsize.config.command_line import Flat, Settings
+from worldsize.config.command_line import Flat, RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
@@ -91,7 +91,7 @@ class Render:
     namespace: str = "default"
     """Namespace of the manifests."""
     job: Flat[JobOptions] = JobOptions()
-    settings: Settings
+    settings: RecipeFlags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Submit:
     """Run preflight checks before submitting the job."""
     job: Flat[JobOptions] = JobOptions()
     where: Flat[Where] = Where()
-    settings: Settings
+    settings: RecipeFlags
 
 
 def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions) -> PodJobSpec:

@@ -1,17 +1,19 @@
-"""The command lines of ``train``, ``eval`` and ``bench``, typed; tyro turns them into flags and ``--help``."""
+"""The command lines of ``train`` and ``eval``, typed, and how tyro turns those of all commands into flags and ``--help``."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import sys
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from worldsize.config.recipe import Recipe
 from worldsize.config.recipe_files import explain
@@ -22,7 +24,7 @@ T = TypeVar("T")
 # A nested dataclass whose fields are flags of their own: --namespace, not --where.namespace.
 Flat = Annotated[T, tyro.conf.OmitArgPrefixes]
 # The recipe; its settings keep their sections: --data.root, not --settings.data.root, and not --root.
-Settings = Annotated[Recipe, tyro.conf.arg(name="")]
+RecipeFlags = Annotated[Recipe, tyro.conf.arg(name="")]
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Train:
     hosts: `worldsize train RECIPE --on slurm --help`.
     """
 
-    settings: Settings
+    settings: RecipeFlags
     procs: int = 1
     """Processes on this machine; each uses one GPU, or its share of the cores."""
     name: str | None = None
@@ -75,7 +77,7 @@ class Evaluate:
     Every setting of the recipe is a flag with its dotted name: evaluate at another size or precision, or on other images.
     """
 
-    settings: Settings
+    settings: RecipeFlags
     procs: int = 1
     """Processes on this machine; each uses one GPU, or its share of the cores."""
     raw: bool = False
@@ -93,190 +95,6 @@ class Evaluate:
     left out."""
 
 
-@dataclass
-class Prove:
-    """Run the first steps of RECIPE with several numbers of processes, and compare what they compute.
-
-    Compares the order of samples, losses, gradient norms, weights and BatchNorm statistics, and prints one table. Exits
-    with 0 if the strategy keeps its promise (bitwise: the same bits; ddp: the same numbers up to rounding), else with 1.
-    Everything runs in a temporary folder.
-    """
-
-    settings: Settings
-    procs: str = "1,2,4"
-    """Numbers of processes on this machine, separated by commas; the first is the reference."""
-    steps: int = 20
-    """Steps of each run."""
-    strategy: str | None = None
-    """Strategy (default: the recipe's; of a recipe with `auto`, bitwise)."""
-    interrupt: bool = False
-    """Stop each run in the middle, and resume it."""
-    against: Literal["torch"] | None = None
-    """Also compare with a plain PyTorch loop of one process: losses and weights, up to rounding."""
-
-
-@dataclass
-class Tune:
-    """Find a learning rate for RECIPE in a few short runs, and write a recipe with it.
-
-    First a range test (Smith 2017, arXiv 1506.01186): the learning rate rises with each step from --low to --high, and the
-    loss shows where learning begins and where it ends. Then runs with warmup and decay around the rate at which the loss
-    fell fastest; the one with the lowest loss at its end decides. The numbers do not depend on --procs.
-    """
-
-    settings: Settings
-    procs: int = 1
-    """Processes on this machine."""
-    steps: int = 100
-    """Steps of each run."""
-    low: float = 1e-4
-    """First learning rate of the range test, for the recipe's own global batch."""
-    high: float = 10.0
-    """Its last learning rate."""
-    micro_batches: str | None = None
-    """Also measure the speed of these micro-batches, such as 16,32,64. They change BatchNorm, so none is chosen."""
-    forward_batches: bool = False
-    """Also measure forward passes of more and more micro-batches, until one does not fit; choose the fastest."""
-    out: Path | None = None
-    """The new recipe (default: RECIPE-tuned.yaml in the current folder); the curve is put next to it as SVG."""
-
-
-@dataclass
-class Replay:
-    """Compute past steps of a run again, from the nearest checkpoint before them, and show what the model saw.
-
-    Reports whether each step matches metrics.jsonl, and writes an HTML page about the first one: the images after cropping
-    and augmentation with labels, predictions and losses, and the norms of gradients, weights and updates. Exits with 1 if
-    a step that should be bit-identical is not. The run is not changed.
-    """
-
-    step: str
-    """The step, counted from 1 as in metrics.jsonl, or a range such as 120:125."""
-    procs: int | None = None
-    """Processes (default: as many as the run had)."""
-    from_start: bool = False
-    """If no checkpoint is early enough, start at the beginning of the run."""
-    out: Path | None = None
-    """The page (default: RUN-step-N.html in the current folder)."""
-
-
-@dataclass
-class Audit:
-    """Verify a run: its chain of fingerprints, its checkpoints, and parts of it by computing them again.
-
-    Checks that metrics.jsonl, the checkpoints, result.json, recipe.yaml and the dataset belong together. Then computes
-    randomly chosen windows between two checkpoints again, and compares their bits. Exits with 0 and a certificate, or
-    with 1 and the first inconsistent step. The run is not changed.
-    """
-
-    windows: int = 5
-    """Windows to compute again, at most."""
-    seed: int | None = None
-    """Seed of the choice of windows (default: random, printed)."""
-    procs: int | None = None
-    """Processes (default: as many as the run had)."""
-    out: Path | None = None
-    """Also write the certificate to this JSON file."""
-
-
-@dataclass
-class BenchStep:
-    """Measure a training step without loading images: worldsize's own, a bare loop and torchvision's reference script.
-
-    All run in one process, interleaved in rounds. Prints a table (images/s, ratios, share of the GPU's peak, memory, host
-    time, kernels) and writes it with all measurements to OUT/bench-step-N.
-    """
-
-    model: str = "resnet50"
-    """Any torchvision classification model."""
-    batch: int = 256
-    """Samples per step, in one forward pass."""
-    micro_batch: int | None = None
-    """Samples that share BatchNorm statistics (default: all)."""
-    size: int = 224
-    """Side of the images, pixels."""
-    precision: tuple[Literal["auto", "fp32", "tf32", "bf16", "fp16"], ...] = ()
-    """Number formats (default: bf16, fp16 and tf32 on a GPU, auto on a CPU)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device (auto: a GPU if there is one)."""
-    compile: bool = False
-    """Also measure networks compiled by torch.compile; compiling takes minutes."""
-    steps: int = 20
-    """Steps of each form per round."""
-    warmup: int = 5
-    """Steps of each form before the first round."""
-    rounds: int = 5
-    """Rounds."""
-    only: tuple[str, ...] = ()
-    """Measure only these forms, such as 'bare bf16' 'worldsize bf16' (default: all)."""
-    out: Path = Path("runs")
-    """Folder for the results."""
-
-
-@dataclass
-class BenchStrategies:
-    """Compare all strategies that work on this machine: real runs on synthetic images, interleaved in rounds.
-
-    Prints a table and writes it, with all measurements and the runs themselves, to OUT/bench-strategies-N.
-    """
-
-    procs: int = 2
-    """Processes on this machine."""
-    model: str = "resnet50"
-    """Any torchvision classification model."""
-    batch: int = 8
-    """Samples per process and step."""
-    size: int = 224
-    """Side of the images, pixels."""
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"] = "fp32"
-    """Number format."""
-    steps: int = 19
-    """Steps of each run; the first three are not counted."""
-    rounds: int = 3
-    """How often each strategy runs."""
-    only: tuple[str, ...] = ()
-    """Compare only these with ddp, by their names in the table (quote names with spaces)."""
-    out: Path = Path("runs")
-    """Where the folder is created."""
-
-
-@dataclass
-class BenchLoader:
-    """Measure how fast training images of a dataset are read, decoded and cropped, by this loader and by others,
-    interleaved in rounds; names the bottleneck and the number of cores that a device needs.
-
-    Prints a table and writes it, with all measurements, to OUT/bench-loader-N.
-    """
-
-    root: tuple[Path, ...]
-    """The dataset, as files or packed; further ones, such as its packed forms, are compared with it."""
-    data: Literal["imagenet", "folder", "cifar10"] | None = None
-    """Layout of the datasets (default: detected)."""
-    against: str = ""
-    """Loaders to compare with, separated by commas: torchvision, timm, torchcodec, dali, webdataset. Each runs with half,
-    one and two worker processes per core."""
-    recipe: str | None = None
-    """Crop and augment as this recipe, which also tells the size (default: mirror and random resized crop)."""
-    size: int | None = None
-    """Side of the crops, pixels (default: the recipe's, or 224)."""
-    batch: int = 64
-    """Images per batch."""
-    workers: int | None = None
-    """Decoding threads (default: one per core)."""
-    readers: int = 16
-    """Reads in flight."""
-    prefetch: int = 4
-    """Batches prepared ahead."""
-    images: Annotated[int, tyro.conf.arg(aliases=["--pictures"])] = 2000
-    """Images per pass, at most."""
-    rounds: int = 5
-    """How often each loader runs, after one round that is not counted."""
-    feed: float = 2500
-    """Images/s that a device consumes; the default is about ResNet-50 in mixed precision on one A100 (NVIDIA)."""
-    out: Path = Path("runs")
-    """Where the folder is created."""
-
-
 def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorded: Recipe | None = None) -> T:
     """The command line as a ``kind``; without a ``default``, its fields' own defaults apply.
 
@@ -289,6 +107,7 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
     """
     values = tyro.MISSING_NONPROP if default is None else default
     printed = io.StringIO()
+    _show_as_read(kind)
     try:
         with redirect_stderr(printed):
             parsed = tyro.cli(kind, prog=f"worldsize {title}", args=argv, default=values)
@@ -302,6 +121,46 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
         raise SystemExit(UserError.exit_code if stop.code else 0) from None
     _check_scale(getattr(parsed, "settings", None), recorded)
     return parsed
+
+
+_SHOWN: set[type] = set()
+
+
+def _show_as_read(kind: type[Any]) -> None:
+    """Let ``--help`` show optional values as users read them: INT, not {None}|INT, and no default where it is None.
+
+    What None means is in the text of the flag.
+    """
+    if kind in _SHOWN:
+        return
+    _SHOWN.add(kind)
+    hints = get_type_hints(kind, include_extras=True)
+    fields = kind.model_fields if issubclass(kind, BaseModel) else {one.name: one for one in dataclasses.fields(kind)}
+    for name in fields:
+        inner = _without_extras(hints[name])
+        if isinstance(inner, type) and (dataclasses.is_dataclass(inner) or issubclass(inner, BaseModel)):
+            _show_as_read(inner)
+        elif NoneType in get_args(inner):
+            shown = tyro.conf.arg(metavar=_metavar(inner), help_behavior_hint=_default)
+            kind.__annotations__[name] = Annotated[hints[name], shown]
+
+
+def _without_extras(hint: Any) -> Any:
+    return _without_extras(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
+
+
+def _metavar(optional: Any) -> str:
+    """INT for ``int | None``; the choices of a Literal."""
+    [inner] = [_without_extras(one) for one in get_args(optional) if one is not NoneType]
+    if get_origin(inner) is Literal:
+        return "{" + ",".join(map(str, get_args(inner))) + "}"
+    if get_origin(inner) is tuple:
+        return " ".join("..." if one is Ellipsis else _metavar(one | None) for one in get_args(inner))
+    return str(inner.__name__).upper()
+
+
+def _default(label: str) -> str:
+    return "" if label == "None" else f"(default: {label})"
 
 
 def _check_scale(recipe: object, recorded: Recipe | None) -> None:

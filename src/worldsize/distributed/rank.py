@@ -65,7 +65,7 @@ LAUNCHED = (
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """What the launcher reports about this process.
 
     ``master`` is the (address, port) where rank 0 listens; None for a single process.
@@ -79,7 +79,7 @@ class Place:
     master: tuple[str, int] | None = None
 
 
-def discover(env: Mapping[str, str] = os.environ) -> Place:
+def discover_rank_info(env: Mapping[str, str] = os.environ) -> RankInfo:
     """This process's place, from the environment variables that its launcher set.
 
     Checks the variables of torchrun, then horovodrun, then Open MPI (4 and 5), then other MPIs, then a Slurm job step.
@@ -88,44 +88,45 @@ def discover(env: Mapping[str, str] = os.environ) -> Place:
         UserError: the variables contradict each other or are incomplete.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
-        place = _torchrun(env)
+        rank_info = _torchrun(env)
     elif "HOROVOD_RANK" in env and "HOROVOD_SIZE" in env:
-        place = _horovodrun(env)
+        rank_info = _horovodrun(env)
     elif "OMPI_COMM_WORLD_SIZE" in env:
-        place = _open_mpi(env)
+        rank_info = _open_mpi(env)
     elif (mpi := _mpi_of(env)) is not None:
-        place = _other_mpi(mpi, env)
+        rank_info = _other_mpi(mpi, env)
     elif "SLURM_STEP_ID" in env and "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
-        place = _slurm(env)
+        rank_info = _slurm(env)
     else:
         _refuse_unknown(env)
-        place = Place("none", 0, 1, 0, 1)
-    return _check_expected(place, env)
+        rank_info = RankInfo("none", 0, 1, 0, 1)
+    return _check_expected(rank_info, env)
 
 
-def _check_expected(place: Place, env: Mapping[str, str]) -> Place:
+def _check_expected(rank_info: RankInfo, env: Mapping[str, str]) -> RankInfo:
     """Reject a world that differs from what the job asked for: some launchers silently fall back to one machine."""
     if "WORLDSIZE_NODES" in env and "WORLDSIZE_PROCS" in env:
         nodes, procs = _number(env, "WORLDSIZE_NODES"), _number(env, "WORLDSIZE_PROCS")
-        if (place.size, place.local_size) != (nodes * procs, procs):
+        if (rank_info.size, rank_info.local_size) != (nodes * procs, procs):
             raise UserError(
-                f"the job asked for {nodes} nodes with {procs} processes each, but {place.launcher} started {place.size}, "
-                f"{place.local_size} of them on this node; check the launcher's host list"
+                f"the job asked for {nodes} nodes with {procs} processes each, but {rank_info.launcher} started "
+                f"{rank_info.size}, "
+                f"{rank_info.local_size} of them on this node; check the launcher's host list"
             )
-    return place
+    return rank_info
 
 
-def here(processes: int) -> Place:
+def local_rank_info(processes: int) -> RankInfo:
     """The place of rank 0 in a world of ``processes`` that `worldsize --procs` will start."""
-    return Place("worldsize --procs" if processes > 1 else "none", 0, processes, 0, processes)
+    return RankInfo("worldsize --procs" if processes > 1 else "none", 0, processes, 0, processes)
 
 
-def _torchrun(env: Mapping[str, str]) -> Place:
+def _torchrun(env: Mapping[str, str]) -> RankInfo:
     size = _number(env, "WORLD_SIZE")
     rank = _number(env, "RANK")
     # Kubeflow's operators set neither of the local variables in pods with one process.
     local_size = _number(env, "LOCAL_WORLD_SIZE", size if "LOCAL_RANK" in env else 1)
-    place = Place(
+    rank_info = RankInfo(
         "worldsize --procs" if LOCAL_LAUNCH in env else "torchrun",
         rank,
         size,
@@ -133,14 +134,14 @@ def _torchrun(env: Mapping[str, str]) -> Place:
         local_size,
         _master(env, None, None) if size > 1 else None,
     )
-    return _validated(place)
+    return _validated(rank_info)
 
 
-def _horovodrun(env: Mapping[str, str]) -> Place:
+def _horovodrun(env: Mapping[str, str]) -> RankInfo:
     """horovodrun with Gloo; with MPI it starts mpirun, so Open MPI's variables apply."""
     size = _number(env, "HOROVOD_SIZE")
     local_size = _number(env, "HOROVOD_LOCAL_SIZE", size)
-    place = Place(
+    rank_info = RankInfo(
         "horovodrun",
         _number(env, "HOROVOD_RANK"),
         size,
@@ -150,15 +151,15 @@ def _horovodrun(env: Mapping[str, str]) -> Place:
         if size > 1
         else None,
     )
-    return _validated(place)
+    return _validated(rank_info)
 
 
-def _open_mpi(env: Mapping[str, str]) -> Place:
+def _open_mpi(env: Mapping[str, str]) -> RankInfo:
     size = _number(env, "OMPI_COMM_WORLD_SIZE")
     local_size = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", size)
     # Open MPI 5 names the job in PMIX_NAMESPACE, 4 in the other two.
     job = next((env[k] for k in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid") if k in env), "")
-    place = Place(
+    rank_info = RankInfo(
         "Open MPI",
         _number(env, "OMPI_COMM_WORLD_RANK"),
         size,
@@ -166,7 +167,7 @@ def _open_mpi(env: Mapping[str, str]) -> Place:
         local_size,
         _master(env, "127.0.0.1" if local_size == size else None, job) if size > 1 else None,
     )
-    return _validated(place)
+    return _validated(rank_info)
 
 
 def _mpi_of(env: Mapping[str, str]) -> _Mpi | None:
@@ -175,7 +176,7 @@ def _mpi_of(env: Mapping[str, str]) -> _Mpi | None:
     return next((mpi for mpi in _MPI if mpi.rank in env and any(name in env for name in mpi.local_rank)), None)
 
 
-def _other_mpi(mpi: _Mpi, env: Mapping[str, str]) -> Place:
+def _other_mpi(mpi: _Mpi, env: Mapping[str, str]) -> RankInfo:
     def first(names: tuple[str, ...]) -> int:
         return _number(env, next((name for name in names if name in env), names[0]))
 
@@ -184,7 +185,7 @@ def _other_mpi(mpi: _Mpi, env: Mapping[str, str]) -> Place:
     name = "Intel MPI" if "I_MPI_HYDRA_UUID" in env else mpi.name
     job = next((env[variable] for variable in mpi.job if variable in env), None)
     master = _master(env, "127.0.0.1" if local_size == size else None, job) if size > 1 else None
-    return _validated(Place(name, _number(env, mpi.rank), size, first(mpi.local_rank), local_size, master))
+    return _validated(RankInfo(name, _number(env, mpi.rank), size, first(mpi.local_rank), local_size, master))
 
 
 def _refuse_unknown(env: Mapping[str, str]) -> None:
@@ -200,7 +201,7 @@ def _refuse_unknown(env: Mapping[str, str]) -> None:
         )
 
 
-def _slurm(env: Mapping[str, str]) -> Place:
+def _slurm(env: Mapping[str, str]) -> RankInfo:
     size = _number(env, "SLURM_STEP_NUM_TASKS")
     nodes = _number(env, "SLURM_STEP_NUM_NODES", 1)
     # "4(x2)" means four tasks on each of two nodes; uneven nodes list one number each ("4,2").
@@ -213,7 +214,7 @@ def _slurm(env: Mapping[str, str]) -> Place:
     local_size = per_node[node] if node < len(per_node) else size // nodes
     first = first_host(env.get("SLURM_STEP_NODELIST", "localhost"))
     job = f"{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}"
-    place = Place(
+    rank_info = RankInfo(
         "Slurm",
         _number(env, "SLURM_PROCID"),
         size,
@@ -221,7 +222,7 @@ def _slurm(env: Mapping[str, str]) -> Place:
         local_size,
         _master(env, "127.0.0.1" if nodes == 1 else first, job) if size > 1 else None,
     )
-    return _validated(place)
+    return _validated(rank_info)
 
 
 def _master(env: Mapping[str, str], address: str | None, job: str | None) -> tuple[str, int]:
@@ -254,13 +255,13 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
         raise UserError(f"environment variable {name} is {value!r}, not a number") from None
 
 
-def _validated(place: Place) -> Place:
-    if not (0 <= place.rank < place.size and 0 <= place.local_rank < place.local_size <= place.size):
+def _validated(rank_info: RankInfo) -> RankInfo:
+    if not (0 <= rank_info.rank < rank_info.size and 0 <= rank_info.local_rank < rank_info.local_size <= rank_info.size):
         raise UserError(
-            f"{place.launcher} set rank {place.rank} of {place.size} and local rank {place.local_rank} of "
-            f"{place.local_size}, which is inconsistent; check the environment variables it set"
+            f"{rank_info.launcher} set rank {rank_info.rank} of {rank_info.size} and local rank {rank_info.local_rank} of "
+            f"{rank_info.local_size}, which is inconsistent; check the environment variables it set"
         )
-    return place
+    return rank_info
 
 
 def first_host(nodelist: str) -> str:
@@ -283,7 +284,7 @@ def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return available
 
 
-def threads_per_process(place: Place, env: Mapping[str, str] = os.environ) -> int:
+def threads_per_process(rank_info: RankInfo, env: Mapping[str, str] = os.environ) -> int:
     """This process's fair share of the cores, unless the user set OMP_NUM_THREADS.
 
     torchrun sets OMP_NUM_THREADS=1 if it is unset; that value is ignored. Slurm may bind each task to cores of its own,
@@ -294,6 +295,6 @@ def threads_per_process(place: Place, env: Mapping[str, str] = os.environ) -> in
     if chosen.isdigit() and int(chosen) > 0 and not set_by_torchrun:
         return int(chosen)
     own = env.get("SLURM_CPUS_PER_TASK", "")
-    if place.launcher == "Slurm" and own.isdigit():
+    if rank_info.launcher == "Slurm" and own.isdigit():
         return max(1, min(cores(), int(own)))
-    return max(1, cores() // place.local_size)
+    return max(1, cores() // rank_info.local_size)

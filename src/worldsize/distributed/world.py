@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from worldsize.distributed.rank import Place, threads_per_process
-from worldsize.errors import NcclFailed, Unmet, UserError, WorldsizeError, first_line, of_system
+from worldsize.distributed.rank import RankInfo, threads_per_process
+from worldsize.errors import NcclFailed, PeersUnreachable, UserError, WorldsizeError, first_line, of_system
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class World:
     reorder gradient traffic; None for a single process.
     """
 
-    place: Place
+    rank_info: RankInfo
     device: torch.device
     backend: str | None
     threads: int
@@ -42,20 +42,20 @@ class World:
 
     @property
     def rank(self) -> int:
-        return self.place.rank
+        return self.rank_info.rank
 
     @property
     def size(self) -> int:
-        return self.place.size
+        return self.rank_info.size
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes files and prints messages."""
-        return self.place.rank == 0
+        return self.rank_info.rank == 0
 
     def alone(self) -> World:
         """A world that consists of this process only."""
-        return World(Place(self.place.launcher, 0, 1, 0, 1), self.device, None, self.threads)
+        return World(RankInfo(self.rank_info.launcher, 0, 1, 0, 1), self.device, None, self.threads)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's ``value`` (small, picklable), in rank order, on every rank."""
@@ -120,7 +120,7 @@ class World:
         result: T | None = None
         failure: WorldsizeError | None = None
         for turn in (True, False) if local_first else (None,):
-            if turn is None or turn == (self.place.local_rank == 0):
+            if turn is None or turn == (self.rank_info.local_rank == 0):
                 try:
                     result = work()
                 except WorldsizeError as error:
@@ -140,7 +140,7 @@ class World:
             dist.destroy_process_group()
 
 
-def join(place: Place, recipe: Recipe, threads: int | None = None, hosts_only: bool = False) -> World:
+def join(rank_info: RankInfo, recipe: Recipe, threads: int | None = None, hosts_only: bool = False) -> World:
     """Set up this process's device and threads, and join the process group.
 
     Args:
@@ -154,46 +154,48 @@ def join(place: Place, recipe: Recipe, threads: int | None = None, hosts_only: b
     """
     import torch
 
-    threads = threads or threads_per_process(place)
+    threads = threads or threads_per_process(rank_info)
     torch.set_num_threads(threads)
-    device = _device(place, recipe.device)
+    device = _device(rank_info, recipe.device)
     _keep_freed_memory()
-    if place.size == 1:
-        return World(place, device, None, threads)
+    if rank_info.size == 1:
+        return World(rank_info, device, None, threads)
     import torch.distributed as dist
 
     nccl = device.type == "cuda" and not hosts_only
     timeout = timedelta(seconds=recipe.parallel.timeout_s)
-    _init_process_group(place, "cpu:gloo,cuda:nccl" if nccl else "gloo", timeout, device if nccl else None)
+    _init_process_group(rank_info, "cpu:gloo,cuda:nccl" if nccl else "gloo", timeout, device if nccl else None)
     control = dist.new_group(backend="gloo", timeout=timeout)
-    world = World(place, device, "nccl" if nccl else "gloo", threads, control)
+    world = World(rank_info, device, "nccl" if nccl else "gloo", threads, control)
     _assert_size(world)
     return world
 
 
-def _init_process_group(place: Place, backend: str, timeout: timedelta, device: torch.device | None) -> None:
+def _init_process_group(rank_info: RankInfo, backend: str, timeout: timedelta, device: torch.device | None) -> None:
     import torch.distributed as dist
 
-    assert place.master is not None
-    address, port = place.master
+    assert rank_info.master is not None
+    address, port = rank_info.master
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
     try:
         dist.init_process_group(
-            backend, init_method="env://", rank=place.rank, world_size=place.size, timeout=timeout, device_id=device
+            backend, init_method="env://", rank=rank_info.rank, world_size=rank_info.size, timeout=timeout, device_id=device
         )
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
             raise UserError(
                 f"port {port} on {address} is in use, perhaps by another job: set MASTER_PORT to a free port"
             ) from None
-        raise Unmet(f"rank {place.rank} cannot reach rank 0 at {address}:{port}: {first_line(error)}") from None
+        raise PeersUnreachable(
+            f"rank {rank_info.rank} cannot reach rank 0 at {address}:{port}: {first_line(error)}"
+        ) from None
     except dist.DistBackendError as error:
         from worldsize.distributed.device_errors import nccl
 
-        raise NcclFailed(nccl(str(error), place.rank)) from None
+        raise NcclFailed(nccl(str(error), rank_info.rank)) from None
     except (dist.DistStoreError, socket.gaierror) as error:
-        raise Unmet(
-            f"rank {place.rank}: not all {place.size} processes joined at {address}:{port} "
+        raise PeersUnreachable(
+            f"rank {rank_info.rank}: not all {rank_info.size} processes joined at {address}:{port} "
             f"within {timeout.total_seconds():g} s: {first_line(error)}"
         ) from None
 
@@ -206,7 +208,7 @@ def _assert_size(world: World) -> None:
         raise UserError(f"expected {world.size} processes, but the group has ranks {ranks}")
 
 
-def _device(place: Place, choice: str) -> torch.device:
+def _device(rank_info: RankInfo, choice: str) -> torch.device:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -214,17 +216,17 @@ def _device(place: Place, choice: str) -> torch.device:
         return torch.device("cpu")
     if count == 0:
         raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu, or see `worldsize env`")
-    if count == 1 and place.launcher not in ("none", "torchrun", "worldsize --procs", "horovodrun"):
+    if count == 1 and rank_info.launcher not in ("none", "torchrun", "worldsize --procs", "horovodrun"):
         # These launchers can expose a single GPU to each process (srun --gpus-per-task=1).
         device = torch.device("cuda", 0)
         torch.cuda.set_device(device)
         return device
-    if place.local_rank >= count:
+    if rank_info.local_rank >= count:
         raise UserError(
-            f"{place.local_size} processes run on this machine, but it has {count} GPU{'s' * (count > 1)}: "
+            f"{rank_info.local_size} processes run on this machine, but it has {count} GPU{'s' * (count > 1)}: "
             f"use --procs {count}, or --device cpu"
         )
-    device = torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", rank_info.local_rank)
     torch.cuda.set_device(device)
     return device
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from worldsize.distributed.stop_signals import handled_by
-from worldsize.errors import SIGNAL_BASE, SUCCESS, Stopped, Unmet, UserError
+from worldsize.errors import SIGNAL_BASE, SUCCESS, PeersUnreachable, Stopped, UserError
 from worldsize.hosts.connection import LOST, Connection
 from worldsize.hosts.spec import HostsSpec, remote
 from worldsize.jobs import display
@@ -96,7 +96,9 @@ class Launcher:
             if self._signals > 1 or self._late():
                 self._let_go()
                 self._print(log)
-                return (SIGNAL_BASE + self._signal[0] if self._signals > 1 else Unmet.exit_code), self._unanswered(ended)
+                return (
+                    SIGNAL_BASE + self._signal[0] if self._signals > 1 else PeersUnreachable.exit_code
+                ), self._unanswered(ended)
             time.sleep(_POLL_S)
         self._print(log)
         return self._outcome(ended)
@@ -105,7 +107,7 @@ class Launcher:
         again = f"the same command resumes it from its last checkpoint, in {self._spec.out / self._spec.name}"
         lost = [i for i, code in ended.items() if code == LOST]
         if lost:
-            return Unmet.exit_code, f"{self._connections[lost[0]].reason()}; {again}"
+            return PeersUnreachable.exit_code, f"{self._connections[lost[0]].reason()}; {again}"
         failed = [(code, i) for i, code in ended.items() if code not in (SUCCESS, RETRYABLE)]
         if failed:
             # The processes have already printed why.
@@ -114,7 +116,7 @@ class Launcher:
             if self._signals:
                 return Stopped.exit_code, f"stopped; the state is saved. {again[0].upper()}{again[1:]}"
             host = self._connections[next(i for i, code in ended.items() if code == RETRYABLE)].host
-            return Unmet.exit_code, f"{host} was asked to stop, or lost contact with this launcher; {again}"
+            return PeersUnreachable.exit_code, f"{host} was asked to stop, or lost contact with this launcher; {again}"
         return SUCCESS, ""
 
     def _unanswered(self, ended: dict[int, int]) -> str:

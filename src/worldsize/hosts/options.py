@@ -12,7 +12,7 @@ import tyro
 
 from worldsize import parallel
 from worldsize.config import recipe_files
-from worldsize.config.command_line import Flat, Settings
+from worldsize.config.command_line import Flat, RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.hosts.spec import HostsSpec, problems
@@ -68,7 +68,7 @@ class Render:
     on: Literal["ssh"] = "ssh"
     """A list of hosts."""
     job: Flat[HostsOptions] = HostsOptions()
-    settings: Settings
+    settings: RecipeFlags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Launch:
     print: bool = False
     """Print the command of each host instead, for those who cannot use ssh."""
     job: Flat[HostsOptions] = HostsOptions()
-    settings: Settings
+    settings: RecipeFlags
 
 
 def to_spec(recipe: Recipe, stem: str, job: HostsOptions) -> HostsSpec:
@@ -113,7 +113,7 @@ def to_spec(recipe: Recipe, stem: str, job: HostsOptions) -> HostsSpec:
         env=tuple(map(pair("--env"), job.env)),
         retries=job.retries,
         grace_s=job.grace,
-        needs_mpi=parallel.named(recipe.parallel).needs_mpi,
+        needs_mpi=parallel.strategy_class(recipe.parallel).needs_mpi,
         hosts=names,
         out=job.out,
         folder=job.folder or Path.cwd(),

@@ -16,7 +16,7 @@ from worldsize.data.loading.build import val_loader
 from worldsize.data.samples import FileSamples, Samples
 from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import evaluation_batch
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World, join
 from worldsize.errors import UserError
 from worldsize.inference import trained
@@ -29,7 +29,7 @@ from worldsize.training.evaluation import Result, evaluate
 log = logging.getLogger(__name__)
 
 
-def evaluate_checkpoint(path: Path, asked: Evaluate, place: Place) -> Result:
+def evaluate_checkpoint(path: Path, asked: Evaluate, rank_info: RankInfo) -> Result:
     """The result of the checkpoint ``path`` on the images and with the settings that were asked for, the same on every rank.
 
     Raises:
@@ -40,14 +40,14 @@ def evaluate_checkpoint(path: Path, asked: Evaluate, place: Place) -> Result:
     def remedy() -> str:
         return out_of_memory.of_evaluation(evaluation_batch(asked.settings, "cuda"), asked.settings)
 
-    with device_errors.explained(place.rank, remedy):
-        return _evaluated(path, asked, place)
+    with device_errors.explained(rank_info.rank, remedy):
+        return _evaluated(path, asked, rank_info)
 
 
-def _evaluated(path: Path, asked: Evaluate, place: Place) -> Result:
+def _evaluated(path: Path, asked: Evaluate, rank_info: RankInfo) -> Result:
     recipe = asked.settings
     check(asked)
-    world = join(place, recipe, parallel.threads(recipe.parallel))
+    world = join(rank_info, recipe, parallel.threads(recipe.parallel))
     # Of RUN/checkpoints/step-N: listings are cached next to the run.
     cache = path.absolute().parents[2] / ".cache"
     snapshot = world.collectively(lambda: checkpoint.read(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -196,17 +196,6 @@ def delete(argv: list[str]) -> int:
     if not chosen:
         print("nothing to delete")
     return SUCCESS
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "render": render,
-    "jobs": jobs,
-    "status": status,
-    "logs": logs,
-    "wait": wait,
-    "stop": stop,
-    "delete": delete,
-}
 
 
 def find(name: str, on: str | None, where: Where) -> tuple[Scheduler, Job]:

@@ -54,7 +54,7 @@ def shared(recipe: Recipe, name: str, job: CommonOptions) -> dict[str, Any]:
         "env": tuple(map(pair("--env"), job.env)),
         "retries": job.retries,
         "grace_s": job.grace,
-        "needs_mpi": parallel.named(recipe.parallel).needs_mpi,
+        "needs_mpi": parallel.strategy_class(recipe.parallel).needs_mpi,
     }
 
 

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from worldsize.distributed.rank import LOCAL_LAUNCH, Place, threads_per_process
+from worldsize.distributed.rank import LOCAL_LAUNCH, RankInfo, threads_per_process
 from worldsize.distributed.stop_signals import StopFlag, end_with_parent
 from worldsize.errors import UserError
 from worldsize.launch.failure import fail
 
 
 def distribute(
-    argv: list[str], procs: int, place: Place, work: Callable[[StopFlag], int], workers_may_fail: bool = False
+    argv: list[str], procs: int, rank_info: RankInfo, work: Callable[[StopFlag], int], workers_may_fail: bool = False
 ) -> int:
     """Call ``work`` in this process; or, if ``procs`` asks for several, run ``worldsize ARGV`` in each of them.
 
@@ -29,22 +29,23 @@ def distribute(
         UserError: ``procs`` contradicts the launcher that started this process.
     """
     check_procs(procs)
-    if place.size == 1 and procs > 1:
+    if rank_info.size == 1 and procs > 1:
         from worldsize.launch import local, local_async
 
         outcome = (local_async if workers_may_fail else local).launch(argv, procs)
         return fail(outcome.message, outcome.code) if outcome.code else 0
-    if place.size > 1 and procs not in (1, place.local_size):
+    if rank_info.size > 1 and procs not in (1, rank_info.local_size):
         raise UserError(
-            f"--procs {procs}, but {place.launcher} started {place.local_size} processes on this machine: leave --procs out"
+            f"--procs {procs}, but {rank_info.launcher} started {rank_info.local_size} processes on this machine: "
+            "leave --procs out"
         )
     # OpenMP reads its number of threads when torch is imported.
-    os.environ["OMP_NUM_THREADS"] = str(threads_per_process(place))
-    stop = StopFlag(launched=place.size > 1, speak=place.rank == 0)
+    os.environ["OMP_NUM_THREADS"] = str(threads_per_process(rank_info))
+    stop = StopFlag(launched=rank_info.size > 1, speak=rank_info.rank == 0)
     stop.install()
     if LOCAL_LAUNCH in os.environ:
         end_with_parent()
-    _log_to_terminal(place)
+    _log_to_terminal(rank_info)
     return work(stop)
 
 
@@ -67,10 +68,10 @@ class _ToStderr(logging.Handler):
             print(f"{record.levelname.lower()}: {message}", file=sys.stderr)
 
 
-def _log_to_terminal(place: Place) -> None:
+def _log_to_terminal(rank_info: RankInfo) -> None:
     """Warnings of rank 0 go to stderr."""
     logger = logging.getLogger("worldsize")
     logger.setLevel(logging.INFO)
     # Once, although a program may run several commands in one process.
-    if place.rank == 0 and not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
+    if rank_info.rank == 0 and not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
         logger.addHandler(_ToStderr(logging.WARNING))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from worldsize.errors import SIGNAL_BASE, Unmet, UserError, WorldsizeError, first_line
+from worldsize.errors import SIGNAL_BASE, PeersUnreachable, UserError, WorldsizeError, first_line
 
 _TIMEOUT_S = 300.0
 _CONNECT_TIMEOUT_S = 5.0
@@ -45,7 +45,7 @@ def wait_for(hosts: Sequence[str], port: int, timeout_s: float = _TIMEOUT_S) -> 
         announced = False
         while reason := _failure(host, port):
             if time.monotonic() > deadline:
-                raise Unmet(f"{host}:{port} was not reachable within {timeout_s:.0f} s: {reason}")
+                raise PeersUnreachable(f"{host}:{port} was not reachable within {timeout_s:.0f} s: {reason}")
             if not announced:
                 print(f"worldsize: waiting for {host}:{port} ({reason})", file=sys.stderr, flush=True)
                 announced = True

@@ -77,7 +77,7 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in layers if not isinstance(layer, FrozenBatchNorm2d)]
 
 
-def draws(model: nn.Module) -> bool:
+def uses_random_draws(model: nn.Module) -> bool:
     """Whether its forward pass in training draws random numbers (dropout, stochastic depth)."""
     modules = list(model.modules())
     # Ours, and timm's DropPath and PatchDropout.

@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any, get_args
 
 from worldsize.config.recipe import Parallel, Recipe, StrategyName
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.errors import UserError
 
 if TYPE_CHECKING:
     from worldsize.distributed.batch_plan import BatchPlan
-    from worldsize.parallel.base import Parts, Strategy
+    from worldsize.parallel.base import Strategy, StrategyInputs
 
 # `auto` is the first for one process and the second for more.
 _AUTO = ("single", "ddp")
@@ -31,12 +31,12 @@ def load(name: str) -> type[Strategy]:
     return strategy
 
 
-def named(settings: Parallel) -> type[Strategy]:
+def strategy_class(settings: Parallel) -> type[Strategy]:
     """The strategy whose settings count: the recipe's own; of ``auto``, the one for several processes."""
     return load(_AUTO[1] if settings.strategy == "auto" else settings.strategy)
 
 
-def running(settings: Parallel, world_size: int) -> type[Strategy]:
+def resolve_strategy(settings: Parallel, world_size: int) -> type[Strategy]:
     """The strategy that runs at this world size: ``auto`` is `single` for one process and `ddp` for more.
 
     Raises:
@@ -46,7 +46,7 @@ def running(settings: Parallel, world_size: int) -> type[Strategy]:
         strategy = load(settings.strategy)
         _check_processes(strategy, world_size)
         return strategy
-    if world_size == 1 and not named(settings).exact(settings):
+    if world_size == 1 and not strategy_class(settings).exact(settings):
         raise UserError(
             "--parallel.compression and --parallel.sync-batchnorm apply to messages between processes: "
             "add --procs 2 (or more), or leave them out"
@@ -76,7 +76,7 @@ def validate(recipe: Recipe) -> None:
     Raises:
         UserError: names the setting and the remedy.
     """
-    chosen, settings = named(recipe.parallel), recipe.parallel
+    chosen, settings = strategy_class(recipe.parallel), recipe.parallel
     special = {name for strategy in map(load, STRATEGIES) for name in strategy.settings}
     for name in type(settings).model_fields:
         value, default = getattr(settings, name), type(settings).model_fields[name].default
@@ -87,7 +87,7 @@ def validate(recipe: Recipe) -> None:
             f"parallel.{name} {value} has no effect with strategy {chosen.name}: "
             f"use --parallel.strategy {' or '.join(readers)}, or leave it at {default}"
         )
-    if recipe.forward_batch not in (None, recipe.micro_batch) and not chosen.merges(settings):
+    if recipe.forward_batch not in (None, recipe.micro_batch) and not chosen.allows_merged_forward(settings):
         because = "parallel.sync_batchnorm" if settings.sync_batchnorm else f"strategy {chosen.name}"
         raise UserError(
             f"forward_batch {recipe.forward_batch} does not work with {because}, which needs each micro-batch of "
@@ -106,17 +106,17 @@ def validate(recipe: Recipe) -> None:
     chosen.validate(recipe)
 
 
-def check(recipe: Recipe, place: Place) -> None:
+def check(recipe: Recipe, rank_info: RankInfo) -> None:
     """Refuse what cannot work on this machine, before any process starts.
 
     Raises:
         UserError: says what is missing and how to get it.
     """
     validate(recipe)
-    strategy = running(recipe.parallel, place.size)
-    strategy.check(recipe, place)
-    strategy.check_size(recipe, place.size)
-    strategy.batch_plan(recipe, place.size)
+    strategy = resolve_strategy(recipe.parallel, rank_info.size)
+    strategy.check(recipe, rank_info)
+    strategy.check_size(recipe, rank_info.size)
+    strategy.batch_plan(recipe, rank_info.size)
 
 
 def check_size(recipe: Recipe, world_size: int) -> None:
@@ -125,7 +125,7 @@ def check_size(recipe: Recipe, world_size: int) -> None:
     Raises:
         UserError: says what would work.
     """
-    running(recipe.parallel, world_size).check_size(recipe, world_size)
+    resolve_strategy(recipe.parallel, world_size).check_size(recipe, world_size)
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     else the strategy and the settings it reads.
     """
     kept = recipe.identity()
-    strategy = named(recipe.parallel)
+    strategy = strategy_class(recipe.parallel)
     if strategy.same_bits or not strategy.exact(recipe.parallel):
         kept["parallel"] = {"strategy": strategy.name} | {
             name: getattr(recipe.parallel, name) for name in strategy.identity_settings
@@ -149,19 +149,19 @@ def batch_plan(recipe: Recipe, world_size: int) -> BatchPlan:
     Raises:
         UserError: it cannot be shared evenly.
     """
-    return running(recipe.parallel, world_size).batch_plan(recipe, world_size)
+    return resolve_strategy(recipe.parallel, world_size).batch_plan(recipe, world_size)
 
 
-def lr_batch(settings: Parallel, plan: BatchPlan, place: Place) -> int:
+def lr_batch(settings: Parallel, plan: BatchPlan, rank_info: RankInfo) -> int:
     """The number of samples that the learning rate is scaled to."""
-    return running(settings, place.size).lr_batch(settings, plan, place)
+    return resolve_strategy(settings, rank_info.size).lr_batch(settings, plan, rank_info)
 
 
 def threads(settings: Parallel) -> int | None:
     """CPU threads per process, if the strategy's numbers depend on it."""
-    return named(settings).threads(settings)
+    return strategy_class(settings).threads(settings)
 
 
-def build(parts: Parts) -> Strategy:
+def build(parts: StrategyInputs) -> Strategy:
     """The recipe's strategy for these parts."""
-    return running(parts.settings, parts.world.size)(parts)
+    return resolve_strategy(parts.settings, parts.world.size)(parts)

@@ -6,14 +6,14 @@ from rich.console import Console
 from rich.table import Table
 
 from worldsize.parallel import STRATEGIES, load
-from worldsize.parallel.base import Machine, Way
+from worldsize.parallel.base import Machine, StrategySupport
 from worldsize.parallel.horovod.installed import available
 
 
-def ways() -> list[Way]:
+def support() -> list[StrategySupport]:
     """Every way to run a strategy, in the order of `STRATEGIES`."""
     machine = _this_machine()
-    return [way for name in STRATEGIES for way in load(name).ways(machine)]
+    return [way for name in STRATEGIES for way in load(name).support(machine)]
 
 
 def _this_machine() -> Machine:
@@ -36,7 +36,7 @@ def show() -> None:
     table = _table("strategy", "device", "backend", "launchers", "here")
     notes: list[str] = []
     named = ""
-    for row in ways():
+    for row in support():
         if row.missing and row.missing not in notes:
             notes.append(row.missing)
         verdict = f"no ({notes.index(row.missing) + 1})" if row.missing else "[green]yes[/green]"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from worldsize.config.recipe import Parallel, Recipe
     from worldsize.distributed.batch_plan import BatchPlan
     from worldsize.distributed.device_timer import Stamp
-    from worldsize.distributed.rank import Place
+    from worldsize.distributed.rank import RankInfo
     from worldsize.distributed.world import World
 
 # The world sizes at which a strategy works.
@@ -38,7 +38,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Way:
+class StrategySupport:
     """One way to run a strategy; ``missing`` says why it does not work on this machine, empty if it does."""
 
     strategy: str
@@ -52,8 +52,8 @@ class Way:
 class Variant:
     """One row of ``bench strategies``: its name and the settings it adds.
 
-    ``backend`` is the `Way.backend` it needs (None: any), ``mpirun`` whether mpirun starts it, ``pairs`` whether it works
-    only at powers of two, ``threads`` whether its number of threads is a setting.
+    ``backend`` is the `StrategySupport.backend` it needs (None: any), ``mpirun`` whether mpirun starts it, ``pairs``
+    whether it works only at powers of two, ``threads`` whether its number of threads is a setting.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Parts:
+class StrategyInputs:
     """What a strategy works on.
 
     ``model`` is the network itself, ``module`` the `objective.Objective` around it, or its compiled form.
@@ -144,7 +144,7 @@ class Strategy(ABC):
         return not cls.exact(settings)
 
     @classmethod
-    def merges(cls, settings: Parallel) -> bool:
+    def allows_merged_forward(cls, settings: Parallel) -> bool:
         """Whether a forward pass may compute several micro-batches, which changes the numbers by rounding only."""
         return True
 
@@ -158,7 +158,7 @@ class Strategy(ABC):
         return
 
     @classmethod
-    def check(cls, recipe: Recipe, place: Place) -> None:
+    def check(cls, recipe: Recipe, rank_info: RankInfo) -> None:
         """Refuse what cannot work on this machine, before any process starts.
 
         Raises:
@@ -190,16 +190,16 @@ class Strategy(ABC):
         return None
 
     @classmethod
-    def lr_batch(cls, settings: Parallel, plan: BatchPlan, place: Place) -> int:
+    def lr_batch(cls, settings: Parallel, plan: BatchPlan, rank_info: RankInfo) -> int:
         """The number of samples that the learning rate is scaled to: those behind one step of an optimizer."""
         return plan.global_batch
 
     @classmethod
-    def ways(cls, machine: Machine) -> list[Way]:
+    def support(cls, machine: Machine) -> list[StrategySupport]:
         """The ways to run it, for ``worldsize strategies``."""
         return [
-            Way(cls.name, "cpu", "gloo", LAUNCHERS, machine.no_gloo),
-            Way(cls.name, "cuda", "nccl", LAUNCHERS, machine.no_gpu or machine.no_nccl),
+            StrategySupport(cls.name, "cpu", "gloo", LAUNCHERS, machine.no_gloo),
+            StrategySupport(cls.name, "cuda", "nccl", LAUNCHERS, machine.no_gpu or machine.no_nccl),
         ]
 
     @classmethod
@@ -210,7 +210,7 @@ class Strategy(ABC):
     # At work ----------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: StrategyInputs) -> None:
         self._accumulation = self.loss_divisor = parts.accumulation
         self.module = parts.module
         self.optimizer = parts.optimizer
@@ -237,11 +237,11 @@ class Strategy(ABC):
         """Apply the optimizer (``step``) once gradients are ready."""
         step()
 
-    def settle(self, rehearse: Callable[[], None]) -> None:
+    def prepare_first_step(self, rehearse: Callable[[], None]) -> None:
         """Before the first step: a chance to run ``rehearse``, a forward and backward pass without side effects."""
         return
 
-    def at_step(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """The run resumes after this many steps, possibly at another world size or with another strategy than before."""
         return
 

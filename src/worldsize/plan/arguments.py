@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from worldsize.config.command_line import Flat, Settings
+from worldsize.config.command_line import Flat, RecipeFlags
 
 
 @dataclass
@@ -89,4 +89,4 @@ class Plan:
     """Also write everything to this JSON file, such as plan.json."""
     machines: Flat[Machines] = field(default_factory=Machines)
     feed: Flat[Feed] = field(default_factory=Feed)
-    settings: Settings
+    settings: RecipeFlags

@@ -64,8 +64,10 @@ class Job:
 
     def largest_passes(self, plan: BatchPlan) -> BatchPlan:
         """The plan with forward passes as large as a GPU needs, where the strategy allows it."""
-        merges = parallel.named(self.recipe.parallel).merges(self.recipe.parallel)
-        return batch_plan.with_largest_forward_batch(plan, batch_plan.GPU_BATCH) if merges else plan
+        strategy = parallel.strategy_class(self.recipe.parallel)
+        if not strategy.allows_merged_forward(self.recipe.parallel):
+            return plan
+        return batch_plan.with_largest_forward_batch(plan, batch_plan.GPU_BATCH)
 
     def doubled(self) -> Job:
         """The job with batches twice as large."""

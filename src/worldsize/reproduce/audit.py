@@ -123,7 +123,7 @@ def verify_chain(records: list[dict[str, Any]], state: dict[str, Any]) -> dict[i
     Raises:
         Inconsistent: a step is missing, or was changed.
     """
-    head = step_hashes.of_run(state) if records and records[0].get("chain") else step_hashes.NOT_RECORDED
+    head = step_hashes.run_hash(state) if records and records[0].get("chain") else step_hashes.NOT_RECORDED
     chains: dict[int, str] = {}
     for expected, record in enumerate(records, start=1):
         if record["step"] != expected:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.errors import FAILED, SUCCESS, UserError
+from worldsize.reproduce import options
 from worldsize.runs import run_folder
 from worldsize.runs.run_folder import RunFolder
 
@@ -23,7 +24,7 @@ def prove(argv: list[str]) -> int:
         raise recipe_files.missing("prove")
     base = recipe_files.load(source) if source else Recipe()
     rest = argv[1:] if source else argv
-    asked = command_line.parse(command_line.Prove, rest, command_line.Prove(base), f"prove {source or 'RECIPE'}")
+    asked = command_line.parse(options.Prove, rest, options.Prove(base), f"prove {source or 'RECIPE'}")
     from worldsize.reproduce import prove as proofs
 
     proof = proofs.prove(asked, asked.settings, tell)
@@ -34,7 +35,7 @@ def prove(argv: list[str]) -> int:
 
 def replay(argv: list[str]) -> int:
     """``worldsize replay``."""
-    folder, asked = _of_run(command_line.Replay, argv, "replay RUN")
+    folder, asked = _of_run(options.Replay, argv, "replay RUN")
     from worldsize.reproduce import replay as replays
 
     result = replays.replay(folder, asked.step, asked.procs, asked.from_start, asked.out, tell)
@@ -44,7 +45,7 @@ def replay(argv: list[str]) -> int:
 
 def audit(argv: list[str]) -> int:
     """``worldsize audit``."""
-    folder, asked = _of_run(command_line.Audit, argv, "audit RUN")
+    folder, asked = _of_run(options.Audit, argv, "audit RUN")
     from worldsize.reproduce import audit as audits
 
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**32)

@@ -16,7 +16,7 @@ from worldsize.data.loading.build import train_loader
 from worldsize.data.loading.loader import Batch
 from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed import batch_plan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import join
 from worldsize.models import factory, pretrained
 from worldsize.optim import optimizers, schedules
@@ -39,7 +39,7 @@ def train(recipe: Recipe, cache: Path, steps: int, threads: int) -> PlainSteps:
     Args:
         cache: where listings of the dataset are cached.
     """
-    world = join(Place("none", 0, 1, 0, 1), recipe, threads)
+    world = join(RankInfo("none", 0, 1, 0, 1), recipe, threads)
     dataset = open_dataset(recipe.data, cache)
     plan = batch_plan.plan(recipe, 1)
     number_format = precision.resolve(recipe, world.device)

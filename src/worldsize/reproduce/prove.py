@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 from worldsize import parallel
 from worldsize.config import recipe_files
-from worldsize.config.command_line import Prove
 from worldsize.config.recipe import Parallel, Recipe
 from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
 from worldsize.reproduce import compare, scratch_runs
 from worldsize.reproduce.compare import StepDifference, TensorDifference, processes
+from worldsize.reproduce.options import Prove
 from worldsize.reproduce.scratch_runs import Steps
 
 # How far losses and gradient norms of the first step may differ by rounding alone.
@@ -80,7 +80,7 @@ def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
         ComputationFailed: a run failed.
     """
     sizes = world_sizes(asked.procs)
-    recipe = shared_by(sizes, with_strategy(recipe, asked.strategy), tell)
+    recipe = recipe_for_sizes(sizes, with_strategy(recipe, asked.strategy), tell)
     recipes = {size: for_size(recipe, size) for size in sizes}
     for size, own in recipes.items():
         parallel.batch_plan(own, size)
@@ -115,12 +115,12 @@ def with_strategy(recipe: Recipe, name: str | None) -> Recipe:
 
 def for_size(recipe: Recipe, size: int) -> Recipe:
     """The recipe as it runs at this world size: one process cannot run `ddp`, whose numbers are those of `single`."""
-    if size > 1 or parallel.named(recipe.parallel) is not parallel.named(Parallel()):
+    if size > 1 or parallel.strategy_class(recipe.parallel) is not parallel.strategy_class(Parallel()):
         return recipe
     return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"strategy": "auto"})})
 
 
-def shared_by(sizes: list[int], recipe: Recipe, tell: Callable[[str], None]) -> Recipe:
+def recipe_for_sizes(sizes: list[int], recipe: Recipe, tell: Callable[[str], None]) -> Recipe:
     """The recipe, with the largest micro-batch that lets every world size share the batch.
 
     Raises:
@@ -156,7 +156,7 @@ def _prove(folder: Path, recipe: Recipe, recipes: dict[int, Recipe], asked: Prov
         runs[size] = _steps(folder, recipes[size], size, asked)
     results = [Compared(sizes[0], runs[sizes[0]].sha256)]
     results += [_compared(folder, recipes, size, runs, tell) for size in sizes[1:]]
-    strategy = parallel.named(recipe.parallel)
+    strategy = parallel.strategy_class(recipe.parallel)
     steps = len(runs[sizes[0]].records)
     if strategy.same_bits:
         return Proof(strategy.name, "the same bits", steps, results, all(r.identical for r in results))

@@ -64,7 +64,7 @@ def replay(
         names = tuple(name for name in ("samples", *compare.NUMBERS) if name in recorded[0])
         found = compare.first_difference(recorded, again, names)
         same_size = size == scratch_runs.environment_of(run)["world_size"]
-        promised = same_size or parallel.named(recipe.parallel).same_bits
+        promised = same_size or parallel.strategy_class(recipe.parallel).same_bits
         result = Replay(first, last, start, size, promised, recorded, again, found, out)
         page.write(out, run, result, page.read_step(Path(folder), first, size))
     return result

@@ -125,7 +125,7 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
         UserError: the run is asynchronous.
     """
     recipe = recipe_files.load(str(run.recipe))
-    if parallel.named(recipe.parallel).asynchronous:
+    if parallel.strategy_class(recipe.parallel).asynchronous:
         raise UserError(
             f"{run.path} is asynchronous: the order of its updates depends on time, so it cannot be computed again"
         )
@@ -159,6 +159,6 @@ def warnings(run: RunFolder, recipe: Recipe, procs: int | None) -> list[str]:
     old = {"device": recorded["device"], **recorded["versions"]}
     new = {"device": environment.device_name(kind), **environment.versions()}
     found = [f"{name}: was {old.get(name)}, is {new[name]}" for name in new if old.get(name) != new[name]]
-    if procs not in (None, recorded["world_size"]) and not parallel.named(recipe.parallel).same_bits:
+    if procs not in (None, recorded["world_size"]) and not parallel.strategy_class(recipe.parallel).same_bits:
         found.append(f"processes: was {recorded['world_size']}, is {procs}")
     return found

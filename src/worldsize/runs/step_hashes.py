@@ -21,7 +21,7 @@ NOT_RECORDED = ""
 COVERED = ("step", "samples", "lr", "loss", "top1", "grad_norm")
 
 
-def of_run(facts: Mapping[str, Any]) -> str:
+def run_hash(facts: Mapping[str, Any]) -> str:
     """The chain before the first step, given `continuity.fixed_facts`; hexadecimal."""
     return _sha256([facts[name] for name in ("identity", "data", "classes", "precision", "global_batch")])
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import tyro
 
-from worldsize.config.command_line import Flat, Settings
+from worldsize.config.command_line import Flat, RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
@@ -62,7 +62,7 @@ class Render:
     on: Literal["slurm"] = "slurm"
     """Slurm."""
     job: Flat[SlurmOptions] = SlurmOptions()
-    settings: Settings
+    settings: RecipeFlags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Submit:
     probe: bool = False
     """Also check the nodes with a short srun: the same worldsize version, and the run folder on shared storage."""
     job: Flat[SlurmOptions] = SlurmOptions()
-    settings: Settings
+    settings: RecipeFlags
 
 
 def to_spec(recipe: Recipe, stem: str, job: SlurmOptions) -> SlurmSpec:

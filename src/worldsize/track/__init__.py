@@ -14,7 +14,7 @@ from worldsize.config.recipe import Track
 from worldsize.errors import UserError
 from worldsize.runs.run_folder import RunFolder
 from worldsize.track import kubeflow
-from worldsize.track.base import Epoch, Facts, Step, Summary, Tracker, Window
+from worldsize.track.base import Epoch, RunFacts, Step, Summary, Tracker, Window
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Trackers:
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
 
-    def begin(self, facts: Facts) -> None:
+    def begin(self, facts: RunFacts) -> None:
         """Called before the first step."""
         self._each(lambda t: t.begin(facts))
 

@@ -12,7 +12,7 @@ from worldsize.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """Known before the first step. Sizes are in samples, batch arithmetic as in `worldsize.distributed.batch_plan`.
 
     ``sharing`` is the number of forward passes of a step that run in parallel: processes times devices per process, or 1
@@ -162,7 +162,7 @@ class Tracker(ABC):
     @abstractmethod
     def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None: ...
 
-    def begin(self, facts: Facts) -> None:
+    def begin(self, facts: RunFacts) -> None:
         return
 
     def steps(self, steps: Sequence[Step]) -> None:

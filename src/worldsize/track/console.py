@@ -39,10 +39,10 @@ class Tracker(base.Tracker):
         self._folder = folder
         self._live: Progress | None = None
         self._task = TaskID(0)
-        self._facts: base.Facts | None = None
+        self._facts: base.RunFacts | None = None
         self._last_line_at = time.monotonic()
 
-    def begin(self, facts: base.Facts) -> None:
+    def begin(self, facts: base.RunFacts) -> None:
         self._facts = facts
         for line in _header_lines(facts):
             self._console.print(line, markup=False)
@@ -105,7 +105,7 @@ class Tracker(base.Tracker):
                 self._console.print(line, markup=False)
 
 
-def _header_lines(facts: base.Facts) -> list[str]:
+def _header_lines(facts: base.RunFacts) -> list[str]:
     e = facts.environment
     threads = f"{e['threads_per_process']} thread{'s' * (e['threads_per_process'] > 1)} each"
     processes = f"{e['world_size']} process{'es' * (e['world_size'] > 1)}"

@@ -46,7 +46,7 @@ class Tracker(base.Tracker):
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._send, name="kubeflow", daemon=True)
 
-    def begin(self, facts: base.Facts) -> None:
+    def begin(self, facts: base.RunFacts) -> None:
         self._total = facts.total_steps
         self._thread.start()
 

@@ -15,7 +15,7 @@ class Tracker(base.Tracker):
     def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None:
         self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=resumed_step + 1 if resumed_step else None)
 
-    def begin(self, facts: base.Facts) -> None:
+    def begin(self, facts: base.RunFacts) -> None:
         self._writer.add_text("run", f"{facts.model}, global batch {facts.global_batch}", facts.first_step)
 
     def steps(self, steps: Sequence[base.Step]) -> None:

@@ -23,7 +23,7 @@ class Tracker(base.Tracker):
         self._folder = folder
         self._run: wandb.Run | None = None
 
-    def begin(self, facts: base.Facts) -> None:
+    def begin(self, facts: base.RunFacts) -> None:
         self._run = wandb.init(
             project=self._settings.wandb_project,
             entity=self._settings.wandb_entity,

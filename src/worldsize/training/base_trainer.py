@@ -17,14 +17,14 @@ from worldsize.optim import schedules
 from worldsize.track import Trackers
 from worldsize.track.base import Step
 from worldsize.training.evaluation import Result
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer
 from worldsize.training.progress import Progress
 from worldsize.training.saver import Saver
 from worldsize.training.state import TrainState
 
 
 @dataclass
-class Loop(ABC):
+class BaseTrainer(ABC):
     """Everything a training loop needs, built by `worldsize.training.build`.
 
     ``lr_batch`` is the number of samples that the learning rate is scaled to. ``stop_after`` is a step after which to save
@@ -35,7 +35,7 @@ class Loop(ABC):
     plan: BatchPlan
     world: World
     state: TrainState
-    compute: Compute
+    compute: GradientComputer
     lr_batch: int
     train_loader: Loader
     val_loader: Loader

@@ -29,30 +29,30 @@ from worldsize.data.loading.loader import blank_labels
 from worldsize.data.samples import Dataset, EncodedSamples
 from worldsize.distributed import batch_plan, device_errors
 from worldsize.distributed.batch_plan import BatchPlan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.stop_signals import StopFlag
 from worldsize.distributed.world import World, join
 from worldsize.errors import Stopped, UserError
 from worldsize.models import factory, ghost_batchnorm, pretrained
 from worldsize.optim import averaging, optimizers, schedules
 from worldsize.optim.averaging import Averaging
-from worldsize.parallel.base import Parts
+from worldsize.parallel.base import StrategyInputs
 from worldsize.runs import run_folder, step_hashes
 from worldsize.runs.history import History
 from worldsize.runs.run_folder import RunFolder
 from worldsize.runs.run_lock import RunLock
 from worldsize.track import console
-from worldsize.track.base import Facts, Summary
+from worldsize.track.base import RunFacts, Summary
 from worldsize.training import cuda_graph, environment, out_of_memory, precision, step_recorder, supervision
 from worldsize.training.asynchronous.trainer import AsyncTrainer
-from worldsize.training.base_trainer import Loop
+from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer
 from worldsize.training.margins import Margins
 from worldsize.training.objective import Objective
 from worldsize.training.precision import Precision
 from worldsize.training.progress import Progress
-from worldsize.training.request import TrainRequest, preflight
+from worldsize.training.request import TrainRequest, validate
 from worldsize.training.resume import autoresumed, check_ranks, fixed_facts, has_ended, locked, snapshot_to_resume
 from worldsize.training.saver import Saver
 from worldsize.training.state import TrainState
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunContext:
     """What is decided before the model is built, the same on every rank; ``teacher`` is the teacher's checkpoint."""
 
     request: TrainRequest
@@ -74,18 +74,18 @@ class Setting:
     teacher: Path | None
 
 
-def train(request: TrainRequest, place: Place, stop: StopFlag) -> Summary | None:
+def train(request: TrainRequest, rank_info: RankInfo, stop: StopFlag) -> Summary | None:
     """Train on this process, together with the others of its world.
 
     Returns:
         The result; None if the resumed run had already ended, and on a worker of an asynchronous run.
     """
     begun = time.monotonic()
-    preflight(request, place)
+    validate(request, rank_info)
     settings = request.recipe.parallel
-    with device_errors.explained(place.rank, lambda: out_of_memory.BEFORE_TRAINING), RunLock() as lock:
-        _set_determinism(request.recipe.deterministic or parallel.named(settings).same_bits)
-        world = join(place, request.recipe, parallel.threads(settings), parallel.named(settings).asynchronous)
+    with device_errors.explained(rank_info.rank, lambda: out_of_memory.BEFORE_TRAINING), RunLock() as lock:
+        _set_determinism(request.recipe.deterministic or parallel.strategy_class(settings).same_bits)
+        world = join(rank_info, request.recipe, parallel.threads(settings), parallel.strategy_class(settings).asynchronous)
         return _train(locked(autoresumed(request, world), world, lock), world, lock, stop, begun)
 
 
@@ -93,7 +93,7 @@ def _train(request: TrainRequest, world: World, lock: RunLock, stop: StopFlag, b
     settings = request.recipe.parallel
     setting = _setting(request, world)
     facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world, setting.teacher)
-    check_ranks(world, facts, parallel.named(settings).same_bits)
+    check_ranks(world, facts, parallel.strategy_class(settings).same_bits)
     snapshot = snapshot_to_resume(request, facts, world)
     if snapshot is not None and has_ended(snapshot.state, facts):
         world.close()
@@ -130,19 +130,19 @@ def _set_determinism(deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def _setting(request: TrainRequest, world: World) -> Setting:
+def _setting(request: TrainRequest, world: World) -> RunContext:
     recipe = request.recipe
     dataset = world.collectively(lambda: open_dataset(recipe.data, request.cache), local_first=True)
     plan = parallel.batch_plan(recipe, world.size)
     number_format = precision.resolve(recipe, world.device)
-    strategy = parallel.running(recipe.parallel, world.size)
+    strategy = parallel.resolve_strategy(recipe.parallel, world.size)
     cuda_graph.check(recipe.cuda_graphs, world.device, strategy.name, strategy.captured)
     number_format.apply()
     teacher = world.collectively(lambda: supervision.teacher_checkpoint(recipe))
-    return Setting(request, world, dataset, plan, number_format, teacher)
+    return RunContext(request, world, dataset, plan, number_format, teacher)
 
 
-def _network(setting: Setting, weights: bool) -> nn.Module:
+def _network(setting: RunContext, weights: bool) -> nn.Module:
     """The initial model, after checking that it, the batches and the image sizes are compatible.
 
     Args:
@@ -160,14 +160,14 @@ def _network(setting: Setting, weights: bool) -> nn.Module:
     return network
 
 
-def _forward_plan(setting: Setting, network: nn.Module) -> BatchPlan:
+def _forward_plan(setting: RunContext, network: nn.Module) -> BatchPlan:
     """The plan with large forward passes on a GPU, unless the recipe says how large they are.
 
     Raises:
         UserError: the recipe asks for several micro-batches in a forward pass, and the network's numbers would depend on it.
     """
     recipe, plan = setting.request.recipe, setting.plan
-    because = "draws random numbers (dropout, stochastic depth)" if factory.draws(network) else ""
+    because = "draws random numbers (dropout, stochastic depth)" if factory.uses_random_draws(network) else ""
     if not ghost_batchnorm.splits(network):
         because = "has BatchNorm layers of an unknown type, which compute statistics"
     if because and plan.groups > 1:
@@ -177,13 +177,13 @@ def _forward_plan(setting: Setting, network: nn.Module) -> BatchPlan:
         )
     if because:
         return plan
-    alone = not parallel.named(recipe.parallel).merges(recipe.parallel)
+    alone = not parallel.strategy_class(recipe.parallel).allows_merged_forward(recipe.parallel)
     if recipe.forward_batch is not None or alone or setting.world.device.type != "cuda":
         return plan
     return batch_plan.with_largest_forward_batch(plan, batch_plan.GPU_BATCH)
 
 
-def _aims(setting: Setting) -> Supervision:
+def _aims(setting: RunContext) -> Supervision:
     device, dtype = setting.world.device, setting.precision.weights
     return supervision.build(setting.request.recipe, setting.dataset, setting.teacher, device, dtype)
 
@@ -210,14 +210,14 @@ def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
 
 
 def _assemble(
-    setting: Setting,
+    setting: RunContext,
     network: nn.Module,
     aims: Supervision,
     folder: RunFolder,
     snapshot: checkpoint.Snapshot | None,
     facts: dict[str, Any],
     stop: StopFlag,
-) -> Loop:
+) -> BaseTrainer:
     recipe, world, plan, dataset = setting.request.recipe, setting.world, setting.plan, setting.dataset
     per_epoch = plan.steps_per_epoch(len(dataset.train))
     state = build_state(recipe, network, plan, world, setting.precision, per_epoch, aims)
@@ -227,7 +227,7 @@ def _assemble(
     mine = world.alone() if state.strategy.asynchronous else world
     if snapshot is not None:
         world.collectively(lambda: state.restore(snapshot, mine))
-    chain = step_hashes.NOT_RECORDED if state.strategy.asynchronous else step_hashes.of_run(facts)
+    chain = step_hashes.NOT_RECORDED if state.strategy.asynchronous else step_hashes.run_hash(facts)
     progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress(chain=chain)
     saved = partial(History(folder.history).add, "saved")
     return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
@@ -235,7 +235,7 @@ def _assemble(
         plan=plan,
         world=world,
         state=state,
-        compute=Compute(
+        compute=GradientComputer(
             recipe,
             plan,
             mine.rank,
@@ -244,7 +244,7 @@ def _assemble(
             step_recorder.from_environment(world.rank, dataset.train),
             blank_labels(dataset.train, 1)[0],
         ),
-        lr_batch=parallel.lr_batch(recipe.parallel, plan, world.place),
+        lr_batch=parallel.lr_batch(recipe.parallel, plan, world.rank_info),
         train_loader=train_loader(recipe, dataset.train, plan, world),
         val_loader=val_loader(recipe, dataset.val, world),
         trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
@@ -268,13 +268,15 @@ def build_state(
     aims = aims or Supervision()
     if plan.groups > 1 or world.device.type == "cuda":
         ghost_batchnorm.split_norms(network, plan.micro_batch, plan.groups)
-    peak = schedules.peak_lr(recipe.optimizer, parallel.lr_batch(recipe.parallel, plan, world.place))
+    peak = schedules.peak_lr(recipe.optimizer, parallel.lr_batch(recipe.parallel, plan, world.rank_info))
     optimizer = optimizers.build(network, recipe.optimizer, world.device, recipe.cuda_graphs, peak)
     normalise = Normalise(recipe.data, world.device, number_format.weights)
     objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
     # Forward passes of training all have one size.
     module: nn.Module = torch.compile(objective, dynamic=False) if recipe.model.compile else objective  # type: ignore[assignment]
-    strategy = parallel.build(Parts(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch))
+    strategy = parallel.build(
+        StrategyInputs(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch)
+    )
     # After the strategy, which may replace the network's norm layers (SyncBatchNorm).
     statistics = factory.RunningStatistics(network)
     scaler = number_format.scaler(strategy.local_gradients)
@@ -284,7 +286,7 @@ def build_state(
     return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average)
 
 
-def _run(trainer: Loop, folder: RunFolder, dataset: Dataset, begun: float) -> Summary | None:
+def _run(trainer: BaseTrainer, folder: RunFolder, dataset: Dataset, begun: float) -> Summary | None:
     facts = _facts(trainer, folder, dataset)
     summary = None
     _note(trainer.world, folder.environment, facts.environment)
@@ -320,10 +322,10 @@ def _note(world: World, path: Path, value: dict[str, Any]) -> None:
         log.warning("cannot write %s: %s", path, error.strerror)
 
 
-def _facts(trainer: Loop, folder: RunFolder, dataset: Dataset) -> Facts:
+def _facts(trainer: BaseTrainer, folder: RunFolder, dataset: Dataset) -> RunFacts:
     recipe, plan, world = trainer.recipe, trainer.plan, trainer.world
     machine = environment.describe(world, trainer.state.objective.precision.name, trainer.state.strategy)
-    return Facts(
+    return RunFacts(
         name=folder.name,
         recipe=recipe.model_dump(mode="json"),
         environment=machine | {"data": dataset.fingerprint, "decoder": _decoder(dataset)},
@@ -351,7 +353,7 @@ def _decoder(dataset: Dataset) -> str | None:
     return environment.decoder() if isinstance(dataset.train, EncodedSamples) else None
 
 
-def _summary(trainer: Loop, result: Result, seconds: float) -> Summary:
+def _summary(trainer: BaseTrainer, result: Result, seconds: float) -> Summary:
     at = trainer.progress
     newest = trainer.saver.newest()
     return Summary(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import worldsize
 from worldsize.data.images import native
-from worldsize.distributed.rank import cores, discover, threads_per_process
+from worldsize.distributed.rank import cores, discover_rank_info, threads_per_process
 from worldsize.distributed.world import World
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def describe(world: World, precision: str, strategy: Strategy) -> dict[str, Any]
 
     return {
         "world_size": world.size,
-        "launcher": world.place.launcher,
+        "launcher": world.rank_info.launcher,
         "strategy": strategy.describe(),
         "backend": strategy.backend,
         "device": device_name(world.device.type),
@@ -67,7 +67,7 @@ def table() -> list[tuple[str, str]]:
     from worldsize.config.recipe import Recipe
     from worldsize.training.precision import resolve
 
-    place = discover()
+    rank_info = discover_rank_info()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device("cuda" if gpus else "cpu")
     backends = [name for name, available in _backends() if available]
@@ -76,8 +76,13 @@ def table() -> list[tuple[str, str]]:
         *([("CUDA", _cuda())] if gpus else []),
         ("cores", f"{cores()} usable by this process"),
         ("memory", _memory()),
-        ("launcher", f"{place.launcher}: rank {place.rank} of {place.size}" if place.size > 1 else "none (one process)"),
-        ("threads", f"{threads_per_process(place)} per process ({place.local_size} on this machine)"),
+        (
+            "launcher",
+            f"{rank_info.launcher}: rank {rank_info.rank} of {rank_info.size}"
+            if rank_info.size > 1
+            else "none (one process)",
+        ),
+        ("threads", f"{threads_per_process(rank_info)} per process ({rank_info.local_size} on this machine)"),
         ("backend", f"{'nccl' if gpus else 'gloo'} for more than one process (torch supports: {', '.join(backends)})"),
         ("precision", f"{resolve(Recipe(), device).name} if the recipe sets auto"),
         ("decoder", decoder()),
@@ -103,7 +108,11 @@ def _nccl() -> str:
 def decoder() -> str:
     """The JPEG decoder in use and, if it is Pillow, why."""
     library = native.load()
-    return f"native, {library.version}" if library else f"Pillow {_version('pillow')}: no native decoder, {native.why_not()}"
+    return (
+        f"native, {library.version}"
+        if library
+        else f"Pillow {_version('pillow')}: no native decoder, {native.reason_missing()}"
+    )
 
 
 def device_name(kind: str) -> str:

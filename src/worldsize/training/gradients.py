@@ -22,7 +22,7 @@ from worldsize.distributed.device_timer import elapsed_ms, stamp
 from worldsize.training.cuda_graph import Graphed
 from worldsize.training.margins import Answers
 from worldsize.training.state import TrainState
-from worldsize.training.step_recorder import Inspector
+from worldsize.training.step_recorder import StepRecorder
 
 if TYPE_CHECKING:
     from worldsize.distributed.device_timer import Stamp
@@ -53,7 +53,22 @@ def digest(samples: NDArray[np.int64]) -> int:
 
 
 @dataclass(frozen=True)
-class Compute:
+class StepHooks:
+    """What the trainer does while a step is computed. Neither may wait.
+
+    ``propose`` is called once, before the last micro-batch is computed; on a GPU before the first, because launching the
+    others can block. ``launched`` is called after each backward pass; on a GPU it is launched by then, not done.
+    """
+
+    propose: Callable[[], None] = lambda: None
+    launched: Callable[[], None] = lambda: None
+
+
+NO_HOOKS = StepHooks()
+
+
+@dataclass(frozen=True)
+class GradientComputer:
     """Computes gradients as process ``rank`` of ``plan``, with the replica in ``state``.
 
     ``label`` is a label without meaning in the form of the dataset's, for rehearsals: int64 (), or uint8 (classes,).
@@ -64,23 +79,20 @@ class Compute:
     rank: int
     device: torch.device
     state: TrainState
-    inspector: Inspector | None = None
+    inspector: StepRecorder | None = None
     label: torch.Tensor = field(default_factory=lambda: torch.tensor(0))
 
     def gradient(
         self,
         batches: Iterator[Batch],
         step: int,
-        propose: Callable[[], None] = lambda: None,
-        launched: Callable[[], None] = lambda: None,
+        hooks: StepHooks = NO_HOOKS,
         inspected: bool = True,
     ) -> Computed:
         """Compute the gradient of this rank's part of the run's step ``step``, into the parameters' ``grad``.
 
         Args:
-            propose: called once, before the last micro-batch is computed; on a GPU before the first, because launching the
-                others can block.
-            launched: called after each backward pass; on a GPU it is launched by then, not done.
+            hooks: what to do meanwhile.
             inspected: if False, the inspector does not see it.
         """
         answers, samples, waits = [], [], []
@@ -91,7 +103,7 @@ class Compute:
             waits.append((begin, stamp(self.device)))
             last = micro == self.plan.accumulation - 1
             if micro == 0 if self.device.type == "cuda" else last:
-                propose()
+                hooks.propose()
             forward = self.rank * self.plan.accumulation + micro
             self._seed(step, forward)
             with self.state.strategy.gradients(last):
@@ -104,7 +116,7 @@ class Compute:
                     values = self._pass(batch.pixels, batch.labels, batch.mix)
             answers.append(Answers(batch.indices, values, batch.mix is not None))
             begin = stamp(self.device)
-            launched()
+            hooks.launched()
             waits.append((begin, stamp(self.device)))
             self.state.statistics.collect(forward)
             samples += [digest(part) for part in batch.indices.reshape(-1, self.plan.micro_batch)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from worldsize.config.recipe import Recipe
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer
 
 BEFORE_TRAINING = (
     "the GPU is full before training begins: stop what else uses it (nvidia-smi lists it), or use a smaller --model.name, "
@@ -17,7 +17,7 @@ SNAPSHOT = (
 )
 
 
-def remedy(compute: Compute) -> str:
+def remedy(compute: GradientComputer) -> str:
     """What to change after a forward or backward pass ran out of memory. Tries smaller ones on the device."""
     plan = compute.plan
     failed = plan.micro_batch * plan.groups

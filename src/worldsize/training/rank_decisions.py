@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from worldsize.distributed.world import World
-from worldsize.errors import Unmet, first_line
+from worldsize.errors import PeersUnreachable, first_line
 from worldsize.launch.failure import fail_alone
 
 # gloo's all-reduce is a ring: with W ranks, 2 (W - 1) messages one after the other. A tree has 4 log2 W.
@@ -37,7 +37,7 @@ class Decision:
     new_broken: int
 
 
-class Control:
+class RankDecisions:
     """One small sum over all ranks per step, between hosts, that overlaps with the devices' computation.
 
     ``propose`` sends this rank's proposal while the step is computed, ``decide`` returns the result after it. Only rank 0
@@ -158,7 +158,7 @@ class _Watch:
             f"rank {self.rank}: another process of this run ended ({first_line(error)}), and this one waits for it on the "
             "GPU; look at the other's log first"
         )
-        os._exit(fail_alone(message, Unmet.exit_code))
+        os._exit(fail_alone(message, PeersUnreachable.exit_code))
 
 
 def _end(messages: _Queue, thread: threading.Thread) -> None:

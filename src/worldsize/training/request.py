@@ -9,7 +9,7 @@ from pathlib import Path
 from worldsize import parallel, track
 from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Model, Recipe
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.errors import UserError
 from worldsize.models import network_names
 from worldsize.runs import resumable, run_folder
@@ -91,7 +91,7 @@ def _autoresumes(argv: list[str]) -> bool:
     return "--autoresume" in argv and name is not None and RunFolder(Path(out) / name).recipe.is_file()
 
 
-def preflight(request: TrainRequest, place: Place) -> None:
+def validate(request: TrainRequest, rank_info: RankInfo) -> None:
     """Refuse what can be refused before any process starts or any file is touched.
 
     Raises:
@@ -101,10 +101,12 @@ def preflight(request: TrainRequest, place: Place) -> None:
     if request.resume is not None:
         resumable.check(request.resume)
     _check_libraries(request.recipe.model)
-    parallel.check(request.recipe, place)
+    parallel.check(request.recipe, rank_info)
     if request.resume is None:  # older runs may have such sizes
         request.recipe.data.check_crop_sizes()
-    if request.stop_after is not None and (request.stop_after < 1 or parallel.named(request.recipe.parallel).asynchronous):
+    if request.stop_after is not None and (
+        request.stop_after < 1 or parallel.strategy_class(request.recipe.parallel).asynchronous
+    ):
         raise UserError(f"--stop-after {request.stop_after}: pass a step from 1, and a strategy other than async")
     track.check(request.recipe.track)
     if request.autoresume and (request.name is None or request.resume is not None):

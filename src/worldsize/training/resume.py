@@ -38,7 +38,7 @@ def fixed_facts(
         teacher: the checkpoint of the network that also teaches, if there is one.
     """
     identity = parallel.identity(recipe)
-    if parallel.named(recipe.parallel).depends_on_world_size(recipe.parallel):
+    if parallel.strategy_class(recipe.parallel).depends_on_world_size(recipe.parallel):
         identity["parallel"]["processes"] = world.size
     looked_at = world.from_main(world.collectively(lambda: file_sizes.digest(dataset) if world.is_main else None))
     taught = {"teacher": checkpoint.network_digest(teacher)} if teacher is not None else {}
@@ -121,7 +121,7 @@ def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: Worl
     if request.resume is None:
         return None
     # Asynchronous ranks share nothing: rank 0 saves as if it were alone.
-    owner = 0 if parallel.named(request.recipe.parallel).asynchronous else world.rank
+    owner = 0 if parallel.strategy_class(request.recipe.parallel).asynchronous else world.rank
     snapshot = _newest(request.resume.checkpoints, owner, world)
     if snapshot is None:
         if world.is_main:

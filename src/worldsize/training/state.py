@@ -95,7 +95,7 @@ class TrainState:
             optimizers.load_state_tensors(self.optimizer, self.model, snapshot.optimizer)
         if self.scaler.is_enabled() and snapshot.state["scaler"]:
             self.scaler.load_state_dict(snapshot.state["scaler"])
-        self.strategy.at_step(snapshot.state["step"])
+        self.strategy.begin_step(snapshot.state["step"])
         if snapshot.state["world_size"] != world.size:
             # At another world size, each rank starts from the averages, which the model now has.
             return

@@ -9,13 +9,12 @@ from functools import cached_property
 
 import torch
 
-from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
 from worldsize.optim import sharpness
 from worldsize.optim.optimizers import set_lr
 from worldsize.training.cuda_graph import Graphed
-from worldsize.training.gradients import Compute, Computed
-from worldsize.training.step_recorder import Inspector
+from worldsize.training.gradients import Computed, GradientComputer, StepHooks
+from worldsize.training.step_recorder import StepRecorder
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,14 @@ class StepRunner:
     the step itself: sgd and adamw do, rmsprop, sgdw, lars, lamb and muon wait once per step.
     """
 
-    compute: Compute
+    compute: GradientComputer
 
-    def run(
-        self, batches: Feed, step: int, lr: float, propose: Callable[[], None] = lambda: None
-    ) -> tuple[Computed, torch.Tensor]:
+    def run(self, batches: Iterator[Batch], step: int, lr: float, hooks: StepHooks) -> tuple[Computed, torch.Tensor]:
         """Compute step ``step`` (0-based) of the run.
 
         Args:
             batches: yields the images of each forward pass.
-            propose: see `Compute.gradient`.
+            hooks: what to do while the gradient is computed.
 
         Returns:
             This rank's part of the metrics, and the gradient's norm before clipping, a scalar on the device.
@@ -45,7 +42,7 @@ class StepRunner:
         settings = self.compute.recipe.optimizer
         sharpened = sharpness.due(settings, step)
         images, again = itertools.tee(batches) if sharpened else (batches, batches)
-        computed = self.compute.gradient(images, step, propose, batches.prefetch)
+        computed = self.compute.gradient(images, step, hooks)
         state.advance_statistics()
         if sharpened:
             self._sharpen(again, step, settings.sam_rho)
@@ -75,7 +72,7 @@ class StepRunner:
         self._clear()
         return norm
 
-    def _inspected(self, inspector: Inspector, step: int) -> torch.Tensor:
+    def _inspected(self, inspector: StepRecorder, step: int) -> torch.Tensor:
         """The same, and show it to the inspector."""
         state = self.compute.state
         norm = self.compute.unscale_and_clip()

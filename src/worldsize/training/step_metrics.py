@@ -53,7 +53,7 @@ _COSTS = 5
 _Seconds = defaultdict[str, float]  # by what they were spent on
 
 
-class Meter:
+class StepMetrics:
     """Collects the metrics of `track.base.Step` without a device synchronization per step, and `track.base.Window`.
 
     ``restart`` starts the clock; ``begin`` is called when the computation of a step begins, and ``add`` when it ends.

@@ -21,7 +21,7 @@ from worldsize.training.objective import Objective
 VARIABLE = "WORLDSIZE_INSPECT"
 
 
-class Inspector:
+class StepRecorder:
     """Writes to ``folder``, for the steps ``first`` to ``last`` (1-based), two kinds of files.
 
     ``step-N.rank-R.npz`` has the n samples of a rank in order: ``pixels`` uint8 (n, size, size, 3); ``names``; ``samples``,
@@ -94,9 +94,9 @@ def _norm(tensor: torch.Tensor | None) -> float:
     return 0.0 if tensor is None else float(tensor.detach().double().norm())
 
 
-def from_environment(rank: int, samples: Samples, env: Mapping[str, str] = os.environ) -> Inspector | None:
+def from_environment(rank: int, samples: Samples, env: Mapping[str, str] = os.environ) -> StepRecorder | None:
     """The inspector that the parent process asked for, if any."""
     if VARIABLE not in env:
         return None
     first, last, folder = env[VARIABLE].split(":", 2)
-    return Inspector(Path(folder), int(first), int(last), rank, samples)
+    return StepRecorder(Path(folder), int(first), int(last), rank, samples)

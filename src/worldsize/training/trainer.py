@@ -1,8 +1,16 @@
 """The training loop. Read this file first.
 
-A step processes one global batch. Each rank computes its ``accumulation`` micro-batches of it, the strategy synchronizes
-the ranks, the optimizer updates the weights. A step depends only on the recipe, the data and the step's number; the world
-size only decides which rank computes which micro-batch.
+A step processes one global batch. It depends only on the recipe, the data and the step's number; the world size only
+decides which rank computes which micro-batch. In order, `Trainer._step`:
+
+1. takes the learning rate of the step (`base_trainer`), and this rank's next images from `data.loading.device_feed`;
+2. computes the gradients of this rank's micro-batches (`gradients`); in the last one, the strategy sends (`parallel`);
+3. meanwhile proposes to the other ranks to stop, to save or to collect metrics (`rank_decisions`);
+4. advances BatchNorm's running statistics, once for all micro-batches (`models.factory.RunningStatistics`);
+5. unscales and clips the gradient, lets the strategy and the optimizer update the weights, and averages them (`step`);
+6. keeps the metrics on the device (`step_metrics`), and reads what the ranks decided.
+
+`Trainer._after_step` does what they decided: metrics to the trackers, checkpoints (`saver`), the end of the run.
 """
 
 from __future__ import annotations
@@ -17,29 +25,30 @@ from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import evaluation_batch, evaluation_share
 from worldsize.errors import Stopped
 from worldsize.training import out_of_memory
-from worldsize.training.base_trainer import Loop
+from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result, evaluate
-from worldsize.training.rank_decisions import Control, Decision
+from worldsize.training.gradients import StepHooks
+from worldsize.training.rank_decisions import Decision, RankDecisions
 from worldsize.training.step import StepRunner
-from worldsize.training.step_metrics import Meter
+from worldsize.training.step_metrics import StepMetrics
 
 
 @dataclass
-class Trainer(Loop):
+class Trainer(BaseTrainer):
     """Synchronous training: all ranks step together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._runner = StepRunner(self.compute)
-        self._control = Control(self.world)
+        self._control = RankDecisions(self.world)
         every_rank = self.recipe.track.every_rank
         strategy, work = self.state.strategy, self.train_loader.work
-        self._meter = Meter(self.world, self.plan, strategy, work, self._control.watched, every_rank)
+        self._meter = StepMetrics(self.world, self.plan, strategy, work, self._control.watched, every_rank)
         self._collected = time.monotonic()
 
     def fit(self) -> Result:
         try:
-            self.state.strategy.settle(lambda: self.compute.rehearse(self.recipe.data.train_crop_size))
+            self.state.strategy.prepare_first_step(lambda: self.compute.rehearse(self.recipe.data.train_crop_size))
             result = self._train()
             self.trackers.window(self._meter.rest(self.progress.step))
             return result
@@ -80,7 +89,7 @@ class Trainer(Loop):
         progress = self.progress
         lr = self.lr(progress.step)
         self._meter.begin()
-        computed, norm = self._runner.run(batches, progress.step, lr, self._propose)
+        computed, norm = self._runner.run(batches, progress.step, lr, StepHooks(self._propose, batches.prefetch))
         progress.step += 1
         progress.epoch_step += 1
         if self.state.margins is not None:

@@ -20,6 +20,7 @@ from worldsize.reproduce.commands import print_table, tell
 from worldsize.reproduce.compare import processes
 from worldsize.tune import batches, chart, curve, runs
 from worldsize.tune.curve import Curve
+from worldsize.tune.options import Tune
 from worldsize.tune.runs import Workplace
 
 _SHOWN = 12  # rows of the range test
@@ -53,9 +54,7 @@ def run(argv: list[str]) -> int:
     if source is None and not command_line.asks_help(argv):
         raise recipe_files.missing("tune")
     base = recipe_files.load(source) if source else Recipe()
-    asked = command_line.parse(
-        command_line.Tune, argv[1:] if source else argv, command_line.Tune(base), f"tune {source or 'RECIPE'}"
-    )
+    asked = command_line.parse(Tune, argv[1:] if source else argv, Tune(base), f"tune {source or 'RECIPE'}")
     assert source is not None
     _check(asked)
     out = asked.out or Path(f"{Path(source).stem}-tuned.yaml")
@@ -71,14 +70,14 @@ def run(argv: list[str]) -> int:
     return SUCCESS
 
 
-def _check(asked: command_line.Tune) -> None:
+def _check(asked: Tune) -> None:
     if asked.steps < 20:
         raise UserError(f"--steps {asked.steps}: a range test needs at least 20 steps")
     if not 0 < asked.low < asked.high:
         raise UserError(f"--low {asked.low:g} and --high {asked.high:g} must be positive, and the second larger")
 
 
-def _place(asked: command_line.Tune, folder: Path) -> Workplace:
+def _place(asked: Tune, folder: Path) -> Workplace:
     from worldsize.data import open_dataset
 
     recipe = asked.settings
@@ -88,7 +87,7 @@ def _place(asked: command_line.Tune, folder: Path) -> Workplace:
     return Workplace(folder, asked.procs, plan, plan.steps_per_epoch(len(dataset.train)))
 
 
-def tune(place: Workplace, recipe: Recipe, asked: command_line.Tune, tell: Callable[[str], None]) -> Tuned:
+def tune(place: Workplace, recipe: Recipe, asked: Tune, tell: Callable[[str], None]) -> Tuned:
     """Make the range test, then three short runs around what it suggests, and more if the best is the first or the last.
 
     Raises:
@@ -133,7 +132,7 @@ def _end(losses: Sequence[float | None], steps: int) -> float | None:
 # Reporting ----------------------------------------------------------------------------------------------------------------
 
 
-def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: command_line.Tune, source: str, out: Path) -> None:
+def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: Tune, source: str, out: Path) -> None:
     chosen = tuned.chosen
     forward_batch = batches.fastest(speeds) if speeds else asked.settings.forward_batch
     if speeds:
@@ -164,12 +163,12 @@ def _rows(found: Curve) -> list[tuple[str, ...]]:
     return rows
 
 
-def _batch(asked: command_line.Tune) -> int:
+def _batch(asked: Tune) -> int:
     recipe = asked.settings
     return recipe.global_batch if recipe.per_process_batch is None else recipe.per_process_batch * asked.procs
 
 
-def _yaml(chosen: float, forward_batch: int | None, asked: command_line.Tune, source: str) -> str:
+def _yaml(chosen: float, forward_batch: int | None, asked: Tune, source: str) -> str:
     base = str(Path(source).resolve()) if Path(source).is_file() else source
     settings = asked.settings.model_dump(mode="json") | {"forward_batch": forward_batch}
     changed = _changed(recipe_files.load(source).model_dump(mode="json"), settings)

@@ -104,7 +104,7 @@ def test_from_kaggle(program, tmp_path, challenge):
 
 def start_with_kaggle(to: Path) -> subprocess.Popen:
     """Fetch ImageNet in a separate process, without the check of free space."""
-    command = COMMAND.replace("try:", "fetch._require_space = lambda *_: None\ntry:", 1)
+    command = COMMAND.replace("try:", "command._require_space = lambda *_: None\ntry:", 1)
     process = subprocess.Popen(
         [sys.executable, "-c", command, "imagenet", "--to", str(to), "--subset"], stderr=-1, text=True
     )

@@ -94,8 +94,8 @@ def test_it_is_built_if_possible():
         pytest.skip(f"{native.DECODER}=pillow disables it")
     if not has_compiler_and_headers() or not ctypes.util.find_library("jpeg"):
         pytest.skip("requires a C compiler and the headers of libjpeg-turbo (libjpeg-dev)")
-    assert NATIVE is not None, native.why_not()
-    assert native.why_not() is None
+    assert NATIVE is not None, native.reason_missing()
+    assert native.reason_missing() is None
 
 
 @needs_checkout
@@ -129,7 +129,7 @@ def run_python(program: str, **environment: str) -> str:
 
 
 def test_the_environment_turns_it_off():
-    program = "from worldsize.data.images import native; print(native.load(), native.why_not())"
+    program = "from worldsize.data.images import native; print(native.load(), native.reason_missing())"
     assert run_python(program, WORLDSIZE_DECODER="pillow") == "None WORLDSIZE_DECODER=pillow disables it"
 
 

@@ -22,7 +22,7 @@ from worldsize.data.samples import ArraySamples, FileSamples
 from worldsize.data.sampling.order import permute
 from worldsize.data.sampling.random_numbers import Use, uniforms
 from worldsize.distributed.batch_plan import BatchPlan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 
 SIDE, SEED, CLASSES = 12, 7, 3
@@ -35,7 +35,7 @@ CROPS = {
 }
 AUGMENT = Augment(policy="trivialaugment", interpolation="bilinear", color_jitter=(0.4, 0.4, 0.4, 0.1), erasing=0.5)
 POLICIES = {"augmented": policies.build(AUGMENT, (0.5, 0.4, 0.3), SIDE)}
-ALONE = World(Place("none", 0, 1, 0, 1), torch.device("cpu"), None, 1)
+ALONE = World(RankInfo("none", 0, 1, 0, 1), torch.device("cpu"), None, 1)
 
 
 def images(n: int) -> np.ndarray:

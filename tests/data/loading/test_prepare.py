@@ -20,7 +20,7 @@ from worldsize.data.loading.prepare import Preparation
 from worldsize.data.samples import EncodedSamples
 from worldsize.data.sampling.random_numbers import Use, uniforms
 from worldsize.distributed.batch_plan import BatchPlan, plan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 
 CROPS = [
@@ -30,7 +30,7 @@ CROPS = [
     PadCrop(32, True, 4),
 ]
 
-needs_native = pytest.mark.skipif(native.load() is None, reason=f"no native decoder: {native.why_not()}")
+needs_native = pytest.mark.skipif(native.load() is None, reason=f"no native decoder: {native.reason_missing()}")
 
 
 def encoded(image: Image.Image, kind: str = "JPEG", **options) -> bytes:
@@ -175,7 +175,7 @@ def test_scaling_without_the_native_decoder_is_logged_once(monkeypatch, caplog, 
     monkeypatch.setattr(native, "load", lambda: None)
     monkeypatch.setattr(native, "why_not", lambda: "it was not built")
     recipe = Recipe(data=Data(dct_scaling=True, workers=1), global_batch=64)
-    world = World(Place("none", rank, 2, rank, 2), torch.device("cpu"), None, 1)
+    world = World(RankInfo("none", rank, 2, rank, 2), torch.device("cpu"), None, 1)
     samples = Encoded([encoded(photo(9, 9))])
     if crop is CROPS[0]:
         build.train_loader(recipe, samples, plan(recipe, 2), world).close()

@@ -26,10 +26,10 @@ from worldsize.data.shards import open_dataset
 from worldsize.data.shards.ahead import Ahead, Pieces
 from worldsize.data.shards.store import Local, Store
 from worldsize.distributed.batch_plan import BatchPlan
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 
-ALONE = World(Place("none", 0, 1, 0, 1), torch.device("cpu"), None, 1)
+ALONE = World(RankInfo("none", 0, 1, 0, 1), torch.device("cpu"), None, 1)
 SEEDS, EPOCHS = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 
 

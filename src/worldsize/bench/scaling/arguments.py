@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from worldsize.config.command_line import Settings
+from worldsize.config.command_line import RecipeFlags
 
 JobKind = Literal["local", "pytorchjob", "mpijob", "trainjob"]
 
@@ -29,7 +29,7 @@ class BenchScaling:
         worldsize bench scaling imagenet --nodes 1,2 --procs 8 --on pytorchjob -- --image IMAGE --volume imagenet
     """
 
-    settings: Settings
+    settings: RecipeFlags
     procs: str = "1,2"
     """Processes per node, separated by commas."""
     nodes: str = "1"

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import tyro
 from pydantic import Field, model_validator
 
-from worldsize.config.recipe.base import Settings, operational
+from worldsize.config.recipe.base import Section, operational
 from worldsize.config.recipe.execution import Checkpoint, Parallel, StrategyName, Track, TrackerName
 from worldsize.config.recipe.images import Augment, Data, DatasetName, PolicyName
 from worldsize.config.recipe.learning import Average, Loss, Model, Optimizer, Schedule
@@ -43,7 +43,7 @@ Prose = Annotated[str, tyro.conf.Suppress]
 Claim = Annotated[float | None, tyro.conf.Suppress]
 
 
-class Recipe(Settings):
+class Recipe(Section):
     """Everything that determines a run, except the data and the machines."""
 
     about: Prose = operational("", description="what this recipe is for")

@@ -13,7 +13,7 @@ def operational(default: Any, **kwargs: Any) -> Any:
     return Field(default, json_schema_extra={"operational": True}, **kwargs)
 
 
-class Settings(BaseModel):
+class Section(BaseModel):
     """Base of all sections: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -26,7 +26,7 @@ class Settings(BaseModel):
             if isinstance(extra, dict) and extra.get("operational"):
                 continue
             value = getattr(self, name)
-            if isinstance(value, Settings):
+            if isinstance(value, Section):
                 if section := value.identity():
                     kept[name] = section
             elif isinstance(value, tuple):

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from worldsize.config.recipe.base import Settings, operational
+from worldsize.config.recipe.base import Section, operational
 
 StrategyName = Literal["auto", "single", "dataparallel", "ddp", "bitwise", "adasum", "horovod", "localsgd", "async"]
 TrackerName = Literal["tensorboard", "wandb"]
 
 
-class Parallel(Settings):
+class Parallel(Section):
     """How replicas agree on one model; docs/strategies.md explains which strategy to choose."""
 
     strategy: StrategyName = operational(
@@ -56,7 +56,7 @@ class Parallel(Settings):
         return {}
 
 
-class Checkpoint(Settings):
+class Checkpoint(Section):
     """When checkpoints are saved, and how many are kept."""
 
     every_steps: int | None = operational(None, ge=1, description="save every this many steps")
@@ -70,7 +70,7 @@ class Checkpoint(Settings):
     best: bool = operational(True, description="also keep the checkpoint with the highest validation top-1")
 
 
-class Track(Settings):
+class Track(Section):
     """Where metrics are sent, in addition to the terminal and metrics.jsonl."""
 
     trackers: tuple[TrackerName, ...] = operational((), description="any of: tensorboard, wandb (install the extra first)")

@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from worldsize.config.recipe.base import Settings, operational
+from worldsize.config.recipe.base import Section, operational
 from worldsize.errors import UserError
 
 DatasetName = Literal["digits", "cifar10", "imagenet", "folder", "multilabel", "synthetic"]
 PolicyName = Literal["randaugment", "randaugment-timm", "trivialaugment", "autoaugment-imagenet", "autoaugment-cifar10"]
 
 
-class Data(Settings):
+class Data(Section):
     """Where the images come from and how they are cropped."""
 
     name: DatasetName = Field(
@@ -152,7 +152,7 @@ class Data(Settings):
             )
 
 
-class Augment(Settings):
+class Augment(Section):
     """What happens to training images after the crop and the flip."""
 
     repeats: int = Field(

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from worldsize.config.recipe.base import Settings, operational
+from worldsize.config.recipe.base import Section, operational
 
 
-class Model(Settings):
+class Model(Section):
     """The network and its initial weights."""
 
     name: str = Field("resnet50", description="a classification network of torchvision, or timm:NAME")
@@ -40,7 +40,7 @@ class Model(Settings):
     compile: bool = operational(False, description="torch.compile normalization, network and loss as one function")
 
 
-class Optimizer(Settings):
+class Optimizer(Section):
     """The optimizer and its learning rate."""
 
     name: Literal["sgd", "adamw", "rmsprop", "lars", "lamb", "muon", "sgdw"] = Field(
@@ -90,7 +90,7 @@ class Optimizer(Settings):
         return self
 
 
-class Schedule(Settings):
+class Schedule(Section):
     """The learning rate over the run, set before every step."""
 
     name: Literal["cosine", "linear", "polynomial", "restarts", "step", "constant", "onecycle", "piecewise"] = Field(
@@ -129,7 +129,7 @@ class Schedule(Settings):
         return self
 
 
-class Average(Settings):
+class Average(Section):
     """Weights averaged over the steps. Evaluations are then of the average; those of the raw weights are logged too."""
 
     name: Literal["none", "ema", "swa"] = Field(
@@ -147,7 +147,7 @@ class Average(Settings):
         return self
 
 
-class Loss(Settings):
+class Loss(Section):
     """What training minimizes. `label_smoothing` is a setting of the run."""
 
     name: Literal["cross_entropy", "bce"] = Field(

@@ -223,7 +223,7 @@ def load() -> Native | None:
     return _loaded()[0]
 
 
-def why_not() -> str | None:
+def reason_missing() -> str | None:
     """Why `load` returns None, as part of a sentence; None if it returns the library.
 
     Raises:

@@ -65,12 +65,12 @@ def _loader(
 ) -> Loader:
     scaling = recipe.data.dct_scaling and isinstance(crop, RandomResizedCrop)
     if scaling and world.is_main and native.load() is None:
-        log.warning("data.dct_scaling has no effect without the native decoder: %s", native.why_not())
+        log.warning("data.dct_scaling has no effect without the native decoder: %s", native.reason_missing())
     return Loader(
         samples,
         crop,
         seed=recipe.seed,
-        workers=recipe.data.workers or max(1, cores() // world.place.local_size),
+        workers=recipe.data.workers or max(1, cores() // world.rank_info.local_size),
         readers=recipe.data.readers,
         prefetch=recipe.data.prefetch,
         pin=world.device.type == "cuda",

@@ -32,7 +32,7 @@ _KIND = {"JPEG": Encoding.JPEG, "MPO": Encoding.JPEG, "PNG": Encoding.PNG}
 
 
 @dataclass(frozen=True)
-class Facts:
+class ImageFacts:
     """Properties of an encoded image.
 
     Attributes:
@@ -61,23 +61,23 @@ class Facts:
         return self.image.size if self.image is not None else (0, 0)
 
 
-def examine(data: bytes) -> Facts:
+def examine(data: bytes) -> ImageFacts:
     """Inspect and decode an image."""
     try:
         facts = opened(data, _header)
     except Exception:  # a damaged file can raise almost anything; decode() reports the reason
-        facts = Facts("", "", False, False, False, None, None)
+        facts = ImageFacts("", "", False, False, False, None, None)
     try:
         return replace(facts, image=decode(data))
     except BrokenImage as error:
         return replace(facts, reason=str(error))
 
 
-def _header(image: ImageFile.ImageFile) -> Facts:
+def _header(image: ImageFile.ImageFile) -> ImageFacts:
     """The facts that do not require decoding."""
     transparent = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
     progressive = "progressive" in image.info
-    return Facts(str(image.format), image.mode, progressive, _deep(image), transparent, None, None, _turned(image))
+    return ImageFacts(str(image.format), image.mode, progressive, _deep(image), transparent, None, None, _turned(image))
 
 
 def _turned(image: ImageFile.ImageFile) -> bool:
@@ -169,7 +169,7 @@ def ppm(pixels: Pixels) -> bytes:
     return _ppm_header(width, height) + np.ascontiguousarray(pixels).tobytes()
 
 
-def _unchanged(data: bytes, facts: Facts) -> Stored:
+def _unchanged(data: bytes, facts: ImageFacts) -> Stored:
     kind = _KIND.get(facts.format, Encoding.OTHER)
     header = _ppm_header(*facts.size)
     if data.startswith(header) and len(data) == len(header) + facts.size[0] * facts.size[1] * 3:
@@ -177,7 +177,7 @@ def _unchanged(data: bytes, facts: Facts) -> Stored:
     return Stored(data, _EXTENSION[facts.format], kind, Image.getmodebands(facts.mode), *facts.size)
 
 
-def _reencoded(data: bytes, facts: Facts, quality: int, max_side: int | None) -> Stored:
+def _reencoded(data: bytes, facts: ImageFacts, quality: int, max_side: int | None) -> Stored:
     """Convert to a baseline 4:2:0 JPEG; grayscale stays grayscale. Never enlarges.
 
     Keeps a JPEG unchanged if it is not resized and would not get smaller, unless it is progressive, which takes several

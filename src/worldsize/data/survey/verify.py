@@ -15,7 +15,7 @@ from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.progress_bar import ByteProgress
 from worldsize.data.samples import Dataset, EncodedSamples, NotAFile, Samples
 from worldsize.data.shards.check import fault
-from worldsize.data.shards.images import Facts, examine, ppm
+from worldsize.data.shards.images import ImageFacts, examine, ppm
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.errors import Forbidden, ReadFailed, WorldsizeError
 
@@ -145,7 +145,7 @@ def _extension(samples: EncodedSamples, index: int) -> str | None:
     return name.rsplit(".", 1)[1].lower() if "." in name else None
 
 
-def _oddities(facts: Facts, extension: str | None) -> Iterator[str]:
+def _oddities(facts: ImageFacts, extension: str | None) -> Iterator[str]:
     """What is odd about an image. These texts are keys of the JSON report."""
     if extension is not None and facts.format and extension not in _EXTENSIONS[facts.format]:
         yield f"{facts.format} named .{extension}"

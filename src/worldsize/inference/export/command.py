@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from worldsize import __version__, checkpoint
 from worldsize.config import command_line, recipe_files
-from worldsize.config.command_line import Settings
+from worldsize.config.command_line import RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.data.confusable_names import look_alikes
-from worldsize.distributed.rank import discover
+from worldsize.distributed.rank import discover_rank_info
 from worldsize.distributed.stop_signals import ends_at_once
 from worldsize.errors import FAILED, SUCCESS, UserError
 from worldsize.inference.export.formats import FormatName
@@ -42,7 +42,7 @@ class Export:
     run is not changed.
     """
 
-    settings: Settings
+    settings: RecipeFlags
     to: FormatName
     """timm: a folder for timm, the Hugging Face hub and transformers; onnx: one ONNX file; pt2: a program of torch.export;
     safetensors: the weights alone."""
@@ -82,11 +82,11 @@ def run(argv: list[str]) -> int:
     recipe = recipe_files.load(str(path / "recipe.yaml"))
     default: Any = Export(recipe, to=_required("--to", argv), out=Path(_required("--out", argv)))
     asked = command_line.parse(Export, argv[1:], default, _TITLE)
-    if discover().size > 1:
+    if discover_rank_info().size > 1:
         raise UserError("export runs in one process: start it without a launcher")
     from worldsize.inference.export import formats
 
-    form, options = formats.named(asked.to), _options(asked, path)
+    form, options = formats.load(asked.to), _options(asked, path)
     _check(asked, form, options)
     out = asked.out.absolute()
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
@@ -159,7 +159,7 @@ def _check(asked: Export, form: Format, options: Options) -> None:
     for name in (field.name for field in dataclasses.fields(plain)):
         if name == "calibration" or getattr(options, name) == getattr(plain, name) or name in form.options:
             continue
-        able = ", ".join(other for other in formats.NAMES if name in formats.named(other).options)
+        able = ", ".join(other for other in formats.NAMES if name in formats.load(other).options)
         raise UserError(f"--{name} is for {able}, not for {asked.to}")
     if asked.parity is not None and asked.parity < 1:
         raise UserError(f"--parity {asked.parity}: must be at least 1")
@@ -186,7 +186,7 @@ def _work(path: Path, asked: Export, form: Format, options: Options, folder: Pat
 
     settings = {"precision": "fp32", "device": "cpu"}
     recipe = asked.settings.model_copy(update=settings)
-    world = join(discover(), recipe, parallel.threads(recipe.parallel))
+    world = join(discover_rank_info(), recipe, parallel.threads(recipe.parallel))
     snapshot = checkpoint.read(path)
     # Of RUN/checkpoints/step-N: listings are cached next to the run.
     dataset = open_dataset(recipe.data, path.absolute().parents[2] / ".cache")

@@ -11,7 +11,7 @@ FormatName = Literal["timm", "onnx", "pt2", "safetensors"]
 NAMES: tuple[str, ...] = get_args(FormatName)
 
 
-def named(name: str) -> Format:
+def load(name: str) -> Format:
     """The format of this name, one of `NAMES`: the class `Form` of the module ``to_NAME``."""
     form: Format = importlib.import_module(f"worldsize.inference.export.to_{name}").Form()
     return form

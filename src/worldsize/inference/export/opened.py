@@ -104,7 +104,7 @@ def load(path: Path, recipe: Recipe, precision: Precision) -> Opened:
 def _opened(path: Path, about: dict[str, Any], recipe: Recipe, classes: tuple[str, ...], precision: Precision) -> Opened:
     if about["format"] not in formats.NAMES:
         raise CheckpointError(f"{path} has the unknown format {about['format']}; export again")
-    form = formats.named(about["format"])
+    form = formats.load(about["format"])
     if form.cpu and precision.device.type != "cpu":
         raise UserError(f"an export to {about['format']} runs on the CPU here: add --device cpu, or device='cpu'")
     try:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from worldsize.config import command_line
-from worldsize.config.command_line import Settings
+from worldsize.config.command_line import RecipeFlags
 from worldsize.config.recipe import Recipe
-from worldsize.distributed.rank import Place, discover
+from worldsize.distributed.rank import RankInfo, discover_rank_info
 from worldsize.distributed.stop_signals import StopFlag
 from worldsize.errors import SUCCESS, DataError, UserError
 from worldsize.inference import opening
@@ -37,7 +37,7 @@ class Predict:
     reported and get a row without labels. Rows have the order of the images, with any --procs. The run is not changed.
     """
 
-    settings: Settings
+    settings: RecipeFlags
     paths: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """What to classify."""
     topk: int = 5
@@ -78,9 +78,9 @@ def run(argv: list[str]) -> int:
         command_line.parse(Predict, argv, Predict(Recipe()), _TITLE)
     source = opening.find(Path(argv[0]))
     asked = command_line.parse(Predict, argv[1:], Predict(source.recipe), _TITLE)
-    place = discover()
-    _check(asked, max(place.size, asked.procs))
-    return distribute(["predict", *argv], asked.procs, place, lambda stop: _work(source, asked, place, stop))
+    rank_info = discover_rank_info()
+    _check(asked, max(rank_info.size, asked.procs))
+    return distribute(["predict", *argv], asked.procs, rank_info, lambda stop: _work(source, asked, rank_info, stop))
 
 
 def _check(asked: Predict, processes: int) -> None:
@@ -103,7 +103,7 @@ def _check(asked: Predict, processes: int) -> None:
             raise UserError(f"{flag} {file}: the folder {file.parent} does not exist")
 
 
-def _work(source: Source, asked: Predict, place: Place, stop: StopFlag) -> int:
+def _work(source: Source, asked: Predict, rank_info: RankInfo, stop: StopFlag) -> int:
     """One process: its share of the images; rank 0 writes the rows of all."""
     from worldsize import parallel
     from worldsize.data.loading.build import val_loader
@@ -111,7 +111,7 @@ def _work(source: Source, asked: Predict, place: Place, stop: StopFlag) -> int:
     from worldsize.training import precision
 
     recipe = asked.settings
-    world = join(place, recipe, parallel.threads(recipe.parallel))
+    world = join(rank_info, recipe, parallel.threads(recipe.parallel))
     number_format = precision.resolve(recipe, world.device)
     number_format.apply()
     found = world.collectively(lambda: source.load(recipe, number_format, asked.raw))

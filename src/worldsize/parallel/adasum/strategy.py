@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from worldsize.config.recipe import Parallel
     from worldsize.distributed.batch_plan import BatchPlan
-    from worldsize.distributed.rank import Place
+    from worldsize.distributed.rank import RankInfo
 
 
 class Strategy(base.Strategy):
@@ -38,26 +38,26 @@ class Strategy(base.Strategy):
     local_gradients = True
 
     @classmethod
-    def lr_batch(cls, settings: Parallel, plan: BatchPlan, place: Place) -> int:
+    def lr_batch(cls, settings: Parallel, plan: BatchPlan, rank_info: RankInfo) -> int:
         # Adasum adds up steps that each process computes from its own samples, so it keeps the learning rate that is
         # right for those (Maleki et al. 2020, section 5).
-        return plan.per_process * (place.local_size if settings.hierarchical else 1)
+        return plan.per_process * (rank_info.local_size if settings.hierarchical else 1)
 
     @classmethod
     def variants(cls) -> list[base.Variant]:
         return [replace(variant, pairs=True) for variant in super().variants()]
 
-    def __init__(self, parts: base.Parts) -> None:
+    def __init__(self, parts: base.StrategyInputs) -> None:
         from worldsize.parallel.adasum import arithmetic
 
         super().__init__(parts)
         self._parts = parts
-        place = parts.world.place
+        rank_info = parts.world.rank_info
         self._machine: dist.ProcessGroup | None = None
-        self._distances = [1 << i for i in range((place.size - 1).bit_length())]
+        self._distances = [1 << i for i in range((rank_info.size - 1).bit_length())]
         if parts.settings.hierarchical:
-            self._machine = arithmetic.machine_group(place.size, place.local_size)
-            self._distances = [d for d in self._distances if d >= place.local_size]
+            self._machine = arithmetic.machine_group(rank_info.size, rank_info.local_size)
+            self._distances = [d for d in self._distances if d >= rank_info.local_size]
 
     def describe(self) -> str:
         return self.name if self._machine is None else f"{self.name} between machines, averaging inside"
@@ -89,7 +89,7 @@ class Strategy(base.Strategy):
         if self._machine is not None:
             self.exchange.sends(flat)
             dist.all_reduce(flat, group=self._machine)
-            flat /= self._parts.world.place.local_size
+            flat /= self._parts.world.rank_info.local_size
         for distance in self._distances:
             other = swap(flat, rank ^ distance)
             self.exchange.sends(flat)

@@ -53,14 +53,14 @@ class Strategy(base.Strategy):
         return batch_plan.plan(recipe, 1)
 
     @classmethod
-    def ways(cls, machine: base.Machine) -> list[base.Way]:
+    def support(cls, machine: base.Machine) -> list[base.StrategySupport]:
         # Gradients travel through the hosts, where a peer may disappear.
         return [
-            base.Way(cls.name, "cpu", "gloo", base.LAUNCHERS, machine.no_gloo),
-            base.Way(cls.name, "cuda", "gloo", base.LAUNCHERS, machine.no_gpu or machine.no_gloo),
+            base.StrategySupport(cls.name, "cpu", "gloo", base.LAUNCHERS, machine.no_gloo),
+            base.StrategySupport(cls.name, "cuda", "gloo", base.LAUNCHERS, machine.no_gpu or machine.no_gloo),
         ]
 
-    def __init__(self, parts: base.Parts) -> None:
+    def __init__(self, parts: base.StrategyInputs) -> None:
         super().__init__(parts)
         self._bound = max_staleness(parts.settings, parts.world.size)
 

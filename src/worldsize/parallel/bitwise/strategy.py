@@ -35,7 +35,7 @@ class Strategy(base.Strategy):
         return True
 
     @classmethod
-    def merges(cls, settings: Parallel) -> bool:
+    def allows_merged_forward(cls, settings: Parallel) -> bool:
         return False  # the micro-batch is what the tree adds up
 
     @classmethod
@@ -46,7 +46,7 @@ class Strategy(base.Strategy):
     def variants(cls) -> list[base.Variant]:
         return [base.Variant(cls.name, ("--parallel.strategy", cls.name), threads=True)]
 
-    def __init__(self, parts: base.Parts) -> None:
+    def __init__(self, parts: base.StrategyInputs) -> None:
         from worldsize.parallel.bitwise.tree_reduce import TreeReducer
 
         super().__init__(parts)

@@ -17,7 +17,7 @@ from worldsize.parallel import base
 if TYPE_CHECKING:
     from worldsize.config.recipe import Parallel, Recipe
     from worldsize.distributed.batch_plan import BatchPlan
-    from worldsize.distributed.rank import Place
+    from worldsize.distributed.rank import RankInfo
 
 
 class Strategy(base.Strategy):
@@ -40,7 +40,7 @@ class Strategy(base.Strategy):
             )
 
     @classmethod
-    def check(cls, recipe: Recipe, place: Place) -> None:
+    def check(cls, recipe: Recipe, rank_info: RankInfo) -> None:
         if not base.uses_gpu(recipe):
             raise UserError(
                 "strategy dataparallel spreads a batch over GPUs, and this run uses none: "
@@ -59,14 +59,16 @@ class Strategy(base.Strategy):
         return batch_plan.plan(recipe, 1, max(1, torch.cuda.device_count()))
 
     @classmethod
-    def ways(cls, machine: base.Machine) -> list[base.Way]:
+    def support(cls, machine: base.Machine) -> list[base.StrategySupport]:
         one = "" if machine.gpus > 1 else "this machine has one GPU, so there is nothing to spread over"
         return [
-            base.Way(cls.name, "cpu", "-", (), "it spreads a batch over GPUs; ddp does the same with processes on CPUs"),
-            base.Way(cls.name, "cuda", "-", (), machine.no_gpu or one),
+            base.StrategySupport(
+                cls.name, "cpu", "-", (), "it spreads a batch over GPUs; ddp does the same with processes on CPUs"
+            ),
+            base.StrategySupport(cls.name, "cuda", "-", (), machine.no_gpu or one),
         ]
 
-    def __init__(self, parts: base.Parts) -> None:
+    def __init__(self, parts: base.StrategyInputs) -> None:
         from worldsize.parallel.dataparallel.replicas import Replicas
 
         super().__init__(parts)

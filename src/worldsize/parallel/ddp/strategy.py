@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from worldsize.config.recipe import Parallel, Recipe
-    from worldsize.distributed.rank import Place
+    from worldsize.distributed.rank import RankInfo
 
 
 class Strategy(base.Strategy):
@@ -35,7 +35,7 @@ class Strategy(base.Strategy):
         return settings.compression == "none" and not settings.sync_batchnorm
 
     @classmethod
-    def merges(cls, settings: Parallel) -> bool:
+    def allows_merged_forward(cls, settings: Parallel) -> bool:
         return not settings.sync_batchnorm  # which takes statistics over the whole forward pass
 
     @classmethod
@@ -47,7 +47,7 @@ class Strategy(base.Strategy):
             )
 
     @classmethod
-    def check(cls, recipe: Recipe, place: Place) -> None:
+    def check(cls, recipe: Recipe, rank_info: RankInfo) -> None:
         if recipe.parallel.sync_batchnorm and not base.uses_gpu(recipe):
             raise UserError(
                 "--parallel.sync-batchnorm requires GPUs (torch's SyncBatchNorm does not run on CPUs): leave it out; "
@@ -64,7 +64,7 @@ class Strategy(base.Strategy):
             base.Variant(f"{cls.name} powersgd", (compression, "powersgd", "--parallel.powersgd-start", "2")),
         ]
 
-    def __init__(self, parts: base.Parts) -> None:
+    def __init__(self, parts: base.StrategyInputs) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
         from worldsize.parallel.ddp import compression
@@ -100,7 +100,7 @@ class Strategy(base.Strategy):
         # The backward pass returns when the last bucket is averaged: this is the wait that compute does not hide.
         self.exchange.end()
 
-    def settle(self, rehearse: Callable[[], None]) -> None:
+    def prepare_first_step(self, rehearse: Callable[[], None]) -> None:
         # DDP reorders its buckets after its first backward pass, and the order decides how a ring adds up. After one
         # rehearsal the first step of a fresh or resumed run uses the same buckets as all others.
         with self._hook.rehearsing():

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worldsize.config.recipe import Recipe
-from worldsize.distributed.rank import Place
+from worldsize.distributed.rank import RankInfo
 from worldsize.errors import UserError, first_line
-from worldsize.parallel.base import Machine, Way
+from worldsize.parallel.base import Machine, StrategySupport
 
 GLOO = "Gloo, no Adasum"
 
@@ -47,12 +47,12 @@ def find() -> Build:
     return Build(horovod.__version__, bool(hvd.mpi_built()), bool(hvd.gloo_built()), bool(hvd.nccl_built()))
 
 
-def transport(place: Place) -> str:
+def transport(rank_info: RankInfo) -> str:
     """How Horovod's processes communicate under this launcher: ``MPI`` or ``Gloo``."""
-    return "MPI" if place.launcher == "Open MPI" else "Gloo"
+    return "MPI" if rank_info.launcher == "Open MPI" else "Gloo"
 
 
-def ways(name: str, machine: Machine) -> list[Way]:
+def support(name: str, machine: Machine) -> list[StrategySupport]:
     """The ways to run Horovod on this machine; ``name`` is the strategy's."""
     try:
         build, missing = find(), ""
@@ -67,9 +67,9 @@ def ways(name: str, machine: Machine) -> list[Way]:
         or ("" if build and build.nccl else "this Horovod is built without NCCL: `make horovod` with a CUDA toolkit")
     )
     return [
-        Way(name, "cpu", "MPI", ("mpirun", "horovodrun"), no_mpi),
-        Way(name, "cpu", GLOO, ("--procs", "torchrun", "horovodrun"), no_gloo),
-        Way(name, "cuda", "NCCL", ("--procs", "torchrun", "mpirun", "horovodrun"), no_nccl),
+        StrategySupport(name, "cpu", "MPI", ("mpirun", "horovodrun"), no_mpi),
+        StrategySupport(name, "cpu", GLOO, ("--procs", "torchrun", "horovodrun"), no_gloo),
+        StrategySupport(name, "cuda", "NCCL", ("--procs", "torchrun", "mpirun", "horovodrun"), no_nccl),
     ]
 
 
@@ -80,29 +80,29 @@ def available(launcher: str) -> bool:
     return shutil.which(launcher) is not None or (Path(sys.executable).parent / launcher).exists()
 
 
-def check(recipe: Recipe, place: Place) -> None:
+def check(recipe: Recipe, rank_info: RankInfo) -> None:
     """Refuse, before any process starts, what this Horovod cannot do here.
 
     Raises:
         UserError: names the remedy.
     """
     build = find()
-    over = transport(place)
+    over = transport(rank_info)
     if not (build.mpi if over == "MPI" else build.gloo):
-        raise UserError(f"{place.launcher} needs a Horovod built with {over}, and the installed one is not: {_BUILD}")
-    if over == "Gloo" and place.size > 1:
-        _check_gloo(place)
+        raise UserError(f"{rank_info.launcher} needs a Horovod built with {over}, and the installed one is not: {_BUILD}")
+    if over == "Gloo" and rank_info.size > 1:
+        _check_gloo(rank_info)
     if recipe.parallel.op == "adasum":
-        _check_adasum(recipe, place, build)
+        _check_adasum(recipe, rank_info, build)
 
 
-def _check_gloo(place: Place) -> None:
-    if place.launcher != "horovodrun" and place.local_size != place.size:
+def _check_gloo(rank_info: RankInfo) -> None:
+    if rank_info.launcher != "horovodrun" and rank_info.local_size != rank_info.size:
         raise UserError(
-            f"{place.launcher} cannot start Horovod on several machines: use horovodrun or mpirun "
-            f"(mpirun -np {place.size} -H HOST:{place.local_size},... worldsize train ...)"
+            f"{rank_info.launcher} cannot start Horovod on several machines: use horovodrun or mpirun "
+            f"(mpirun -np {rank_info.size} -H HOST:{rank_info.local_size},... worldsize train ...)"
         )
-    if place.launcher == "horovodrun" and "HOROVOD_GLOO_IFACE" not in os.environ:
+    if rank_info.launcher == "horovodrun" and "HOROVOD_GLOO_IFACE" not in os.environ:
         try:
             socket.getaddrinfo(socket.gethostname(), None)
         except OSError:
@@ -112,17 +112,17 @@ def _check_gloo(place: Place) -> None:
             ) from None
 
 
-def _check_adasum(recipe: Recipe, place: Place, build: Build) -> None:
-    command = f"mpirun -np {place.size} worldsize train ..."
-    if place.size & (place.size - 1):
+def _check_adasum(recipe: Recipe, rank_info: RankInfo, build: Build) -> None:
+    command = f"mpirun -np {rank_info.size} worldsize train ..."
+    if rank_info.size & (rank_info.size - 1):
         raise UserError(
-            f"Horovod's Adasum combines processes in pairs, then pairs of pairs: {place.size} is not a power of two"
+            f"Horovod's Adasum combines processes in pairs, then pairs of pairs: {rank_info.size} is not a power of two"
         )
-    if place.size > 1 and transport(place) == "Gloo":
+    if rank_info.size > 1 and transport(rank_info) == "Gloo":
         raise UserError(
             f"Horovod supports Adasum only over MPI: {command}, or --parallel.strategy adasum, which needs no MPI"
         )
-    if build.nccl and recipe.device != "cpu" and place.local_size == place.size:
+    if build.nccl and recipe.device != "cpu" and rank_info.local_size == rank_info.size:
         raise UserError(
             "a Horovod built with NCCL averages inside a machine and uses Adasum only between machines; all processes "
             "are on this one: use --parallel.strategy adasum, or --parallel.op average"

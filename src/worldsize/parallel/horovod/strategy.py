@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from worldsize.config.recipe import Parallel, Recipe
     from worldsize.distributed.batch_plan import BatchPlan
-    from worldsize.distributed.rank import Place
+    from worldsize.distributed.rank import RankInfo
     from worldsize.distributed.world import World
 
 
@@ -48,17 +48,17 @@ class Strategy(base.Strategy):
             )
 
     @classmethod
-    def check(cls, recipe: Recipe, place: Place) -> None:
-        installed.check(recipe, place)
+    def check(cls, recipe: Recipe, rank_info: RankInfo) -> None:
+        installed.check(recipe, rank_info)
 
     @classmethod
-    def lr_batch(cls, settings: Parallel, plan: BatchPlan, place: Place) -> int:
+    def lr_batch(cls, settings: Parallel, plan: BatchPlan, rank_info: RankInfo) -> int:
         # As for `parallel.adasum`.
         return plan.per_process if settings.op == "adasum" else plan.global_batch
 
     @classmethod
-    def ways(cls, machine: base.Machine) -> list[base.Way]:
-        return installed.ways(cls.name, machine)
+    def support(cls, machine: base.Machine) -> list[base.StrategySupport]:
+        return installed.support(cls.name, machine)
 
     @classmethod
     def variants(cls) -> list[base.Variant]:
@@ -71,7 +71,7 @@ class Strategy(base.Strategy):
             base.Variant(f"{cls.name} Gloo", use, backend=installed.GLOO),
         ]
 
-    def __init__(self, parts: base.Parts) -> None:
+    def __init__(self, parts: base.StrategyInputs) -> None:
         import horovod.torch as hvd
         import torch
 
@@ -120,7 +120,7 @@ class Strategy(base.Strategy):
         with self.optimizer.skip_synchronize():  # type: ignore[attr-defined]
             step()
 
-    def settle(self, rehearse: Callable[[], None]) -> None:
+    def prepare_first_step(self, rehearse: Callable[[], None]) -> None:
         import horovod.torch as hvd
 
         hvd.broadcast_parameters(dict(self._parts.model.named_parameters()), root_rank=0)
@@ -162,8 +162,8 @@ def _start(world: World) -> object:
     """Start Horovod with the ranks of worldsize. Returns what must live as long as the process."""
     import horovod.torch as hvd
 
-    place, server = world.place, None
-    if installed.transport(place) == "Gloo" and place.launcher != "horovodrun":
+    rank_info, server = world.rank_info, None
+    if installed.transport(rank_info) == "Gloo" and rank_info.launcher != "horovodrun":
         from horovod.runner.http.http_server import RendezvousServer
 
         # As horovodrun does for its processes: rank 0 serves the addresses, all on this machine.
@@ -171,18 +171,18 @@ def _start(world: World) -> object:
             server = RendezvousServer()
         port = world.from_main(server.start() if server else None)
         mine: dict[str, object] = {
-            "RANK": place.rank,
-            "SIZE": place.size,
-            "LOCAL_RANK": place.local_rank,
-            "LOCAL_SIZE": place.local_size,
+            "RANK": rank_info.rank,
+            "SIZE": rank_info.size,
+            "LOCAL_RANK": rank_info.local_rank,
+            "LOCAL_SIZE": rank_info.local_size,
         }
         mine |= {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": "lo"}
         mine |= {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
         os.environ.update({f"HOROVOD_{name}": str(value) for name, value in mine.items()})
     hvd.init()
-    if (hvd.rank(), hvd.size()) != (place.rank, place.size):
+    if (hvd.rank(), hvd.size()) != (rank_info.rank, rank_info.size):
         raise UserError(
-            f"{place.launcher} started this process as rank {place.rank} of {place.size}, but Horovod reports "
+            f"{rank_info.launcher} started this process as rank {rank_info.rank} of {rank_info.size}, but Horovod reports "
             f"{hvd.rank()} of {hvd.size()}: were mpirun and Horovod built for the same MPI? `make horovod` builds Horovod "
             "for the installed one"
         )

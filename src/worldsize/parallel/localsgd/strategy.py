@@ -28,7 +28,7 @@ class Strategy(base.Strategy):
     averages = False
     local_gradients = True
 
-    def __init__(self, parts: base.Parts) -> None:
+    def __init__(self, parts: base.StrategyInputs) -> None:
         super().__init__(parts)
         self._parts = parts
         self._step = 0
@@ -52,7 +52,7 @@ class Strategy(base.Strategy):
             if self._parts.settings.average_momentum:
                 self._average([t for t in self._optimizer_state().values() if t.is_floating_point() and t.ndim])
 
-    def at_step(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         self._step = step
 
     @property

@@ -24,8 +24,11 @@ class Strategy(base.Strategy):
         return True
 
     @classmethod
-    def ways(cls, machine: base.Machine) -> list[base.Way]:
-        return [base.Way(cls.name, "cpu", "-", (), ""), base.Way(cls.name, "cuda", "-", (), machine.no_gpu)]
+    def support(cls, machine: base.Machine) -> list[base.StrategySupport]:
+        return [
+            base.StrategySupport(cls.name, "cpu", "-", (), ""),
+            base.StrategySupport(cls.name, "cuda", "-", (), machine.no_gpu),
+        ]
 
-    def __init__(self, parts: base.Parts) -> None:
+    def __init__(self, parts: base.StrategyInputs) -> None:
         super().__init__(parts)

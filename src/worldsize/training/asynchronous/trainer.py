@@ -29,7 +29,7 @@ from worldsize.parallel.async_sgd.strategy import max_staleness
 from worldsize.track.base import Step
 from worldsize.training import out_of_memory
 from worldsize.training.asynchronous.worker import Worker, flatten, replica
-from worldsize.training.base_trainer import Loop
+from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result, evaluate
 from worldsize.training.progress import Progress
 
@@ -37,7 +37,7 @@ _POLL_S = 0.2  # how often an idle rank 0 checks for other work
 
 
 @dataclass
-class AsyncTrainer(Loop):
+class AsyncTrainer(BaseTrainer):
     """Rank 0 is the parameter server and a worker, the other ranks are workers."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from worldsize.data.loading.loader import Loader
 from worldsize.models.factory import RunningStatistics
 from worldsize.parallel.async_sgd.server import Grant, Report
 from worldsize.parallel.base import Strategy
-from worldsize.training.gradients import Compute
+from worldsize.training.gradients import GradientComputer
 
 
 class Worker:
@@ -22,7 +22,7 @@ class Worker:
         steps_per_epoch: maps a step of the run to its epoch and samples.
     """
 
-    def __init__(self, compute: Compute, training: Loader, steps_per_epoch: int) -> None:
+    def __init__(self, compute: GradientComputer, training: Loader, steps_per_epoch: int) -> None:
         self._compute = compute
         self._loader = training
         self._steps_per_epoch = steps_per_epoch
@@ -61,7 +61,7 @@ class Worker:
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
 
 
-def replica(compute: Compute, strategy: Strategy) -> Compute:
+def replica(compute: GradientComputer, strategy: Strategy) -> GradientComputer:
     """A copy of ``compute`` with its own copy of the model and an optimizer that never steps."""
     objective = copy.deepcopy(compute.state.objective)
     model = objective.network
