@@ -32,7 +32,7 @@ __all__ = [
     "PolicyName",
     "Recipe",
     "Schedule",
-    "Settings",
+    "Section",
     "StrategyName",
     "Track",
     "TrackerName",
