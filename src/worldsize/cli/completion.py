@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union
@@ -45,7 +46,8 @@ def script(shell: str) -> str:
     markers = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "script"
-        tyro.cli(kind, prog="worldsize", args=["--tyro-write-completion", shell, str(path)], config=markers)
+        with suppress(SystemExit):  # tyro ends the program when the file is written
+            tyro.cli(kind, prog="worldsize", args=["--tyro-write-completion", shell, str(path)], config=markers)
         text = path.read_text("utf-8")
     # Where no command or flag fits, such as for RECIPE, bash completes files.
     return text.replace("complete -F ", "complete -o bashdefault -o default -F ") if shell == "bash" else text
