@@ -3,7 +3,7 @@
 import os
 import sys
 
-# Python has put the working folder first on the path: what is there must not replace libraries. See `entry`.
+# Python has put the working folder first on the path: what is there must not replace libraries. See `launch.entry_point`.
 if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109 - pathlib may be in that folder
     del sys.path[0]
 

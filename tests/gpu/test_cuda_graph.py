@@ -27,7 +27,7 @@ STEPS, SIZE = 9, 32
 
 
 class Replayed:
-    """Takes the place of `graph.CudaGraph`: a capture runs nothing, a replay works on the memory of the capture."""
+    """Takes the place of `cuda_graph.CudaGraph`: a capture runs nothing, a replay works on the memory of the capture."""
 
     memory: Callable[[], list[int]]
     replays = 0

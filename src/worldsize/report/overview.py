@@ -23,7 +23,7 @@ def state(run: Run, now: float) -> str:
         return "finished"
     if run.stopped is not None:
         return "interrupted"
-    # `run.RunLog` writes the message of an error as the last entry, on level INFO; warnings do not end a run.
+    # `run_folder.RunLog` writes the message of an error as the last entry, on level INFO; warnings do not end a run.
     if " INFO worldsize.runs.run_folder: " in (run.last_entry or ""):
         return "failed"
     return "running" if run.modified is not None and now - run.modified < _SILENCE else "interrupted"

@@ -22,7 +22,7 @@ COVERED = ("step", "samples", "lr", "loss", "top1", "grad_norm")
 
 
 def run_hash(facts: Mapping[str, Any]) -> str:
-    """The chain before the first step, given `continuity.fixed_facts`; hexadecimal."""
+    """The chain before the first step, given `resume.fixed_facts`; hexadecimal."""
     return _sha256([facts[name] for name in ("identity", "data", "classes", "precision", "global_batch")])
 
 
@@ -35,7 +35,7 @@ def link(before: str, step: Mapping[str, Any]) -> str:
 
 
 def of_samples(micro_batches: Sequence[int] | NDArray[np.int64]) -> str:
-    """The digest of a step's samples, given those of its micro-batches in order (see `compute.digest`); hexadecimal."""
+    """The digest of a step's samples, given those of its micro-batches in order (see `gradients.digest`); hexadecimal."""
     return hashlib.sha256(np.asarray(micro_batches, "<i8").tobytes()).hexdigest()[:16]
 
 

@@ -162,7 +162,7 @@ class StepMetrics:
         return between
 
     def _totals(self, device_wait_ms: float) -> torch.Tensor:
-        """This rank's `window.TOTALS` since the last call."""
+        """This rank's `step_time.TOTALS` since the last call."""
         used, work = self._usage.read(), (self._work.reading_s, self._work.decoding_s)
         loaded = [(now - then) * 1000 for now, then in zip(work, self._worked, strict=True)]
         spent = [self._in_steps[name] * 1000 for name in ("checkpoint", "metrics")]

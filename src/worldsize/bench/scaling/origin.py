@@ -49,7 +49,7 @@ def parse(argv: list[str]) -> Request:
 
     Raises:
         UserError: invalid options.
-        SystemExit: see `arguments.parse`.
+        SystemExit: see `command_line.parse`.
     """
     at = argv.index("--") if "--" in argv else len(argv)
     words, job_options = argv[:at], argv[at + 1 :]
