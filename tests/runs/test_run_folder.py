@@ -11,6 +11,7 @@ from threading import Barrier
 
 import pytest
 
+from worldsize.runs import atomic
 from worldsize.errors import UserError
 from worldsize.runs import run_folder
 
@@ -152,9 +153,9 @@ def test_contents_lists_only_existing_files(tmp_path):
 
 def test_json_is_replaced_atomically(tmp_path):
     path = tmp_path / "result.json"
-    run_folder.write_json(path, {"top1": 0.5})
+    atomic.write_json(path, {"top1": 0.5})
     with pytest.raises(TypeError):
-        run_folder.write_json(path, {"top1": object()})
+        atomic.write_json(path, {"top1": object()})
     assert json.loads(path.read_text()) == {"top1": 0.5}
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
 

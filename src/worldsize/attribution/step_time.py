@@ -14,8 +14,8 @@ from worldsize.track.base import Window
 
 # Parts of a step, which add up to step_ms.
 PARTS = ("read_ms", "decode_ms", "compute_ms", "transfer_ms", "waiting_ms", "checkpoint_ms", "metrics_ms", "loop_ms")
-# What the operating system says of the same time, see `process_usage.Usage`, and how long the host waited for the device when the
-# window was collected.
+# What the operating system says of the same time, see `process_usage.Usage`, and how long the host waited for the
+# device when the window was collected.
 USAGE = ("cpu_ms", "cpu_wait_ms", "throttled_ms", "paused_ms", "faults", "thread_ms", "device_wait_ms")
 # What a rank knows about a whole window, in this order.
 TOTALS = ("reading_ms", "decoding_ms", "checkpoint_ms", "metrics_ms", *USAGE)

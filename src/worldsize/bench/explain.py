@@ -20,7 +20,8 @@ from worldsize.config.recipe import Recipe
 from worldsize.distributed import batch_plan
 from worldsize.distributed.stop_signals import ends_at_once
 from worldsize.errors import SUCCESS, UserError
-from worldsize.runs.run_folder import open_existing, write_json
+from worldsize.runs.atomic import write_json
+from worldsize.runs.run_folder import open_existing
 from worldsize.training import environment
 
 if TYPE_CHECKING:

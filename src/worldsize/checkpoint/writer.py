@@ -27,6 +27,7 @@ from worldsize import checkpoint
 from worldsize.checkpoint import FORMAT, Snapshot, Tensors, retention
 from worldsize.config.recipe import Checkpoint as Retention
 from worldsize.distributed.world import World
+from worldsize.runs.atomic import flush
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -138,8 +139,8 @@ def write(folder: Path, snapshot: Snapshot, name: str = "", others: Callable[[],
         finally:
             theirs = others()  # also after a failure: they may still write into the folder
         (temporary / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": files | theirs}, indent=1) + "\n")
-        _flush(temporary / "manifest.json")
-        _flush(temporary)
+        flush(temporary / "manifest.json")
+        flush(temporary)
         _publish(temporary, final)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -165,7 +166,7 @@ def _publish(temporary: Path, final: Path) -> None:
     if final.exists():  # saved again: after an evaluation, or after resuming from an earlier step
         final.rename(replaced)
     temporary.rename(final)
-    _flush(final.parent)
+    flush(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -203,16 +204,8 @@ def _save_tensors(path: Path, tensors: Tensors) -> None:
 def _flushed(folder: Path, names: list[str]) -> Files:
     """The manifest's entries of these files, after flushing them to disk."""
     for name in names:
-        _flush(folder / name)
+        flush(folder / name)
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": checkpoint.sha256(folder / name)} for name in names}
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Writer:

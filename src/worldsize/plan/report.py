@@ -10,7 +10,7 @@ from worldsize.errors import UserError
 from worldsize.plan.arguments import Plan
 from worldsize.plan.forecast import Forecast, Range
 from worldsize.plan.prediction import FLAGS, Predicted
-from worldsize.runs.run_folder import write_json
+from worldsize.runs.atomic import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

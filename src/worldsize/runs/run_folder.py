@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from worldsize.runs.atomic import write_json
 from worldsize.errors import NoProgress, UserError, WorldsizeError
 from worldsize.config.wording import quoted
 
@@ -135,23 +136,6 @@ def count_start(folder: RunFolder, step: int, retries: int) -> None:
                 )
             return
     write_json(folder.starts, {"step": step, "starts": 1})
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically, see `write_text`."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write the file atomically: a reader sees either the old or the new content."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        temporary.write_text(text, "utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 class _LogFile(logging.FileHandler):

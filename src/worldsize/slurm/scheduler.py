@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from worldsize.jobs.base import Job, Part, Where
 from worldsize.jobs.folder import JobFolder, text
 from worldsize.jobs.in_folder import InFolder, check_free
 from worldsize.jobs.state import Follower, JobState
+from worldsize.runs.atomic import write_text
 from worldsize.slurm import api
 from worldsize.slurm.api import SlurmError, SlurmJob
 from worldsize.slurm.follow import SlurmFollower
@@ -170,8 +170,6 @@ def _write(folder: JobFolder, script: str) -> None:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.scheduler.write_text("slurm\n")
-        temporary = folder.path / "job.sh.tmp"
-        temporary.write_text(script)
-        os.replace(temporary, folder.script)
+        write_text(folder.script, script)
     except OSError as error:
         raise UserError(f"cannot write {folder.path}: {error.strerror}; choose another folder with --out") from None

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from worldsize.config.recipe import Track
+from worldsize.runs.atomic import write_text
 from worldsize.runs.run_folder import RunFolder
 from worldsize.runs.step_hashes import COVERED
 from worldsize.track import base
@@ -68,6 +68,4 @@ def _drop_after(path: Path, step: int) -> None:
                 kept.append(line)
         except (ValueError, KeyError):  # line truncated by the crash
             continue
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    temporary.write_text("".join(kept), "utf-8")
-    os.replace(temporary, path)
+    write_text(path, "".join(kept))

@@ -37,7 +37,7 @@ from worldsize.models import factory, ghost_batchnorm, pretrained
 from worldsize.optim import averaging, optimizers, schedules
 from worldsize.optim.averaging import Averaging
 from worldsize.parallel.base import StrategyInputs
-from worldsize.runs import run_folder, step_hashes
+from worldsize.runs import atomic, run_folder, step_hashes
 from worldsize.runs.history import History
 from worldsize.runs.run_folder import RunFolder
 from worldsize.runs.run_lock import RunLock
@@ -204,7 +204,7 @@ def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
     folder = RunFolder(world.from_main(world.collectively(prepare)))
 
     world.collectively(
-        lambda: run_folder.write_text(folder.recipe, recipe_files.to_yaml(request.recipe)) if world.is_main else None
+        lambda: atomic.write_text(folder.recipe, recipe_files.to_yaml(request.recipe)) if world.is_main else None
     )
     return folder
 
@@ -317,7 +317,7 @@ def _note(world: World, path: Path, value: dict[str, Any]) -> None:
     if not world.is_main:
         return
     try:
-        run_folder.write_json(path, value)
+        atomic.write_json(path, value)
     except OSError as error:
         log.warning("cannot write %s: %s", path, error.strerror)
 

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from worldsize.data.unused_files import Unused
 from worldsize.errors import of_system
+from worldsize.runs.atomic import replacing
 
 log = logging.getLogger(__name__)
 
@@ -122,13 +122,9 @@ def _load(store: Path, stamp: str) -> Listing | None:
 
 def _save(store: Path, stamp: str, listing: Listing) -> None:
     names, unused = np.frombuffer(listing.files, np.uint8), listing.unused.to_json()
-    temporary = store.with_name(f"{store.name}.tmp-{os.getpid()}")
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
+        with replacing(store) as temporary, open(temporary, "wb") as file:
             np.savez(file, stamp=stamp, files=names, ends=listing.ends, labels=listing.labels, unused=unused)
-        os.replace(temporary, store)
     except OSError as error:
         log.warning("cannot cache the index in %s: %s", store, error)
-        with suppress(OSError):
-            temporary.unlink()

@@ -15,6 +15,7 @@ from typing import Any
 from worldsize.data.fetch import Interrupted
 from worldsize.data.fetch.known import Counts
 from worldsize.errors import UserError
+from worldsize.runs.atomic import write_json
 
 FOLDER = ".worldsize-fetch"
 
@@ -65,9 +66,7 @@ class FetchState:
         """Write the state to disk atomically."""
         fields = dataclasses.asdict(self)
         del fields["root"]
-        temporary = self.folder / "state.tmp"
-        temporary.write_text(json.dumps(fields, indent=1), "utf-8")
-        os.replace(temporary, self.folder / "state.json")
+        write_json(self.folder / "state.json", fields)
 
 
 def load_or_create(root: Path, dataset: str, source: str) -> FetchState:

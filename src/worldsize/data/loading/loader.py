@@ -1,7 +1,7 @@
 """Load uint8 batches ahead of time with two thread pools: one reads, one decodes.
 
-Pure functions (`order`, `random_numbers`, `crops`) decide which samples are used, in which order, and how they are cropped; the
-threads only affect timing. Reading and decoding release the GIL, so threads scale and nothing is copied between
+Pure functions (`order`, `random_numbers`, `crops`) decide which samples are used, in which order, and how they are cropped;
+the threads only affect timing. Reading and decoding release the GIL, so threads scale and nothing is copied between
 processes. There are many readers because on network storage they mostly wait.
 """
 

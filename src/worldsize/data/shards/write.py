@@ -20,6 +20,7 @@ from worldsize.data.shards.format import RECORD, Records, Shard, identity, shard
 from worldsize.data.shards.images import LONGEST_EXTENSION, How, Stored, ppm, store
 from worldsize.data.shards.samples import ShardSamples
 from worldsize.errors import UserError
+from worldsize.runs.atomic import flush, replacing
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,12 @@ def write(
         file.write(tar.END)
         file.seek(0)
         file.write(tar.beginning(identity(task.split, records.tobytes())))
-        _flush(file)
+    flush(temporary)
     part = parts / f"{task.name}.index"
     put(part, records.tobytes(), parts)
     # The shard comes last: if it exists, so does its part of the index.
     os.replace(temporary, out / task.name)
-    sync_folder(out)
+    flush(out)
 
 
 def written(task: Task, out: Path, parts: Path) -> tuple[Shard, Records] | None:
@@ -130,31 +131,13 @@ def _expected_size(file: io.BufferedReader, last: np.void) -> int:
 
 def put(path: Path, data: bytes, parts: Path) -> None:
     """Write a file atomically; the temporary file is in ``parts``."""
-    temporary = _temporary(parts, path.name)
-    with open(temporary, "wb") as file:
-        file.write(data)
-        _flush(file)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in the folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with replacing(path, _temporary(parts, path.name), durable=True) as temporary:
+        temporary.write_bytes(data)
 
 
 def _temporary(parts: Path, name: str) -> Path:
     """A path unique to this process: two packs share ``parts`` on file systems without locks."""
     return parts / f"{name}.{socket.gethostname()}.{os.getpid()}.tmp"
-
-
-def _flush(file: io.BufferedWriter) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _image(samples: Samples, index: int, how: How) -> tuple[Stored, str]:
