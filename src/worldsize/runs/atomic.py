@@ -1,0 +1,52 @@
+"""Files that are written completely or not at all: under another name first, which is then replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path, temporary: Path | None = None, durable: bool = False) -> Iterator[Path]:
+    """Yields the path to write to, which becomes ``path`` at the end: a reader sees either the old or the new content.
+
+    Args:
+        temporary: the path to write to, on the same file system (default: next to ``path``). It is removed after an error.
+        durable: the content survives a loss of power from then on.
+    """
+    written = temporary or path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        yield written
+        if durable:
+            flush(written)
+        os.replace(written, path)
+    except OSError:
+        with suppress(OSError):
+            written.unlink()
+        raise
+    if durable:
+        flush(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, see `replacing`."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, see `replacing`."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, "utf-8")
+
+
+def flush(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

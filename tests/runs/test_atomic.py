@@ -1,0 +1,35 @@
+"""Files that are written completely or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from worldsize.runs.atomic import replacing, write_json
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_the_new_content_replaces_the_old_at_the_end(tmp_path, durable):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with replacing(path, durable=durable) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_after_an_error_the_old_content_is_left_alone(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(OSError, match="disk"), replacing(path) as temporary:
+        temporary.write_text("ne")
+        raise OSError("disk")
+    assert path.read_text() == "old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_value_that_is_no_json_changes_nothing(tmp_path):
+    write_json(tmp_path / "file", 1)
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "file", object())
+    assert (tmp_path / "file").read_text() == "1\n"
