@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -68,6 +69,12 @@ def test_unknown_commands_are_named_with_the_nearest_one(words, message):
     with pytest.raises(UserError) as raised:
         usage.find(words.split())
     assert str(raised.value) == message
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["data", "--help"], ["jobs", "--help"]], ids=" ".join)
+def test_help_does_not_import_torch(words):
+    program = f"import sys\nfrom worldsize import cli\ntry: cli.main({words})\nfinally: sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
 def test_each_name_of_a_command_means_one_command():

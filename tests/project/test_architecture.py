@@ -107,6 +107,15 @@ def test_imports_never_go_to_a_higher_layer():
     assert upward_imports(CLUSTER_LAYERS, "cluster.") == []
 
 
+def test_only_errors_and_the_entry_points_stand_outside_packages():
+    assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py"}
+
+
+def test_every_package_says_what_it_is_for():
+    for folder in {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
 def test_no_modules_import_each_other():
     known = modules()
     graph = {name: set() for name in known}

@@ -21,9 +21,14 @@ def test_the_new_content_replaces_the_old_at_the_end(tmp_path, durable):
 def test_after_an_error_the_old_content_is_left_alone(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(OSError, match="disk"), replacing(path) as temporary:
-        temporary.write_text("ne")
-        raise OSError("disk")
+
+    def interrupted() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ne")
+            raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        interrupted()
     assert path.read_text() == "old"
     assert [*tmp_path.iterdir()] == [path]
 

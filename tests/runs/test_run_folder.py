@@ -11,9 +11,8 @@ from threading import Barrier
 
 import pytest
 
-from worldsize.runs import atomic
 from worldsize.errors import UserError
-from worldsize.runs import run_folder
+from worldsize.runs import atomic, run_folder
 
 
 def test_runs_without_a_name_are_numbered(tmp_path):
