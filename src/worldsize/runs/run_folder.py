@@ -14,11 +14,10 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from worldsize.runs.atomic import write_json
-from worldsize.errors import NoProgress, UserError, WorldsizeError
 from worldsize.config.wording import quoted
+from worldsize.errors import NoProgress, UserError, WorldsizeError
+from worldsize.runs.atomic import write_json
 
 log = logging.getLogger(__name__)
 
