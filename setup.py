@@ -9,7 +9,7 @@ NATIVE = Path("native/src")
 setup(
     ext_modules=[
         Extension(
-            "worldsize.data.images._native",  # a plain C library, not a Python module; loaded by worldsize.data.images.native
+            "worldsize.data.images._native",  # a plain C library, not a Python module; images.native loads it
             sources=[str(path) for path in sorted(NATIVE.glob("*.c"))],
             depends=[str(path) for path in sorted(NATIVE.glob("*.h"))],
             libraries=["jpeg", "m"],
