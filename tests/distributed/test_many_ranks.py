@@ -143,14 +143,14 @@ def test_evaluations_saves_and_margins_are_watched(tmp_path, monkeypatch):
 EXITS = """
 import torch, torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from worldsize.training.rank_decisions import Control
-from worldsize.distributed.rank import Place
+from worldsize.training.rank_decisions import RankDecisions
+from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 
 dist.init_process_group("fake", rank=1, world_size=20, store=FakeStore())
-place = Place("torchrun", 1, 20, 1, 20, ("127.0.0.1", 1))
-world = World(place, torch.device("cpu"), "gloo", 1, dist.new_group(backend="fake"))
-controls = [Control(world) for _ in range(100)]
+rank_info = RankInfo("torchrun", 1, 20, 1, 20, ("127.0.0.1", 1))
+world = World(rank_info, torch.device("cpu"), "gloo", 1, dist.new_group(backend="fake"))
+controls = [RankDecisions(world) for _ in range(100)]
 for control in controls:
     control.propose(False, False, False, 0)
     control.decide()

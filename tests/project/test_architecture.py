@@ -33,7 +33,7 @@ LAYERS = [
     ("tune",),
     ("bench",),
     ("plan",),
-    ("cli",),
+    ("api", "cli"),
     ("__main__",),
 ]
 # The same within the packages that have many modules.

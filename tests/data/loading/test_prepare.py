@@ -173,7 +173,7 @@ def test_twenty_epochs_take_no_more_memory_than_five(monkeypatch, way):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_scaling_without_the_native_decoder_is_logged_once(monkeypatch, caplog, crop, rank):
     monkeypatch.setattr(native, "load", lambda: None)
-    monkeypatch.setattr(native, "why_not", lambda: "it was not built")
+    monkeypatch.setattr(native, "reason_missing", lambda: "it was not built")
     recipe = Recipe(data=Data(dct_scaling=True, workers=1), global_batch=64)
     world = World(RankInfo("none", rank, 2, rank, 2), torch.device("cpu"), None, 1)
     samples = Encoded([encoded(photo(9, 9))])

@@ -215,7 +215,7 @@ def _expect(name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: type[
 
 
 def load() -> Native | None:
-    """Load the library, once per process. Returns None if it is not available; `why_not` gives the reason.
+    """Load the library, once per process. Returns None if it is not available; `reason_missing` gives the reason.
 
     Raises:
         UserError: one of its environment variables has an unknown value.

@@ -1,0 +1,164 @@
+"""Training from Python: the run of the command line, in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from worldsize import errors
+from worldsize.api.run import Run
+from worldsize.config import recipe_files
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.rank import discover_rank_info
+from worldsize.errors import UserError, WorldsizeError
+from worldsize.launch import entry_point
+from worldsize.launch.local import ERROR_VARIABLE, reports
+from worldsize.runs import run_folder
+
+# The exceptions that an exit code means; 69 and 70 have several causes, which the message tells.
+_ERRORS: dict[int, type[WorldsizeError]] = {
+    kind.exit_code: kind
+    for kind in (
+        errors.UserError,
+        errors.DataError,
+        errors.CheckpointError,
+        errors.NoProgress,
+        errors.NotSaved,
+        errors.Stopped,
+        errors.Diverged,
+    )
+}
+
+
+def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe by its name or from a YAML file, perhaps with changes.
+
+    Args:
+        changes: settings by their dotted names, as on the command line: ``{"epochs": 5, "model.name": "resnet18"}``.
+
+    Raises:
+        UserError: no such recipe, an unknown setting, or an invalid value.
+    """
+    values = recipe_files.load(str(source)).model_dump(mode="json")
+    for name, value in (changes or {}).items():
+        *sections, last = name.split(".")
+        section = values
+        for one in sections:
+            section = section.get(one) if isinstance(section, dict) else None  # type: ignore[assignment]
+        if not isinstance(section, dict) or last not in section:
+            known = list(recipe_files.flat_keys(Recipe))
+            raise UserError(f"{source} has no setting {name!r}{errors.did_you_mean(name, known)}")
+        section[last] = value
+    return recipe_files.validate(values, f"{source} with {', '.join(changes or {}) or 'no changes'}")
+
+
+def train(
+    recipe: Recipe | str | Path,
+    *,
+    procs: int = 1,
+    name: str | None = None,
+    out: str | Path = "runs",
+    quiet: bool = False,
+) -> Run:
+    """Train as ``worldsize train RECIPE`` does: the same processes, the same numbers, the same run folder.
+
+    The run's output is printed unless it is ``quiet``. Nothing of this process changes: no seed, no number of threads, no
+    process group.
+
+    Args:
+        recipe: a recipe, the name of one, or a YAML file.
+        procs: processes on this machine; each uses one GPU, or its share of the cores.
+        name: of the run folder (default: RECIPE-N).
+        out: where the run folder is created.
+
+    Raises:
+        UserError: what the command line refuses, and any call in a process that a launcher started.
+        Stopped: interrupted; everything up to the last step is saved, and `resume` continues.
+        WorldsizeError: anything else that ends a run; ``exit_code`` is that of the command.
+    """
+    out, stem = Path(out), Path(recipe).stem if isinstance(recipe, (str, Path)) else "run"
+    chosen = recipe if isinstance(recipe, Recipe) else recipe_files.load(str(recipe))
+    run_folder.check_name(out, name)
+    path = out / (name or run_folder.free_name(out, stem))
+    with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
+        file = Path(folder) / f"{stem}.yaml"
+        file.write_text(recipe_files.to_yaml(chosen), "utf-8")
+        words = [str(file), "--procs", str(procs), "--out", str(out), "--name", path.name]
+        _run(words, Path(folder), quiet)
+    return Run(path)
+
+
+def resume(run: Run | str | Path, *, procs: int = 1, allow_changes: bool = False, quiet: bool = False) -> Run:
+    """Continue a run at the exact step where it stopped, as ``worldsize train --resume`` does.
+
+    Args:
+        procs: processes on this machine; another number than before gives the same numbers.
+        allow_changes: continue although the recipe or the data changed.
+
+    Raises:
+        UserError: it is no run, or another process trains it.
+        CheckpointError: it has no intact checkpoint.
+        WorldsizeError: see `train`.
+    """
+    path = run.path if isinstance(run, Run) else Path(run)
+    with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
+        more = ["--allow-changes"] if allow_changes else []
+        _run(["--resume", str(path), "--procs", str(procs), *more], Path(folder), quiet)
+    return Run(path)
+
+
+def _run(words: list[str], reported: Path, quiet: bool) -> None:
+    """Run ``worldsize train WORDS``, and raise what ended it; ``reported`` is a folder for its report."""
+    if discover_rank_info().size > 1:
+        raise UserError(
+            "worldsize.train starts its own processes: under torchrun, mpirun or srun use the command `worldsize train`"
+        )
+    environment = os.environ | {ERROR_VARIABLE: str(reported / "error.json"), "PYTHONUNBUFFERED": "1"}
+    code, last = _follow([*entry_point.command(sys.executable), "train", *words], environment, quiet)
+    if code == 0:
+        return
+    found = reports(reported)
+    message = found[0][1].message if found else last
+    raised = _ERRORS.get(code, WorldsizeError)(message or f"the training ended with exit code {code}")
+    raised.exit_code = code
+    raise raised
+
+
+def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> tuple[int, str]:
+    """Run a command; returns its exit code and its last line on stderr.
+
+    It has a session of its own: Ctrl-C reaches it once, through this process, as a request to save and stop. A second Ctrl-C
+    ends it at once.
+    """
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+    process = subprocess.Popen(command, env=dict(environment), encoding="utf-8", errors="backslashreplace", **pipes)
+    last: list[str] = []
+    errors_copied = threading.Thread(target=lambda: last.append(_copy(process.stderr, sys.stderr, quiet)), daemon=True)
+    errors_copied.start()
+    try:
+        try:
+            _copy(process.stdout, sys.stdout, quiet)
+        except KeyboardInterrupt:
+            process.terminate()
+            _copy(process.stdout, sys.stdout, quiet)
+        process.wait()
+    finally:
+        process.kill()  # does nothing if it has ended; processes that it started end with it
+    errors_copied.join()
+    return process.returncode, last[0]
+
+
+def _copy(source: IO[str] | None, target: TextIO, quiet: bool) -> str:
+    """Print a stream to one of this process, which a notebook shows. Returns its last line."""
+    last = ""
+    for line in source or ():
+        last = line.strip() or last
+        if not quiet:
+            print(line, end="", file=target, flush=True)
+    return last
