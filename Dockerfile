@@ -62,6 +62,7 @@ WORKDIR /home/worldsize
 ARG CONTENT=unknown
 RUN worldsize --version && python -c "import torch, torchvision, worldsize.training.build" && worldsize env | grep "native, libjpeg"
 LABEL worldsize.content=$CONTENT
+ENV WORLDSIZE_CONTENT=$CONTENT
 
 FROM dependencies AS horovod
 COPY constraints.txt /build/
@@ -96,3 +97,4 @@ WORKDIR /home/worldsize
 ARG CONTENT=unknown
 RUN worldsize --version && python -c "import torch, torchvision, horovod.torch, worldsize.training.build" && worldsize-sshd -t
 LABEL worldsize.content=$CONTENT
+ENV WORLDSIZE_CONTENT=$CONTENT

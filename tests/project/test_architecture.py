@@ -46,7 +46,17 @@ DATA_LAYERS = [
     ("layouts", "loading", "survey"),
 ]
 TRAINING_LAYERS = [
-    ("average_precision", "cuda_graph", "losses", "margins", "precision", "process_usage", "rank_decisions", "supervision"),
+    (
+        "average_precision",
+        "cuda_graph",
+        "losses",
+        "margins",
+        "precision",
+        "process_usage",
+        "provenance",
+        "rank_decisions",
+        "supervision",
+    ),
     ("environment", "evaluation", "objective", "request"),
     ("progress", "resume", "state", "step_recorder"),
     ("gradients", "saver"),

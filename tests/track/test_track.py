@@ -100,7 +100,8 @@ def test_the_run_folder_is_complete(two_ranks):
     assert "name: shufflenet_v2_x0_5" in recipe
     environment = json.loads((run / "environment.json").read_text())
     assert environment["world_size"] == 2
-    assert environment["versions"]["torch"]
+    assert environment["versions"]["torch"] == environment["packages"]["torch"]
+    assert environment["command"].startswith("worldsize train ")
     result = json.loads((run / "result.json").read_text())
     assert Path(result["checkpoint"]).name == "step-00000027"
     assert f"top-1 {result['top1']:.2%}" in done.stdout

@@ -211,7 +211,8 @@ def _lost(runs: Sequence[Run]) -> list[Table]:
 
 def _facts(run: Run) -> list[Table]:
     settings = [("setting", "value"), *((k, shown(v)) for k, v in flat(run.recipe).items())]
-    machine = [("name", "value"), *((k, shown(v)) for k, v in flat(run.environment).items())]
+    environment = {name: value for name, value in run.environment.items() if name != "packages"}  # there are hundreds
+    machine = [("name", "value"), *((k, shown(v)) for k, v in flat(environment).items())]
     events = [("", "event"), *((_time(event.time), event.text) for event in run.events)]
     tables = [Table(f"{run.name}: recipe", settings), Table(f"{run.name}: environment", machine)]
     return [Table(f"{run.name}: starts, ends and checkpoints", events), *tables] if len(events) > 1 else tables

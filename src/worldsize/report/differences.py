@@ -21,7 +21,7 @@ def recipes(runs: Sequence[Run]) -> list[Row]:
 
 def environments(runs: Sequence[Run]) -> list[Row]:
     """The same for the machine, its versions and the digests of the dataset."""
-    return _rows(runs, lambda run: flat(run.environment))
+    return _rows(runs, lambda run: flat({name: value for name, value in run.environment.items() if name != "command"}))
 
 
 def results(runs: Sequence[Run]) -> list[Row]:

@@ -43,7 +43,7 @@ from worldsize.runs.run_folder import RunFolder
 from worldsize.runs.run_lock import RunLock
 from worldsize.track import console
 from worldsize.track.base import RunFacts, Summary
-from worldsize.training import cuda_graph, environment, out_of_memory, precision, step_recorder, supervision
+from worldsize.training import cuda_graph, environment, out_of_memory, precision, provenance, step_recorder, supervision
 from worldsize.training.asynchronous.trainer import AsyncTrainer
 from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result
@@ -113,7 +113,7 @@ def _train(request: TrainRequest, world: World, lock: RunLock, stop: StopFlag, b
         hosts = world.gather(socket.gethostname())
         history = History(folder.history).running(lambda: trainer.progress.step, request.command, hosts)
         with history if world.is_main else nullcontext():
-            summary = _run(trainer, folder, setting.dataset, begun)
+            summary = _run(trainer, folder, setting, begun)
         if summary is not None and world.is_main and (lost := verdict.of(folder)) is not None:
             console.say(lost)
     # Only after success: closing waits for ranks that have failed.
@@ -286,13 +286,14 @@ def build_state(
     return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average)
 
 
-def _run(trainer: BaseTrainer, folder: RunFolder, dataset: Dataset, begun: float) -> Summary | None:
-    facts = _facts(trainer, folder, dataset)
+def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: float) -> Summary | None:
+    facts = _facts(trainer, folder, setting.dataset)
     summary = None
-    _note(trainer.world, folder.environment, facts.environment)
+    archived = provenance.describe(setting.request.command) if trainer.world.is_main else {}
+    _note(trainer.world, folder.environment, facts.environment | archived)
     try:
         trainer.trackers.begin(facts)
-        for note in dataset.notes if trainer.world.is_main else ():
+        for note in setting.dataset.notes if trainer.world.is_main else ():
             log.warning("%s", note)
         with device_errors.explained(trainer.world.rank, lambda: out_of_memory.remedy(trainer.compute)):
             result = trainer.fit()
