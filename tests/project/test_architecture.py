@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 from pathlib import Path
 
@@ -14,6 +15,7 @@ SOURCE = ROOT / "src" / "worldsize"
 LAYERS = [
     ("errors",),
     ("config",),
+    ("pages",),
     ("distributed",),
     ("launch",),
     ("runs",),
@@ -190,8 +192,14 @@ def test_optional_packages_are_imported_in_one_place():
             path.parent == SOURCE / "parallel" / "horovod" and path.stem in ("strategy", "installed")
         )
         assert ("import altair" in text) == (path.parent.name in ("report", "details") and path.stem.endswith("charts"))
+        assert ("import jinja2" in text) == (path == SOURCE / "pages" / "render.py")
         assert ("import onnx\n" in text) == (path == SOURCE / "inference" / "export" / "onnx_packages.py")
         assert ("import kubernetes" in text) == (path == SOURCE / "cluster" / "api" / "client.py")
+
+
+def test_html_is_written_by_templates():
+    for path in SOURCE.rglob("*.py"):
+        assert not re.search(r"<!doctype|<html|<style>|<table|</\w+>", path.read_text(), re.I), path
 
 
 def test_files_are_short():

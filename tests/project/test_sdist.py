@@ -39,6 +39,8 @@ def test_the_sdist_contains_the_sources_of_the_native_decoder(sdist):
     assert any(name.endswith(".c") for name in sources) and any(name.endswith(".h") for name in sources)
     assert sources <= names
     assert {"pyproject.toml", "setup.py", "src/worldsize/py.typed"} <= names
+    pages = [path for path in (ROOT / "src/worldsize/pages").rglob("*.*") if path.suffix != ".pyc"]
+    assert len(pages) > 10 and {str(path.relative_to(ROOT)) for path in pages} <= names
 
 
 def test_the_sdist_installs_without_a_compiler_and_env_shows_why_there_is_no_native_decoder(sdist, tmp_path):

@@ -264,7 +264,9 @@ def test_what_a_run_lost_time_to_is_on_its_page(tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["report", str(path), "--out", str(page)]) == 0
     text = page.read_text()
-    assert re.search(r"<h2>Lost time</h2>.*<td>25%</td><td>all processes wait for rank 0, which decodes", text, re.S)
+    assert re.search(
+        r'Lost time</h2>.*<td class="right">25%</td><td>all processes wait for rank 0, which decodes', text, re.S
+    )
     dom, console = browse(page, tmp_path)
     assert console == [] and marks(figures(dom)["parts"], "rect") == 4
 
@@ -416,4 +418,4 @@ def test_a_benchmark_in_a_browser(tmp_path, capsys):
     drawn = figures(dom)
     assert (marks(drawn["scaling"], "symbol"), marks(drawn["scaling"], "line")) == (6, 2)
     assert marks(drawn["time"], "rect") == 9
-    assert re.search(r"<td>2</td>.*<td>91.5%</td>", dom)
+    assert re.search(r'<td class="right">2</td>.*<td class="right">91.5%</td>', dom)

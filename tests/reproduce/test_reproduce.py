@@ -241,8 +241,8 @@ def test_a_replayed_step_is_bit_identical_and_its_page_shows_the_images_of_the_s
     assert not re.search(r'(src|href)="(?!data:)', page)
     shown = {hashlib.sha256(pixels.tobytes()).hexdigest() for pixels in images_of(page)}
     assert shown == {hashlib.sha256(pixels.tobytes()).hexdigest() for pixels in expected_images(step=18)}
-    names = dict(re.findall(r"predicted.*?<span class=muted>(.*?)</span>.*?()</figure>", page))
-    assert len(names) == 160
+    names = re.findall(r'predicted [^\n]*\n.*\n?<span class="soft">(.*?)</span></figcaption></figure>', page)
+    assert len(names) == len(set(names)) == 160
 
 
 def images_of(page: str) -> list[np.ndarray]:

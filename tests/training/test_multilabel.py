@@ -243,4 +243,4 @@ def test_other_strategies(train, more):
 def test_replay_shows_several_labels(train, ranks):
     train("one", 1)
     ranks(1).run("replay", "runs/one", "--step", "2", "--from-start", "--out", "page.html")
-    assert re.search(r"<b>(q\d, q\d|no label)", (ranks.cwd / "page.html").read_text())
+    assert re.search(r"<b><bdi>(q\d, q\d|no label)<", (ranks.cwd / "page.html").read_text())

@@ -44,7 +44,7 @@ def svg(figure: Figure, tables: list[Data]) -> str:
 
 
 def bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that defines ``vegaEmbed`` and cannot end its <script> element.
+    """Vega, Vega-Lite and Vega-Embed as one script that defines ``vegaEmbed``.
 
     Raises:
         UserError: vl-convert is missing.
@@ -53,7 +53,7 @@ def bundle() -> str:
         import vl_convert
     except ImportError:
         raise UserError("reports need vl-convert: pip install 'worldsize[report]'") from None
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def layered(table: Data, *layers: alt.Chart, height: int = 260) -> alt.LayerChart:

@@ -8,8 +8,9 @@ from datetime import datetime, timezone
 from worldsize.attribution import advice, causes
 from worldsize.config.listing import flat, shown
 from worldsize.errors import UserError
+from worldsize.pages import Rows, Table
 from worldsize.report import bench_charts, data, differences, run_charts, statistics
-from worldsize.report.page import Page, Rows, Table
+from worldsize.report.page import Page
 from worldsize.report.reading import Bench, Plan, Record, Run
 
 _BENCH_COLUMNS = {

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import io
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from worldsize import pages
+from worldsize.config import wording
 from worldsize.data.images.crops import fit
 from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.samples import Samples
@@ -22,24 +22,22 @@ _LINE = 18  # height of the text below it
 _GAP = 8
 _BACKGROUND, _TEXT, _BROKEN = (255, 255, 255), (30, 30, 30), (210, 210, 210)
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-body {{ font: 14px system-ui, sans-serif; margin: 1.5rem; color: #222; background: #fff }}
-main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax({side}px, 1fr)); gap: 12px }}
-figure {{ margin: 0 }}
-img {{ width: 100%; display: block; border-radius: 4px }}
-figcaption {{ overflow: hidden; text-overflow: ellipsis; white-space: nowrap }}
-</style>
-<h1>{title}</h1>
-<main>
-{figures}
-</main>
-</html>
-"""
+
+@dataclass(frozen=True)
+class _Cell:
+    """An image of the sheet; None if it is broken."""
+
+    name: str
+    file: str
+    image: Image.Image | None
+
+    @property
+    def broken(self) -> bool:
+        return self.image is None
+
+    @property
+    def source(self) -> str:
+        return data_uri(self.image)
 
 
 def choose(labels: NDArray[np.int32], classes: int, count: int, seed: int) -> list[int]:
@@ -70,11 +68,16 @@ def write(samples: Samples, path: Path, title: str, count: int, seed: int) -> in
     # With several labels per image, the first one decides.
     labels = samples.labels.argmax(1).astype(np.int32) if samples.multilabel else np.asarray(samples.labels, np.int32)
     chosen = choose(labels, len(samples.classes), count, seed)
-    cells = [(", ".join(samples.label_names(index)) or "(none)", thumbnail(samples, index)) for index in chosen]
+    cells = [
+        _Cell(", ".join(samples.label_names(index)) or "(none)", samples.key(index), thumbnail(samples, index))
+        for index in chosen
+    ]
     if path.suffix.lower() == ".png":
         _png(cells).save(path)
     else:
-        path.write_text(_html(cells, title), "utf-8")
+        classes = wording.count(len(samples.classes), "class", "classes")
+        about = f"{len(cells):,} of {wording.count(len(samples), 'training image')}; {classes}"
+        path.write_text(pages.render("contact_sheet.html", title=title, about=about, cells=cells), "utf-8")
     return len(cells)
 
 
@@ -86,20 +89,20 @@ def thumbnail(samples: Samples, index: int) -> Image.Image | None:
         return None
 
 
-def _png(cells: list[tuple[str, Image.Image | None]]) -> Image.Image:
+def _png(cells: list[_Cell]) -> Image.Image:
     columns = math.ceil(math.sqrt(len(cells)))
     step = (_SIDE + _GAP, _SIDE + _LINE + _GAP)
     sheet = Image.new("RGB", (_GAP + columns * step[0], _GAP + math.ceil(len(cells) / columns) * step[1]), _BACKGROUND)
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(12)
-    for i, (name, image) in enumerate(cells):
+    for i, cell in enumerate(cells):
         left, top = _GAP + i % columns * step[0], _GAP + i // columns * step[1]
-        if image is not None:
-            sheet.paste(image, (left, top))
+        if cell.image is not None:
+            sheet.paste(cell.image, (left, top))
         else:
             draw.rectangle((left, top, left + _SIDE - 1, top + _SIDE - 1), _BROKEN)
             draw.text((left + 4, top + 4), "broken", _TEXT, font)
-        draw.text((left, top + _SIDE + 2), _shortened(_printable(name), draw, font), _TEXT, font)
+        draw.text((left, top + _SIDE + 2), _shortened(_printable(cell.name), draw, font), _TEXT, font)
     return sheet
 
 
@@ -115,19 +118,6 @@ def _printable(name: str) -> str:
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
-def _html(cells: list[tuple[str, Image.Image | None]], title: str) -> str:
-    figures = "\n".join(_figure(html.escape(_printable(name)), image) for name, image in cells)
-    return _PAGE.format(title=html.escape(_printable(title)), side=_SIDE, figures=figures)
-
-
-def _figure(name: str, image: Image.Image | None) -> str:
-    alt = name if image is not None else f"{name}: broken"
-    tag = f'<img src="{data_url(image)}" alt="{alt}" title="{alt}">'
-    return f"<figure>{tag}<figcaption>{name}</figcaption></figure>"
-
-
-def data_url(image: Image.Image | None) -> str:
+def data_uri(image: Image.Image | None) -> str:
     """A thumbnail as the source of an <img>; gray for a broken image."""
-    out = io.BytesIO()
-    (image or Image.new("RGB", (_SIDE, _SIDE), _BROKEN)).save(out, "JPEG", quality=90)
-    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
+    return pages.data_uri(image or Image.new("RGB", (_SIDE, _SIDE), _BROKEN), "JPEG", quality=90)

@@ -13,14 +13,15 @@ import torch
 from PIL import Image
 
 from worldsize.data.samples import Samples
-from worldsize.data.survey.sheet import data_url, thumbnail
+from worldsize.data.survey.sheet import data_uri, thumbnail
 from worldsize.inference.details import charts, gradcam
 from worldsize.inference.details.collected import Answers
 from worldsize.inference.details.measures import Ints
 from worldsize.inference.details.summary import Details, Other
 from worldsize.inference.trained import Trained
+from worldsize.pages import Table
 from worldsize.report import page
-from worldsize.report.page import Gallery, Page, Picture, Table
+from worldsize.report.page import Example, Gallery, Page
 
 _MISTAKES, _HITS, _PAIRS, _OF_PAIR, _DIFFERENT = 24, 12, 6, 3, 12
 
@@ -102,7 +103,7 @@ def write_page(
         facts=[Table("Each class", _classes(details, classes))],
         data=tables,
     )
-    path.write_text(page.write(built), "utf-8", errors="replace")
+    path.write_text(page.write(built), "utf-8")
 
 
 def _pairs(details: Details, classes: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -147,8 +148,8 @@ def _galleries(details: Details, answers: Answers, samples: Samples, found: Trai
         theirs = np.flatnonzero((answers.labels == b) & answers.right)[:_OF_PAIR]
         name = f"{samples.classes[a]}, predicted as {samples.classes[b]}"
         chosen.append((name, f"Then images that are {samples.classes[b]}.", np.concatenate([mixed, theirs])))
-    pictures = _Pictures(details, answers, samples, found, other)
-    return [Gallery(title, caption, pictures.of(rows)) for title, caption, rows in chosen if len(rows)]
+    examples = _Examples(details, answers, samples, found, other)
+    return [Gallery(title, caption, examples.of(rows)) for title, caption, rows in chosen if len(rows)]
 
 
 def _different(details: Details, answers: Answers, other: Other) -> list[_Chosen]:
@@ -164,28 +165,28 @@ def _different(details: Details, answers: Answers, other: Other) -> list[_Chosen
 
 
 @dataclass(frozen=True)
-class _Pictures:
+class _Examples:
     details: Details
     answers: Answers
     samples: Samples
     found: Trained
     other: Other | None
 
-    def of(self, rows: Ints) -> list[Picture]:
+    def of(self, rows: Ints) -> list[Example]:
         """The images of these rows of the answers, with Grad-CAM if the network allows it."""
         numbers = [int(i) for i in self.answers.indices[rows]]
         crop = self.found.crops[-1]
         pixels = np.stack([crop.one(self.samples.image(i), np.ones(crop.draws)) for i in numbers])
         predictions = torch.from_numpy(self.answers.predictions[rows]).to(self.found.precision.device)
         seen = gradcam.maps(self.found.network, self.found.normalise(torch.from_numpy(pixels)), predictions)
-        pictures = []
+        examples = []
         for place, (row, number) in enumerate(zip(rows.tolist(), numbers, strict=True)):
             images: list[Image.Image | None] = [thumbnail(self.samples, number)]
             if seen is not None:
                 images.append(gradcam.overlay(pixels[place], seen[place]))
-            sources = [data_url(image) for image in images]
-            pictures.append(Picture(sources, self._text(row), self.samples.name(number)))
-        return pictures
+            sources = [data_uri(image) for image in images]
+            examples.append(Example(sources, self._text(row), self.samples.name(number)))
+        return examples
 
     def _text(self, row: int) -> str:
         """The label, the prediction, and the other network's prediction if it differs."""

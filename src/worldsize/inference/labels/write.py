@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import csv
-import html
-import json
 import math
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
+from worldsize import pages
+from worldsize.config.wording import count
 from worldsize.data.samples import Dataset
-from worldsize.data.survey.sheet import data_url, thumbnail
+from worldsize.data.survey.sheet import data_uri, thumbnail
 from worldsize.inference.labels.suspects import Suspect
 
 COLUMNS = (
@@ -62,44 +61,31 @@ def show(found: Sequence[Suspect]) -> None:
 
 def sheet(path: Path, title: str, found: Sequence[Suspect], dataset: Dataset) -> None:
     """Write the page: every image with its labels, a choice of the correct one, and the file to download."""
-    name = html.escape(title)
-    changed = sum(one.label != one.given for one in found)
-    rows = [dict(zip(COLUMNS, _row(one), strict=True)) for one in found]
-    data = json.dumps({"columns": COLUMNS, "classes": dataset.classes, "rows": rows}).replace("<", "\\u003c")
-    figures = "\n".join(_figure(dataset, one, number) for number, one in enumerate(found))
-    path.write_text(
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
-        "style-src 'unsafe-inline'; img-src data:\">"
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{name}</title><style>{_resource('sheet.css')}</style>\n<header><h1>{name}</h1>"
-        f"<p>{len(found):,} images, the most suspicious first. Choose the correct label of each, then download the file: "
-        f"<code>worldsize train RECIPE --data.labels labels.csv</code>.</p>"
-        f'<p><button id="download">Download labels.csv</button> <span id="changed">{changed:,}</span> labels differ from '
-        f"the given ones.</p></header>\n<main>\n{figures}\n</main>\n"
-        f'<script type="application/json" id="data">{data}</script><script>{_resource("sheet.js")}</script></html>\n',
-        "utf-8",
-        errors="replace",
+    text = pages.render(
+        "labels.html",
+        title=title,
+        count=count(len(found)),
+        changed=sum(one.label != one.given for one in found),
+        images=[_image(dataset, one) for one in found],
+        data={
+            "columns": COLUMNS,
+            "classes": dataset.classes,
+            "rows": [dict(zip(COLUMNS, _row(one), strict=True)) for one in found],
+        },
     )
+    path.write_text(text, "utf-8")
 
 
-def _figure(dataset: Dataset, one: Suspect, number: int) -> str:
+def _image(dataset: Dataset, one: Suspect) -> dict[str, object]:
+    """An image as the page shows it."""
     samples = dataset.val if one.split == "val" else dataset.train
-    image, given = html.escape(one.image), html.escape(one.given)
-    copies = f"<br>same image: {html.escape(', '.join(one.copies))}" if one.copies else ""
-    return (
-        f'<figure data-row="{number}"><img src="{data_url(thumbnail(samples, one.index))}" alt="{image}"><figcaption>'
-        f"given <b>{given}</b><br>{_opinion(one)}{copies}"
-        f'<br><label>label <select aria-label="label of {image}"></select></label><br><span class=soft>{image}</span>'
-        "</figcaption></figure>"
-    )
-
-
-def _opinion(one: Suspect) -> str:
-    if not one.visits:
-        return f"not seen in training ({one.split})"
-    return f"proposed <b>{html.escape(one.proposed)}</b> {one.probability:.0%}<br>margin {one.margin:.2f}"
-
-
-def _resource(name: str) -> str:
-    return (resources.files("worldsize.inference.labels") / name).read_text("utf-8")
+    return {
+        "source": data_uri(thumbnail(samples, one.index)),
+        "name": one.image,
+        "given": one.given,
+        "unseen": "" if one.visits else f"not seen in training ({one.split})",
+        "proposed": one.proposed,
+        "probability": f"{one.probability:.0%}",
+        "margin": f"{one.margin:.2f}",
+        "copies": one.copies,
+    }
