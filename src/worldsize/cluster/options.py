@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
@@ -16,11 +17,15 @@ from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
 from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, pair, shared
-from worldsize.jobs.spec import refuse
+from worldsize.jobs.spec import MAX_NODES, refuse
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # URLs (a path has lost one of their slashes), and the weights that packages offer.
 _NOT_A_PATH = re.compile(r"[a-z][a-z0-9+.-]*:/|(torchvision|timm):")
-_HOMES = ("home", "root", "Users")
+_HOMES = ("home", "root", "Users", "Volumes")
+_RENAMED = {"source": "from"}  # options whose field has another name
 _DATA_WITHOUT_FILES = ("digits", "synthetic")
 
 
@@ -123,7 +128,7 @@ def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions)
     """
     if not job.image:
         raise UserError("--image is required; to build one: worldsize image build --push REPOSITORY")
-    _refuse_empty(job)
+    refuse_empty(job)
     check_recipe(recipe, _node_counts(job), job.procs)
     gpus = gpus_per_node(recipe, job.gpus, job.procs)
     home = VOLUMES / job.volume[0] if job.volume else VOLUMES
@@ -181,12 +186,13 @@ def _node_counts(job: JobOptions) -> range:
     return range(minimum, maximum + 1)
 
 
-def _refuse_empty(job: JobOptions) -> None:
+def refuse_empty(asked: DataclassInstance) -> None:
     """Refuse options with an empty value: in scripts, they come from variables that are not set."""
-    for option in fields(job):
-        value = getattr(job, option.name)
+    for option in fields(asked):
+        value = getattr(asked, option.name)
         if value == "" or (isinstance(value, tuple) and "" in value):
-            raise UserError(f"--{option.name.replace('_', '-')} is empty; is the shell variable set?")
+            name = _RENAMED.get(option.name, option.name.replace("_", "-"))
+            raise UserError(f"--{name} is empty; is the shell variable set?")
 
 
 def _local_paths(recipe: Recipe, volumes: tuple[str, ...]) -> Iterable[str]:
@@ -195,13 +201,22 @@ def _local_paths(recipe: Recipe, volumes: tuple[str, ...]) -> Iterable[str]:
     paths |= {"data.label-list": recipe.data.label_list, "loss.teacher": recipe.loss.teacher}
     if recipe.model.weights is not None and not _NOT_A_PATH.match(recipe.model.weights):
         paths["model.weights"] = Path(recipe.model.weights)
-    have = " and ".join(str(VOLUMES / volume) for volume in volumes) or f"{VOLUMES}/V of --volume V"
     for name, path in paths.items():
-        if path is None or _NOT_A_PATH.match(str(path)):
-            continue
-        inside = path.is_relative_to(VOLUMES)
-        if not path.is_absolute() or path.parts[1] in _HOMES or (inside and path.parts[2:3] not in [(v,) for v in volumes]):
-            yield f"--{name} {path}: pods do not have this path; they have {have} (worldsize cluster files put copies files)"
+        if path is not None:
+            yield from local_path(name, str(path), volumes)
+
+
+def local_path(option: str, text: str, volumes: tuple[str, ...]) -> Iterable[str]:
+    """The problem if the option's value is a path, and one that no pod has."""
+    in_file_url = re.match(r"file:/+(?=/)|file:(?=/)", text)
+    if _NOT_A_PATH.match(text) and not in_file_url:
+        return
+    path = PurePosixPath(posixpath.normpath(text[in_file_url.end() :] if in_file_url else text))
+    inside = path.is_relative_to(VOLUMES)
+    elsewhere = not path.is_absolute() or path.parts[1:2] in [(), *((home,) for home in _HOMES)]
+    if elsewhere or (inside and path.parts[2:3] not in [(volume,) for volume in volumes]):
+        have = " and ".join(str(VOLUMES / volume) for volume in volumes) or f"{VOLUMES}/V of --volume V"
+        yield f"--{option} {text}: pods do not have this path; they have {have} (worldsize cluster files put copies files)"
 
 
 def _command(name: str, home: PurePosixPath, retries: int) -> tuple[str, ...]:
@@ -218,7 +233,7 @@ def _with_data_root(recipe: Recipe, home: PurePosixPath) -> Recipe:
 
 
 def _count(text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UserError(f"--resource ...={text}: the count must be an integer")
     return int(text)
 
@@ -241,6 +256,8 @@ def _toleration(text: str) -> Toleration:
 
 def _range(text: str) -> tuple[int, int]:
     minimum, _, maximum = text.partition(":")
-    if not minimum.isdigit() or not maximum.isdigit():
+    if not minimum.isdecimal() or not maximum.isdecimal():
         raise UserError(f"--elastic {text!r}: expected MIN:MAX")
+    if int(maximum) > MAX_NODES:
+        raise UserError(f"--elastic {text}: the number of nodes must be at most {MAX_NODES}")
     return int(minimum), int(maximum)

@@ -14,6 +14,7 @@ from worldsize import parallel
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
+from worldsize.jobs.spec import MAX_NODES, MAX_PROCS
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def check_recipe(recipe: Recipe, nodes: Sequence[int], procs: int) -> dict[int, 
     """
     parallel.validate(recipe)
     recipe.data.check_crop_sizes()
-    if procs < 1 or not nodes or min(nodes) < 1:
+    if not 1 <= procs <= MAX_PROCS or not nodes or min(nodes) < 1 or max(nodes) > MAX_NODES:
         return {}  # refused, with all other amounts, by `spec.shape_problems`
     reasons: dict[int, str] = {}
     for count in nodes:

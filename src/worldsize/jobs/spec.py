@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from worldsize.errors import UserError
 
 
+# More is a typing error. Some checks try each number up to the one that was asked for.
+MAX_NODES, MAX_PROCS = 100_000, 1024
+
+
 @dataclass(frozen=True, kw_only=True)
 class Resources:
     """Resources of one node.
@@ -54,6 +58,9 @@ def shape_problems(spec: JobSpec) -> Iterable[str]:
     for flag, (number, minimum) in limits.items():
         if number < minimum:
             yield f"--{flag} {number} must be at least {minimum}"
+    for flag, number, maximum in (("nodes", spec.nodes, MAX_NODES), ("procs", spec.procs, MAX_PROCS)):
+        if number > maximum:
+            yield f"--{flag} {number} must be at most {maximum}"
 
 
 def refuse(problems: Iterable[str]) -> None:

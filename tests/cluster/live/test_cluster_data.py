@@ -143,6 +143,19 @@ def test_a_job_that_cannot_run():
         fetch.render(spec)
 
 
+@pytest.mark.parametrize("option", ["from", "sha256", "folder", "env", "secret", "volume", "image"])
+def test_an_empty_option_is_refused(option):
+    """Of a shell variable that is not set: the dataset would come from elsewhere, or unverified."""
+    with pytest.raises(UserError, match=f"--{option} is (empty|required)"):
+        fetch.to_spec(asked(*IMAGENET, f"--{option}", ""), "ml")
+
+
+@pytest.mark.parametrize("source", ["~/a.zip", "a.zip", "/home/me/a.zip", "/mnt/other/a.zip", "file:///home/me/a.zip"])
+def test_an_archive_on_the_users_own_machine_is_refused(source):
+    with pytest.raises(UserError, match=r"--from .*: pods do not have this path; they have /mnt/images"):
+        fetch.to_spec(asked(*IMAGENET, "--from", source), "ml")
+
+
 def a_pod(phase: str, created: str = "2026-01-01T00:00:00Z") -> dict:
     return {"metadata": {"creationTimestamp": created}, "status": {"phase": phase}}
 
@@ -211,6 +224,32 @@ def test_every_kind_of_kaggle_token_is_accepted(fake_cluster, keys):
     fake_cluster.volume("images", "ReadWriteMany")
     fake_cluster.add("Secret", "kaggle", data=dict.fromkeys(keys, "eA=="))
     assert fetch.fetch(asked(*IMAGENET, "--detach"), fake_cluster.cluster) == 0
+
+
+@pytest.mark.parametrize("keys", [["KAGGLE_API_TOKEN"], ["KAGGLE_USERNAME", "KAGGLE_KEY"]])
+def test_a_kaggle_token_may_be_in_a_secret_of_any_name(fake_cluster, keys):
+    fake_cluster.volume("images", "ReadWriteMany")
+    fake_cluster.add("Secret", "mine", data=dict.fromkeys(keys, "eA=="))
+    given = [word for key in keys for word in ("--secret", f"mine/{key}")]
+    assert fetch.fetch(asked(*IMAGENET, "--detach", *given), fake_cluster.cluster) == 0
+    job = yaml.dump(fake_cluster.cluster.get("Job", "fetch-imagenet"))
+    assert "name: mine" in job and "secretName: kaggle" not in job
+
+
+def test_a_user_and_a_key_may_come_from_two_places(fake_cluster):
+    fake_cluster.volume("images", "ReadWriteMany")
+    fake_cluster.add("Secret", "mine", data={"KAGGLE_KEY": "eA=="})
+    given = ("--env", "KAGGLE_USERNAME=me", "--secret", "mine/KAGGLE_KEY")
+    assert fetch.fetch(asked(*IMAGENET, "--detach", *given), fake_cluster.cluster) == 0
+
+
+@pytest.mark.parametrize(
+    ("volume", "message"), [({"volumeMode": "Block"}, "raw block device"), ({"modes": "ReadOnlyMany"}, "is not writable")]
+)
+def test_a_volume_that_cannot_take_the_dataset_is_refused(fake_cluster, volume, message):
+    fake_cluster.volume("data", volume.pop("modes", "ReadWriteMany"), **volume)
+    with pytest.raises(UserError, match=message):
+        fetch.fetch(asked(*ON_DATA), fake_cluster.cluster)
 
 
 def test_half_a_kaggle_token_is_refused(fake_cluster):

@@ -92,6 +92,7 @@ def test_the_data_are_on_the_first_volume_unless_the_recipe_says_where():
     ("setting", "path"),
     [
         *(("data.root", path) for path in ("~/data", "data", "/mnt/other/data", "/mnt", "/home/me/data", "/Users/me/data")),
+        *(("data.root", path) for path in ("/", "/Volumes/Disk/data", "/mnt/data/../other/data", "file:/home/me/data")),
         *(("data.val_list", "val.txt"), ("data.labels", "~/labels.csv"), ("loss.teacher", "runs/a")),
         *(("model.weights", path) for path in ("~/w.pt", "w.safetensors", "runs/a", "/mnt/dat/w.pt")),
     ],
@@ -150,6 +151,9 @@ def test_the_same_command_is_the_same_run_and_another_is_not():
         (("--toleration", "a=b:Never"), "the effect must be NoSchedule"),
         (("--elastic", "2"), "expected MIN:MAX"),
         (("--elastic", "2:many"), "expected MIN:MAX"),
+        (("--elastic", "1:99999999999"), "at most 100000"),
+        (("--elastic", "\u00b2:3"), "expected MIN:MAX"),
+        (("--resource", "rdma/ib=\u00b2"), "the count must be an integer"),
     ],
 )
 def test_invalid_options_are_rejected(words, message):

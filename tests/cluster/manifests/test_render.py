@@ -249,9 +249,13 @@ REJECTED_BY_SERVERS = [
     ({"volumes": ("a..b",)}, "'a..b' is not a valid volume name"),
     ({"volumes": ("a" * 254,)}, "is not a valid volume name"),
     ({"pull_secrets": ("",)}, "--pull-secret '' is not a valid name"),
+    ({"pull_secrets": ("a", "a")}, "--pull-secret a: given more than once"),
     ({"secrets": (SecretKey("My Secret", "k", "K"),)}, "--secret 'My Secret' is not a valid name"),
     ({"secrets": (SecretKey("s", "a b", "K"),)}, "--secret s/a b: a key has only letters"),
+    ({"secrets": (SecretKey("s", "..k", "K"),)}, "--secret s/..k: a key has only letters"),
     ({"secrets": (SecretKey("s", "k", "1K"),)}, "'1K' cannot be an environment variable"),
+    ({"env": (("..A", "x"),)}, "'..A' cannot be an environment variable"),
+    ({"env": ((".", "x"),)}, "'.' cannot be an environment variable"),
     ({"env": (("A B", "x"),)}, "'A B' cannot be an environment variable"),
     (device("rdma"), "--resource rdma is not the name of a resource"),
     (device("kubernetes.io/x"), "--resource kubernetes.io/x is not the name of a resource"),
@@ -269,12 +273,16 @@ REJECTED_BY_SERVERS = [
     ({"grace_s": 2**31}, "--grace 2147483648 must be at most"),
     ({"image": "https://registry.example/worldsize:1"}, "is not a container image"),
     ({"image": "registry.example/Worldsize:1"}, "is not a container image"),
+    ({"image": "MyTeam/worldsize:1"}, "is not a container image"),
+    ({"image": f"{'a' * 256}:1"}, "is not a container image"),
     ({"image": "worldsize@sha256:0123"}, "is not a container image"),
     ({"image": "worldsize:1 "}, "is not a container image"),
 ]
 
 
-@pytest.mark.parametrize("image", ["localhost:5000/a/b:1", "Registry.Example/a__b/c-d:v1.2_3", "a@sha256:" + 64 * "0"])
+@pytest.mark.parametrize(
+    "image", ["localhost:5000/a/b:1", "localhost/a:1", "Registry.Example/a__b/c-d:v1.2_3", "me/a@sha256:" + 64 * "0"]
+)
 def test_references_of_container_images(image):
     rendered("pytorchjob", replace(PLAIN, image=image))
 

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from worldsize.cluster.api import kubeconfig, logs
 from worldsize.cluster.api.errors import ClusterError, connection_errors, refusal, wait_for_server
 from worldsize.cluster.api.kinds import KINDS, Kind
+from worldsize.cluster.manifests import syntax
 from worldsize.cluster.objects import Object
 from worldsize.errors import UserError
 
@@ -48,6 +49,8 @@ class Cluster:
         for option, value in (("--context", context), ("--namespace", namespace)):
             if value is not None and not value.strip():
                 raise UserError(f"{option} is empty; is the shell variable set?")
+        if namespace is not None and not syntax.is_label(namespace):
+            raise UserError(f"--namespace {namespace!r}: use at most 63 lowercase letters, digits and '-'")
         try:
             import kubernetes.client
             import kubernetes.config

@@ -26,6 +26,7 @@ from worldsize.data.fetch.kaggle import ACCESS_TOKENS, CREATE, SECRET, TOKEN, US
 from worldsize.data.fetch.known import KAGGLE, KNOWN, Name
 from worldsize.errors import DETACHED, FAILED, SUCCESS, UserError
 from worldsize.jobs import display
+from worldsize.jobs.spec import refuse
 from worldsize.jobs.terminal import note
 
 # Each attempt resumes the previous one, so these cover a long network outage.
@@ -87,6 +88,7 @@ def to_spec(asked: Fetch, namespace: str) -> PodJobSpec:
     Raises:
         UserError: an invalid option.
     """
+    options.refuse_empty(asked)
     folder = asked.folder or asked.dataset
     if not _FOLDER.fullmatch(folder):
         raise UserError(
@@ -96,12 +98,14 @@ def to_spec(asked: Fetch, namespace: str) -> PodJobSpec:
         raise UserError(
             "--from: the URL has a user name or password that everyone who can read the Job would see; use --secret instead"
         )
+    if asked.source and not asked.source.startswith(KAGGLE):
+        refuse(options.local_path("from", asked.source, (asked.volume,)))
     command = ["data", "fetch", asked.dataset, "--to", str(VOLUMES / asked.volume / "data" / folder)]
     command += ["--from", asked.source] if asked.source else []
     command += ["--sha256", asked.sha256] if asked.sha256 else []
     flags = (("--keep-archive", asked.keep_archive), ("--subset", asked.subset))
     command += [flag for flag, value in flags if value]
-    token = (f"KAGGLE_CONFIG_DIR={KAGGLE_FOLDER}",) if _from_kaggle(asked) else ()
+    token = (f"KAGGLE_CONFIG_DIR={KAGGLE_FOLDER}",) if _needs_kaggle_secret(asked) else ()
     job = options.JobOptions(
         name=f"fetch-{folder}",
         image=asked.image,
@@ -146,8 +150,13 @@ def fetch(asked: Fetch, cluster: Cluster) -> int:
     return SUCCESS if state.phase == "Succeeded" else FAILED
 
 
-def _from_kaggle(asked: Fetch) -> bool:
-    return (asked.source or KNOWN[asked.dataset].source or "").startswith(KAGGLE)
+def _needs_kaggle_secret(asked: Fetch) -> bool:
+    """Whether the dataset comes from Kaggle, and --secret and --env have no token for it."""
+    if not (asked.source or KNOWN[asked.dataset].source or "").startswith(KAGGLE):
+        return False
+    variables = {text.partition("=")[0] for text in asked.env}
+    variables |= {text.partition("=")[2] or text.partition("/")[2] for text in asked.secret}
+    return "KAGGLE_API_TOKEN" not in variables and not variables >= {*USER_AND_KEY}
 
 
 def _check_requirements(asked: Fetch, spec: PodJobSpec, cluster: Cluster) -> None:
@@ -157,10 +166,11 @@ def _check_requirements(asked: Fetch, spec: PodJobSpec, cluster: Cluster) -> Non
             f"no volume {asked.volume!r} in namespace {cluster.namespace}; create it with: "
             f"worldsize cluster volume create {asked.volume} --size 400Gi"
         )
-    for finding in findings_of(job_checks.secrets, Context(cluster, (Target.kind,), spec)):
+    context = Context(cluster, (Target.kind,), spec)
+    for finding in [*findings_of(job_checks.volumes, context), *findings_of(job_checks.secrets, context)]:
         if finding.level == "error":
             raise UserError(f"{finding.what}: {finding.remedy}")
-    if not _from_kaggle(asked):
+    if not _needs_kaggle_secret(asked):
         return
     try:
         secret = cluster.get("Secret", SECRET)

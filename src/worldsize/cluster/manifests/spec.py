@@ -163,6 +163,7 @@ def reference_problems(spec: PodJobSpec) -> Iterable[str]:
             text = f"{one.key}={one.value}" if one.value else one.key
             yield f"--toleration {text!r} is not a taint: expected KEY, KEY=VALUE or KEY=VALUE:EFFECT"
     yield from _repeated("--node-selector", [key for key, _ in place.node_selector])
+    yield from _repeated("--pull-secret", list(spec.pull_secrets))
 
 
 def _repeated(flag: str, keys: list[str]) -> Iterable[str]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 
 MAX_INT32 = 2**31 - 1
+_MAX_IMAGE_NAME = 255
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*", re.DOTALL)
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _PATH = r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*"
-_HOST = r"[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?(\.[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?)*(:\d+)?"
+# A first part without a dot or a port is a folder on Docker Hub, not a host.
+_HOST_LABEL = r"[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?"
+_HOST = rf"(localhost|{_HOST_LABEL}(\.{_HOST_LABEL})+|{_HOST_LABEL}(?=:))(:\d+)?"
 _IMAGE = re.compile(
-    rf"({_HOST}/)?{_PATH}(/{_PATH})*(:[A-Za-z0-9_][-A-Za-z0-9_.]{{0,127}})?(@sha256:[0-9a-f]{{64}}|@sha512:[0-9a-f]{{128}})?"
+    rf"(?P<name>({_HOST}/)?{_PATH}(/{_PATH})*)(:[A-Za-z0-9_][-A-Za-z0-9_.]{{0,127}})?(@sha256:[0-9a-f]{{64}}|@sha512:[0-9a-f]{{128}})?"
 )
 
 
@@ -46,14 +49,20 @@ def is_device(text: str) -> bool:
 
 def is_variable(text: str) -> bool:
     """Whether it can name an environment variable."""
-    return re.fullmatch(r"[-._A-Za-z][-._A-Za-z0-9]*", text) is not None
+    return re.fullmatch(r"[-._A-Za-z][-._A-Za-z0-9]*", text) is not None and not _is_path(text)
 
 
 def is_secret_key(text: str) -> bool:
     """Whether it can be a key of a Secret."""
-    return re.fullmatch(r"[-._A-Za-z0-9]{1,253}", text) is not None and text not in (".", "..")
+    return re.fullmatch(r"[-._A-Za-z0-9]{1,253}", text) is not None and not _is_path(text)
+
+
+def _is_path(text: str) -> bool:
+    """Kubernetes makes files of such names, which must not lead out of their folder."""
+    return text == "." or text.startswith("..")
 
 
 def is_image(text: str) -> bool:
     """Whether it is a reference of a container image."""
-    return _IMAGE.fullmatch(text) is not None
+    match = _IMAGE.fullmatch(text)
+    return match is not None and len(match["name"]) <= _MAX_IMAGE_NAME
