@@ -125,6 +125,15 @@ def test_a_stream_that_ends_while_the_container_runs_is_requested_again(monkeypa
     assert followed(monkeypatch, answers, [*[reported()] * 5, ENDED])[0] == ["a", "b"]
 
 
+def test_a_log_that_its_server_cannot_find_is_requested_again_while_the_container_runs(monkeypatch):
+    """As a kubelet that has just started answers, which does not know its pods yet."""
+    unknown = ClusterError("the server could not find the requested resource", 404)
+    answers = [[A], unknown, unknown, [A, B], [B]]
+    assert followed(monkeypatch, answers, [*[reported()] * 3, ENDED])[0] == ["a", "b"]
+    assert followed(monkeypatch, [[A], unknown], [reported(), None])[0] == ["a"]
+    assert followed(monkeypatch, [[A], unknown], [ENDED])[0] == ["a"]
+
+
 @pytest.mark.parametrize("after", [None, reported(uid="its replacement")])
 def test_a_log_ends_with_its_pod_and_not_with_the_pod_that_replaces_it(monkeypatch, after):
     assert followed(monkeypatch, [[A], [A, CUT]], [reported(), after])[0] == ["a", "c"]

@@ -51,10 +51,12 @@ def follow(request: Request, look: Look, container: str, run: Run | None, stop: 
                     yield text
             complete, lost_since = bool(over) and not fresh, None
         except ClusterError as error:
-            # A restarted container's previous log may be removed at any time.
-            if error.status == 404 or (over == "restarted" and error.status == 400):
+            # A kubelet that has just started does not know its pods yet, so only the pod's status shows which are gone. A
+            # restarted container's previous log may be removed at any time.
+            missing = error.status == 404 or (over == "restarted" and error.status == 400)
+            if missing and over:
                 return
-            complete, lost_since = False, wait_for_server(error, lost_since)
+            complete, lost_since = False, None if missing else wait_for_server(error, lost_since)
         if not over:
             try:
                 pod = look()
