@@ -226,7 +226,19 @@ def test_a_refused_list_is_not_an_empty_one(fake_cluster, capsys):
     for command in (["jobs"], ["status", "r50"], ["delete", "--all"], ["delete", "r50"]):
         assert cli.main([*command, "--namespace", "team"]) == 1
         err = capsys.readouterr().err
-        assert "you have no permission to list pytorchjobs, mpijobs, trainjobs, jobs in namespace team" in err
+        assert "you have no permission to list pytorchjobs, trainjobs, jobs in namespace team" in err
+
+
+def test_a_kind_that_the_cluster_does_not_have_is_not_a_missing_permission(fake_cluster, capsys):
+    """An API server checks permissions first, also for kinds that it does not serve."""
+    fake_cluster.served["kubeflow.org/v2beta1"] = []
+    fake_cluster.served.pop("trainer.kubeflow.org/v1alpha1")
+    fake_cluster.denied = {("list", "mpijobs"), ("list", "trainjobs")}
+    assert cli.main(["jobs", "--namespace", "team"]) == 0
+    assert capsys.readouterr().err == ""
+    fake_cluster.denied.add(("list", "pytorchjobs"))
+    assert cli.main(["jobs", "--namespace", "team"]) == 1
+    assert "no permission to list pytorchjobs in namespace team" in capsys.readouterr().err
 
 
 def test_an_anonymous_user_gets_one_error(fake_cluster, capsys):
@@ -249,5 +261,17 @@ def test_a_check_that_could_not_check_anything_does_not_pass(fake_cluster, capsy
     answer = fake_cluster.answer
     forbidden = (403, {"message": 'User "me" cannot create resource "everything"', "reason": "Forbidden"})
     fake_cluster.answer = lambda method, path, *more: answer(method, path, *more) if path == "/version" else forbidden
+    assert cli.main(["cluster", "check", "--namespace", "team"]) == 2
+    assert "nothing could be checked in namespace team" in capsys.readouterr().out
+
+
+def test_what_the_server_tells_everybody_is_not_a_check(fake_cluster, capsys):
+    """Every user may see which kinds a cluster serves."""
+    answer = fake_cluster.answer
+    forbidden = (403, {"message": 'User "me" cannot create resource "everything"', "reason": "Forbidden"})
+    open_to_all = ("/version", "/apis/kubeflow", "/apis/trainer", "/apis/jobset", "/openapi")
+    fake_cluster.answer = lambda method, path, *more: (
+        answer(method, path, *more) if path.startswith(open_to_all) and "/namespaces/" not in path else forbidden
+    )
     assert cli.main(["cluster", "check", "--namespace", "team"]) == 2
     assert "nothing could be checked in namespace team" in capsys.readouterr().out

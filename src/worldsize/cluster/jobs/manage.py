@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from worldsize.cluster.api.client import Cluster
-from worldsize.cluster.api.errors import ClusterError, Unauthenticated
+from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
 from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target, pod
 from worldsize.cluster.manifests.base import Target
@@ -87,7 +87,8 @@ def list_jobs(cluster: Cluster) -> list[ClusterJob]:
             found = cluster.list(target.kind, OURS)
         except ClusterError as error:
             if error.status == 403 and not isinstance(error, Unauthenticated):
-                refused[kind] = error
+                if kind not in TARGETS or _may_be_served(cluster, target.kind):
+                    refused[kind] = error
             elif error.status != 404:  # the operator is not installed
                 raise
             continue
@@ -100,6 +101,16 @@ def list_jobs(cluster: Cluster) -> list[ClusterJob]:
     for kind, refusal in refused.items():
         note(f"{load_target(kind).kind}s are not listed, because you have no permission: {refusal}")
     return sorted(jobs, key=lambda job: job.age_s)
+
+
+def _may_be_served(cluster: Cluster, kind: str) -> bool:
+    """Whether the API server has this kind, or does not say. It checks permissions first, also for other kinds."""
+    try:
+        return cluster.serves(kind)
+    except ClusterError as error:
+        if isinstance(error, Unreachable):
+            raise
+        return True
 
 
 def _not_listed(cluster: Cluster, refused: dict[str, ClusterError]) -> ClusterError:
