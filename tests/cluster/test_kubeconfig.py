@@ -106,5 +106,5 @@ def test_a_context_whose_user_does_not_exist_is_an_error(use, tmp_path):
 
 @pytest.mark.parametrize("namespace", ["Team A", "a/b", "a_b", "a" * 64])
 def test_a_namespace_that_cannot_exist_is_refused_before_anything_is_asked(use, namespace):
-    with pytest.raises(UserError, match="--namespace '.*': use at most 63 lowercase letters, digits and '-'"):
+    with pytest.raises(UserError, match=r"--namespace '.*': use at most 63 lowercase letters, digits and '-'"):
         use(SERVER, namespace)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from worldsize.errors import UserError
 
-
 # More is a typing error. Some checks try each number up to the one that was asked for.
 MAX_NODES, MAX_PROCS = 100_000, 1024
 

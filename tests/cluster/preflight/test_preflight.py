@@ -225,7 +225,10 @@ def test_an_operator_that_ignores_the_volcano_queue_is_a_warning(fake_cluster, o
         return preflight(fake_cluster.cluster, spec, on)
 
     assert f"{name} runs without {flag}, so it ignores --volcano-queue" in only_problem(with_arguments(), "warning").what
-    assert {one.level for one in with_arguments(flag)} == {"ok"}
+    for words in ([flag], flag.split("="), [flag.removeprefix("-")], ["sh", "-c", f"exec manager {flag} -v=1"]):
+        assert {one.level for one in with_arguments(*words)} == {"ok"}
+    only_problem(with_arguments(flag.replace("volcano", "scheduler-plugins-scheduler")), "warning")
+    only_problem(with_arguments(flag.partition("=")[0], "scheduler-plugins-scheduler"), "warning")
 
 
 def test_the_launcher_of_an_mpijob_needs_capacity_too(fake_cluster):

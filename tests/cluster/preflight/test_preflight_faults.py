@@ -71,6 +71,12 @@ def with_default_limit(pod):
     pod["spec"]["containers"][0]["resources"]["limits"]["memory"] = "512Mi"
 
 
+def with_default_limit_and_a_quiet_sidecar(pod):
+    """As if a webhook had placed its container before ours, and it needs less than the processes."""
+    with_default_limit(pod)
+    pod["spec"]["containers"].insert(0, {"name": "worldsize-proxy", "resources": {"limits": {"memory": "64Gi"}}})
+
+
 def with_sidecar(pod):
     """As a mutating webhook does."""
     pod["spec"]["containers"].append({"name": "vault-agent"})
@@ -151,12 +157,6 @@ ERRORS = {
         "volume late uses StorageClass fast, which does not exist",
         "existing StorageClasses: standard",
         lambda fake: pending(fake, "fast"),
-        on_volume("late"),
-    ),
-    "volume is not bound": Fault(
-        "volume late is not bound yet",
-        "kubectl -n team describe pvc late",
-        lambda fake: pending(fake, "standard"),
         on_volume("late"),
     ),
     "no Secret": Fault(
@@ -285,6 +285,12 @@ def test_each_fault_gives_one_message_with_a_remedy(fake_cluster, fault):
 
 
 WARNINGS = {
+    "volume is not bound": Fault(
+        "volume late is not bound yet",
+        "kubectl -n team describe pvc late",
+        lambda fake: pending(fake, "standard"),
+        on_volume("late"),
+    ),
     "old Kubernetes": Fault(
         "v1.27.3-gke.1: .* require 1.28 or newer",
         plant=lambda fake: setattr(fake, "version", "v1.27.3-gke.1"),
@@ -376,3 +382,11 @@ def test_a_quota_that_admission_also_reports_is_one_finding(fake_cluster):
     assert "quota gpus is too small for all pods of the job" in only_problem(preflight(fake_cluster.cluster)).what
     fake_cluster.objects.pop("/api/v1/namespaces/team/resourcequotas/gpus")
     assert "would reject the job's pods: exceeded quota: gpus" in only_problem(preflight(fake_cluster.cluster)).what
+
+
+def test_the_memory_of_the_jobs_own_container_counts(fake_cluster):
+    fake_cluster.admit = with_default_limit_and_a_quiet_sidecar
+    found = preflight(fake_cluster.cluster, replace(SPEC, resources=replace(SPEC.resources, memory=None)))
+    problems = [one.what for one in found if one.level == "warning"]
+    assert any("leaves 64Mi per process" in what for what in problems), found
+    assert any("adds containers to the job's pods: worldsize-proxy" in what for what in problems)

@@ -103,6 +103,21 @@ def test_pod_manifest():
     assert labels == pod.labels("imagenet", "files") | pod.NO_MESH_LABELS
 
 
+def test_the_user_can_be_left_to_the_cluster():
+    """OpenShift refuses fixed users."""
+    any_user = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    settings = file_pod.FilePod("imagenet", "ns", "registry/image:1", "a1b2c3", fixed_user=False)
+    assert file_pod.manifest(settings)["spec"]["securityContext"] == any_user
+    page = browse.manifests("imagenet", "ns", "browser:1", fixed_user=False)[-1]
+    assert page["spec"]["template"]["spec"]["securityContext"] == any_user
+
+
+def test_a_volume_of_blocks_is_refused(fake_cluster):
+    fake_cluster.volume("data", "ReadWriteMany", volumeMode="Block")
+    with pytest.raises(UserError, match="volume data is a raw block device"):
+        file_pod.plan(fake_cluster.cluster, "data", "a1b2c3", "i:1", True)
+
+
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?", fullmatch=True))
 def test_any_volume_name_gives_valid_pod_names(volume):
     rendered = file_pod.manifest(file_pod.FilePod(volume, "ns", "i:1", "a1b2c3"))["metadata"]

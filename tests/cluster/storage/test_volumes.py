@@ -139,3 +139,12 @@ def test_a_volume_on_a_cluster(cluster, capsys):
     for name in ("data", "unbound"):
         assert volumes.delete(VolumeDelete(name, yes=True), cluster) == 0
         assert cluster.get("PersistentVolumeClaim", name) is None
+
+
+def test_events_of_a_deleted_volume_of_the_same_name_do_not_count(store, monkeypatch):
+    claim = store.put(f"{NS}/persistentvolumeclaims/data")
+    claim["metadata"]["uid"] = "u-2"
+    asked, list_all = [], store.cluster.list
+    monkeypatch.setattr(store.cluster, "list", lambda *a, **k: asked.append(k.get("fields", "")) or list_all(*a, **k))
+    volumes.why_pending(store.cluster, claim)
+    assert asked == ["involvedObject.kind=PersistentVolumeClaim,involvedObject.name=data,involvedObject.uid=u-2"]

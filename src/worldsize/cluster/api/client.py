@@ -180,7 +180,7 @@ class Cluster:
     def patch(self, kind: str, name: str, change: Object) -> Object:
         """Merge ``change`` into the object."""
         path = KINDS[kind].path(self.namespace, name)
-        query = {"fieldManager": FIELD_MANAGER}
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         return dict(self.request("PATCH", path, query, change, "application/merge-patch+json"))
 
     def delete(self, kind: str, name: str) -> bool:

@@ -41,6 +41,11 @@ CONTAINER_SECURITY: Object = {
 }
 
 
+def user_security(fixed: bool) -> Object:
+    """A pod's security context; without ``fixed``, the cluster chooses the user."""
+    return POD_SECURITY if fixed else _ANY_USER
+
+
 def training_labels(name: str) -> dict[str, str]:
     """The subset of `labels` that identifies the pods of a run: a volume of the same name may have pods, too."""
     return {COMPONENT_LABEL: "training", RUN_LABEL: name}
@@ -76,7 +81,7 @@ def template(spec: PodJobSpec, container: Object, resources: bool = True) -> Obj
         "automountServiceAccountToken": False,
         "containers": [_container(spec, container, resources)],
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY if spec.fixed_user else _ANY_USER,
+        "securityContext": user_security(spec.fixed_user),
         "terminationGracePeriodSeconds": spec.grace_s,
         "volumes": _volumes(spec, resources),
     }

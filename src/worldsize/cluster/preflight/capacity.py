@@ -106,7 +106,10 @@ def memory(context: Context) -> Iterable[Finding]:
     requested, procs = context.spec.resources.memory, context.spec.procs
     own = f"--memory {requested}"
     if requested is None:
-        limit = (context.admitted[0].spec["containers"][0].get("resources") or {}).get("limits", {}).get("memory")
+        workers = context.admitted[0]
+        own_name = workers.asked["containers"][0]["name"]  # others may have been added before it
+        container: Object = next((one for one in workers.spec["containers"] if one["name"] == own_name), {})
+        limit = (container.get("resources") or {}).get("limits", {}).get("memory")
         requested, own = limit, f"the namespace's default limit of memory, {limit},"
     if requested is None or (each := quantity(requested) / procs) >= _MIN_PROCESS_MEMORY:
         return

@@ -22,7 +22,7 @@ _OPERATORS = {
     "TrainJob": ("kubeflow-trainer-controller-manager", "Kubeflow Trainer 2.2 or newer"),
 }
 
-_GANG_FLAGS = {"PyTorchJob": "--gang-scheduler-name", "MPIJob": "--gang-scheduling"}
+_GANG_FLAGS = {"PyTorchJob": "gang-scheduler-name", "MPIJob": "gang-scheduling"}
 
 _JOB = ("create", "get", "list", "watch", "patch", "delete")
 _JOB_PART = ("create", "get", "list", "patch", "delete")
@@ -202,10 +202,10 @@ def _gang_scheduling(context: Context, kind: str, deployments: list[Object]) -> 
     if context.spec.placement.volcano_queue is None or kind not in _GANG_FLAGS:
         return None
     containers = [one for item in deployments for one in item["spec"]["template"]["spec"]["containers"]]
-    words = [word for one in containers for word in (*one.get("command", ()), *one.get("args", ()))]
-    if f"{_GANG_FLAGS[kind]}=volcano" in words or _GANG_FLAGS[kind] in words:
+    words = [word for one in containers for word in (*(one.get("command") or ()), *(one.get("args") or ()))]
+    if re.search(rf"(^|\s)--?{_GANG_FLAGS[kind]}[=\s]volcano(\s|$)", " ".join(words)):
         return None
-    what = f"{_OPERATORS[kind][0]} runs without {_GANG_FLAGS[kind]}=volcano, so it ignores --volcano-queue"
+    what = f"{_OPERATORS[kind][0]} runs without --{_GANG_FLAGS[kind]}=volcano, so it ignores --volcano-queue"
     return Finding("warning", what, "ask your cluster administrator to set it, or use --on trainjob or a Kueue --queue")
 
 

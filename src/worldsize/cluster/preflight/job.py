@@ -11,6 +11,7 @@ from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, base, load_target, pod
 from worldsize.cluster.objects import Object, is_ours
 from worldsize.cluster.preflight.base import Context, Finding, concurrently, denied, get_optional, names
+from worldsize.cluster.storage.volumes import is_raw_block
 from worldsize.jobs.state import Phase
 
 _DOCKER = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
@@ -73,7 +74,7 @@ def volumes(context: Context) -> Iterable[Finding]:
 def _volume(context: Context, name: str, claim: Object) -> Finding:
     if claim["metadata"].get("deletionTimestamp"):
         return Finding("error", f"volume {name} is being deleted", "choose another with --volume")
-    if claim["spec"].get("volumeMode") == "Block":
+    if is_raw_block(claim):
         what = f"volume {name} is a raw block device (volumeMode Block), which pods cannot mount as a folder"
         return Finding("error", what, f"worldsize cluster volume create {name}-files --size ...")
     problem = _access(context, name, claim)
@@ -116,7 +117,7 @@ def _binding(context: Context, name: str, storage: str) -> Finding:
     if found.get("volumeBindingMode") == "WaitForFirstConsumer":
         return Finding("ok", f"volume {name} will be bound when the first pod uses it")
     remedy = f"a new volume may need a moment; for details: kubectl -n {context.cluster.namespace} describe pvc {name}"
-    return Finding("error", f"volume {name} is not bound yet", remedy)
+    return Finding("warning", f"volume {name} is not bound yet; the pods wait for it", remedy)
 
 
 def queue(context: Context) -> Iterable[Finding]:

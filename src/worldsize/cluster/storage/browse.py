@@ -28,15 +28,18 @@ class FilesBrowse:
     """Container image of FileBrowser; the default is its latest release."""
     namespace: str = "default"
     """Namespace of the manifests."""
+    fixed_user: bool = True
+    """Run as user 1000; --no-fixed-user leaves the user to the cluster, as OpenShift requires."""
 
 
 def show(options: FilesBrowse) -> int:
     """``worldsize cluster files browse``."""
-    print(pod.to_yaml(manifests(options.volume, options.namespace, options.image, options.write)), end="")
+    page = manifests(options.volume, options.namespace, options.image, options.write, options.fixed_user)
+    print(pod.to_yaml(page), end="")
     return 0
 
 
-def manifests(volume: str, namespace: str, image: str, write: bool = False) -> list[Object]:
+def manifests(volume: str, namespace: str, image: str, write: bool = False, fixed_user: bool = True) -> list[Object]:
     """NetworkPolicy, Service and Deployment."""
     all_labels = labels(volume, "browse")
     selector = {key: all_labels[key] for key in (RUN_LABEL, COMPONENT_LABEL)}
@@ -62,13 +65,13 @@ def manifests(volume: str, namespace: str, image: str, write: bool = False) -> l
             "selector": {"matchLabels": selector},
             # Two pods on different nodes could not both mount a ReadWriteOnce volume.
             "strategy": {"type": "Recreate"},
-            "template": {"metadata": {"labels": all_labels}, "spec": _pod(volume, image, write)},
+            "template": {"metadata": {"labels": all_labels}, "spec": _pod(volume, image, write, fixed_user)},
         },
     }
     return [policy, service, deployment]
 
 
-def _pod(volume: str, image: str, write: bool) -> Object:
+def _pod(volume: str, image: str, write: bool, fixed_user: bool) -> Object:
     resources = {"cpu": "100m", "memory": "256Mi"}
     # Loopback only, because not every network plugin enforces a NetworkPolicy. So no probe: the kubelet could not reach it.
     flags = {"address": "127.0.0.1", "port": str(_PORT), "root": str(VOLUMES / volume), "database": "/tmp/filebrowser.db"}
@@ -90,7 +93,7 @@ def _pod(volume: str, image: str, write: bool) -> Object:
             }
         ],
         "enableServiceLinks": False,
-        "securityContext": pod.POD_SECURITY,
+        "securityContext": pod.user_security(fixed_user),
         "volumes": [
             {"name": "volume", "persistentVolumeClaim": {"claimName": volume}},
             {"emptyDir": {}, "name": "tmp"},

@@ -41,7 +41,8 @@ class FilePod:
     """Settings of a file pod.
 
     ``suffix`` keeps its name distinct from other file pods of the same volume. ``node`` is the node where it must run
-    (``None``: any node); ``tolerations`` are those of the pod that already uses the volume there.
+    (``None``: any node); ``tolerations`` are those of the pod that already uses the volume there. ``fixed_user`` as in
+    `PodJobSpec`.
     """
 
     volume: str
@@ -52,6 +53,7 @@ class FilePod:
     pull_secrets: tuple[str, ...] = ()
     node: str | None = None
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    fixed_user: bool = True
 
 
 def manifest(settings: FilePod) -> Object:
@@ -76,7 +78,7 @@ def manifest(settings: FilePod) -> Object:
         ],
         "enableServiceLinks": False,
         "restartPolicy": "Never",
-        "securityContext": pod.POD_SECURITY,
+        "securityContext": pod.user_security(settings.fixed_user),
         "terminationGracePeriodSeconds": _GRACE_S,
         # On many clusters only GPU nodes have free capacity.
         "tolerations": [*map(dict, settings.tolerations), {"key": "nvidia.com/gpu", "operator": "Exists"}],
@@ -103,7 +105,13 @@ def manifest(settings: FilePod) -> Object:
 
 
 def plan(
-    cluster: Cluster, volume: str, suffix: str, image: str, read_only: bool, pull_secrets: tuple[str, ...] = ()
+    cluster: Cluster,
+    volume: str,
+    suffix: str,
+    image: str,
+    read_only: bool,
+    pull_secrets: tuple[str, ...] = (),
+    fixed_user: bool = True,
 ) -> FilePod:
     """Settings of a pod that can mount this volume now.
 
@@ -114,6 +122,8 @@ def plan(
         UserError: the volume does not exist, or no pod can mount it this way.
     """
     claim = volumes.existing(cluster, volume)
+    if volumes.is_raw_block(claim):
+        raise UserError(f"volume {volume} is a raw block device (volumeMode Block), which pods cannot mount as a folder")
     modes = set(claim["spec"]["accessModes"])
     if not read_only and modes == {"ReadOnlyMany"}:
         raise UserError(f"volume {volume} is read-only (access rox)")
@@ -126,7 +136,7 @@ def plan(
             raise UserError(f"volume {volume} allows one pod at a time and is in use by {user['metadata']['name']}")
         node, tolerations = user["spec"]["nodeName"], tuple(user["spec"].get("tolerations", ()))
     image = image or _newest_image(pods)
-    return FilePod(volume, cluster.namespace, image, suffix, read_only, pull_secrets, node, tolerations)
+    return FilePod(volume, cluster.namespace, image, suffix, read_only, pull_secrets, node, tolerations, fixed_user)
 
 
 @contextmanager
@@ -199,8 +209,9 @@ def _wait_until_running(cluster: Cluster, settings: FilePod, name: str, wait_s: 
 def _all_reasons(cluster: Cluster, settings: FilePod, reason: str) -> str:
     """The pod's reason and, if the volume has no storage yet, the volume's reason."""
     claim = cluster.get("PersistentVolumeClaim", settings.volume)
-    unbound = claim is not None and claim.get("status", {}).get("phase") == "Pending"
-    reasons = [reason, f"the volume has no storage: {volumes.why_pending(cluster, settings.volume)}" if unbound else ""]
+    reasons = [reason]
+    if claim is not None and claim.get("status", {}).get("phase") == "Pending":
+        reasons.append(f"the volume has no storage: {volumes.why_pending(cluster, claim)}")
     return "".join(f"\n  {one_reason}" for one_reason in reasons if one_reason)
 
 

@@ -41,6 +41,8 @@ class PodOptions:
     """Container image of the pod; any with Python 3 works (default: that of the newest worldsize pod in the namespace)."""
     pull_secret: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Secret for pulling the container image."""
+    fixed_user: bool = True
+    """Run as user 1000 of the container image; --no-fixed-user leaves the user to the cluster, as OpenShift requires."""
     wait: float = 300.0
     """Seconds to wait for the pod to start."""
 
@@ -221,7 +223,8 @@ def _connected(cluster: Cluster, volume: str, pod: PodOptions, read_only: bool) 
         ClusterError: the pod does not start, the connection broke, or the pod's side failed.
     """
     # The random suffix keeps concurrent commands apart.
-    settings = file_pod.plan(cluster, volume, secrets.token_hex(3), pod.image, read_only, pod.pull_secret)
+    suffix = secrets.token_hex(3)
+    settings = file_pod.plan(cluster, volume, suffix, pod.image, read_only, pod.pull_secret, pod.fixed_user)
     with file_pod.running(cluster, settings, pod.wait, note) as pod_name, ExitStack() as sessions:
 
         def request(**fields: Any) -> Messages:

@@ -167,6 +167,11 @@ def existing(cluster: Cluster, name: str) -> Object:
     return claim
 
 
+def is_raw_block(claim: Object) -> bool:
+    """Whether pods cannot mount it as a folder."""
+    return bool(claim["spec"].get("volumeMode") == "Block")
+
+
 def users_of(name: str, pods: list[Object]) -> list[Object]:
     """The pods that mount the volume and have not ended."""
     return [
@@ -177,9 +182,12 @@ def users_of(name: str, pods: list[Object]) -> list[Object]:
     ]
 
 
-def why_pending(cluster: Cluster, name: str) -> str:
+def why_pending(cluster: Cluster, claim: Object) -> str:
     """The latest event of a claim that has no storage yet; empty if there is none."""
-    selector = f"involvedObject.kind=PersistentVolumeClaim,involvedObject.name={name}"
+    about = {"kind": "PersistentVolumeClaim", "name": claim["metadata"]["name"]}
+    if uid := claim["metadata"].get("uid"):  # events of a deleted claim of this name remain for an hour
+        about["uid"] = uid
+    selector = ",".join(f"involvedObject.{key}={value}" for key, value in about.items())
     events = sorted(cluster.list("Event", fields=selector), key=event_time)
     return f"{events[-1].get('reason')}: {str(events[-1].get('message', '')).strip()}" if events else ""
 
@@ -230,7 +238,7 @@ def _wait_for_storage(cluster: Cluster, claim: Object, wait_s: float) -> int:
     while _phase(claim) == "Pending" and not reason.startswith("WaitForFirstConsumer") and time.monotonic() < deadline:
         time.sleep(0.3)
         claim = existing(cluster, name)
-        reason = why_pending(cluster, name)
+        reason = why_pending(cluster, claim)
     if _phase(claim) != "Pending":
         print(f"storage: {_phase(claim)}")
         return 0 if _phase(claim) == "Bound" else 1
