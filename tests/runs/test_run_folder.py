@@ -78,6 +78,18 @@ def test_an_out_that_cannot_be_written_is_refused_before_any_work(tmp_path, monk
     assert not any(tmp_path.iterdir())
 
 
+def test_a_volume_that_cannot_be_written_is_named_with_the_user(monkeypatch):
+    """In a pod nobody passed --out."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) in ("/mnt/data", "/mnt", "/"))
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
+    user = rf"user {os.getuid()} with group {os.getgid()} cannot write to volume data"
+    with pytest.raises(UserError, match=user) as error:
+        run_folder.check_name(Path("/mnt/data/runs"), "mine")
+    assert "--out" not in str(error.value)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
 def test_a_read_only_out_is_refused(tmp_path):
     tmp_path.chmod(0o500)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from worldsize.distributed import cpp_messages
 from worldsize.distributed.rank import RankInfo, threads_per_process
 from worldsize.errors import NcclFailed, PeersUnreachable, UserError, WorldsizeError, first_line, of_system
 
@@ -177,27 +178,42 @@ def _init_process_group(rank_info: RankInfo, backend: str, timeout: timedelta, d
     assert rank_info.master is not None
     address, port = rank_info.master
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
-    try:
-        dist.init_process_group(
-            backend, init_method="env://", rank=rank_info.rank, world_size=rank_info.size, timeout=timeout, device_id=device
-        )
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
-            raise UserError(
-                f"port {port} on {address} is in use, perhaps by another job: set MASTER_PORT to a free port"
-            ) from None
-        raise PeersUnreachable(
-            f"rank {rank_info.rank} cannot reach rank 0 at {address}:{port}: {first_line(error)}"
-        ) from None
-    except dist.DistBackendError as error:
-        from worldsize.distributed.device_errors import nccl
+    with cpp_messages.held_back() as discard:
+        try:
+            dist.init_process_group(
+                backend,
+                init_method="env://",
+                rank=rank_info.rank,
+                world_size=rank_info.size,
+                timeout=timeout,
+                device_id=device,
+            )
+        except (dist.DistNetworkError, dist.DistStoreError, socket.gaierror) as error:
+            discard()
+            raise _not_connected(rank_info, error, timeout) from None
+        except dist.DistBackendError as error:
+            from worldsize.distributed.device_errors import nccl
 
-        raise NcclFailed(nccl(str(error), rank_info.rank)) from None
-    except (dist.DistStoreError, socket.gaierror) as error:
-        raise PeersUnreachable(
+            raise NcclFailed(nccl(str(error), rank_info.rank)) from None
+
+
+def _not_connected(rank_info: RankInfo, error: Exception, timeout: timedelta) -> UserError | PeersUnreachable:
+    """The error for a group that was not formed."""
+    import torch.distributed as dist
+
+    assert rank_info.master is not None
+    address, port = rank_info.master
+    if not isinstance(error, dist.DistNetworkError):
+        return PeersUnreachable(
             f"rank {rank_info.rank}: not all {rank_info.size} processes joined at {address}:{port} "
             f"within {timeout.total_seconds():g} s: {first_line(error)}"
-        ) from None
+        )
+    if "EADDRINUSE" not in str(error) and "address already in use" not in str(error).lower():
+        return PeersUnreachable(f"rank {rank_info.rank} cannot reach rank 0 at {address}:{port}: {first_line(error)}")
+    in_use = f"port {port} on {address} is in use, perhaps by another job"
+    if rank_info.launcher == "worldsize --procs":  # which chose a port that was free, and chooses another one next time
+        return PeersUnreachable(in_use)
+    return UserError(f"{in_use}: set MASTER_PORT to a free port")
 
 
 def _assert_size(world: World) -> None:

@@ -84,7 +84,7 @@ def create(out: Path, name: str | None, stem: str) -> RunFolder:
     except FileExistsError:
         raise UserError(f"{out if not out.is_dir() else out / (name or stem)} already exists: choose another name") from None
     except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror}; choose another folder with --out") from None
+        raise _unwritable(out, f": {error.strerror}") from None
 
 
 def free_name(out: Path, stem: str) -> str:
@@ -105,7 +105,18 @@ def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:
     if not parent.is_dir():
         raise UserError(f"--out {out}: {parent} is a file")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise UserError(f"cannot write to {parent}: choose another folder with --out")
+        raise _unwritable(parent)
+
+
+def _unwritable(folder: Path, reason: str = "") -> UserError:
+    """The error for a folder without permission to write; in a pod, nobody chose it with --out."""
+    parts = folder.absolute().parts
+    if "KUBERNETES_SERVICE_HOST" in os.environ and parts[:2] == ("/", "mnt") and len(parts) > 2:
+        return UserError(
+            f"user {os.getuid()} with group {os.getgid()} cannot write to volume {parts[2]} ({folder}){reason}: let its owner "
+            "or administrator change the permissions of that folder, or choose another --volume"
+        )
+    return UserError(f"cannot write to {folder}{reason}; choose another folder with --out")
 
 
 def open_existing(path: Path) -> RunFolder:

@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from urllib.parse import urlsplit
 
 import pytest
@@ -273,3 +273,48 @@ def test_an_exceeded_quota_is_reported(cluster, image):
     cluster.create(quota)
     follower = submit(cluster, "pytorchjob", spec_of(cluster, image), "true")
     assert "exceeded quota: q" in notes_until(follower, "exceeded quota")[-1]
+
+
+def test_a_proxy_that_ends_streams_costs_no_line_and_ends_nothing(cluster, image, monkeypatch):
+    """As proxies with an idle timeout do: the response ends cleanly, sometimes without a new line."""
+    submit(cluster, "pytorchjob", spec_of(cluster, image, nodes=1), "for i in $(seq 1 20); do echo $i; sleep 1; done")
+    stream, responses = cluster.stream, []
+
+    def ending(path, *more):
+        lines = stream(path, *more)
+        if not path.endswith("/log"):
+            return lines
+        responses.append(path)
+        return islice(lines, len(responses) % 3)  # every third response ends at once
+
+    monkeypatch.setattr(cluster, "stream", ending)
+    follower = Follower(cluster, load_target("pytorchjob"), "j")
+    got = [event.text for event in follower.events() if isinstance(event, Line)]
+    # The rest of a log can only be read if its responses are complete; until then, each gives a line or none.
+    assert got == [str(number) for number in range(1, len(got) + 1)] and len(got) > 5
+    assert follower.state.phase == "Succeeded" and len(responses) > 5
+
+
+@pytest.mark.parametrize("kind", ["mpijob", "trainjob"])
+def test_events_of_a_job_whose_name_starts_equally_do_not_count(cluster, image, kind):
+    target, spec = load_target(kind), spec_of(cluster, image, nodes=1)
+    event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "other"}, "type": "Warning"}
+    about = {"apiVersion": "v1", "kind": target.kind, "name": "j-2", "namespace": cluster.namespace}
+    event |= {"involvedObject": about, "reason": "ValidationError", "message": "about j-2", "firstTimestamp": None}
+    event["lastTimestamp"] = "2099-01-01T00:00:00Z"
+    cluster.create(event)
+    seen = []
+    follower = submit(cluster, kind, spec, "sleep 5")
+    for one in follower.events():
+        seen += [one.text] if isinstance(one, Note) else []
+        if len(seen) > 1 and follower.state.phase == "Running":
+            break
+    assert not any("about j-2" in text for text in seen) and follower.state.phase != "Failed"
+
+
+def test_values_arrive_as_they_were_given(cluster, image):
+    values = {"ONE": "$(HOME)", "TWO": "$$", "THREE": "$$(HOME) $HOME", "FOUR": "$(ONE)"}
+    spec = spec_of(cluster, image, nodes=1, env=tuple(values.items()))
+    follower = submit(cluster, "pytorchjob", spec, "env | grep -E '^(ONE|TWO|THREE|FOUR)='; sleep 3")
+    got = {event.text for event in follower.events() if isinstance(event, Line)}
+    assert got == {f"{name}={value}" for name, value in values.items()}

@@ -17,6 +17,7 @@ from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey
 from worldsize.cluster.preflight import runner
+from worldsize.cluster.preflight.base import get_optional
 
 
 def tiny(cluster, **changes):
@@ -106,6 +107,16 @@ REAL = {
     "GPUs": (None, {"procs": 512, "resources": PodResources(gpus=512)}, "capacity for 0 of 2 pods even on empty nodes: "),
     "priority": (None, {"placement": Placement(priority="none-such")}, "no PriorityClass with name none-such was found"),
     "no such node": (None, {"placement": Placement(node_selector=(("zone", "none"),))}, "not labeled zone=none"),
+    "quota of objects that the operator creates": (
+        lambda cluster: limit_all(cluster, services="1"),
+        {},
+        "quota bounds is too small for all pods of the job: services: 2 requested, 0 of 1 in use",
+    ),
+    "a Service of the operator's name": (
+        lambda cluster: make(cluster, "Service", "r50-worker-1", clusterIP="None", ports=[{"port": 1}]),
+        {},
+        "Service r50-worker-1 exists, but job r50 does not",
+    ),
     "objects not created by worldsize": (
         lambda cluster: cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "r50"}}),
         {},
@@ -187,3 +198,67 @@ def test_a_user_with_few_permissions(cluster, use):
     assert "create, get, list, watch, patch, delete pytorchjobs" in errors[0].what
     assert "; watch pods; get pods/log" in errors[0].what
     assert "cannot check nodes: no permission to list nodes" in [one.what for one in found]
+
+
+@pytest.mark.cluster
+def test_the_default_limits_of_a_namespace_count(cluster):
+    limit_each(cluster, "Container", default={"cpu": "100m", "memory": "256Mi"}, defaultRequest={"memory": "64Mi"})
+    finding = only_problem(preflight(cluster, tiny(cluster, resources=PodResources(shm="16Mi"))), "warning")
+    assert "the namespace's default limit of memory, 256Mi, with --procs 1 leaves 256Mi per process" in finding.what
+
+
+SIDECAR = 'JSONPatch{op: "add", path: "/spec/containers/-", value: Object.spec.containers{name: "proxy", image: "a:1"}}'
+
+
+@pytest.mark.cluster
+def test_a_container_that_the_cluster_adds_is_a_warning(cluster):
+    """The policy does what a mutating webhook does, and needs no server."""
+    group = "admissionregistration.k8s.io/v1beta1"
+    served = get_optional(cluster, f"/apis/{group}") or {"resources": []}
+    if "mutatingadmissionpolicies" not in [one["name"] for one in served["resources"]]:
+        pytest.skip("the cluster has no MutatingAdmissionPolicy (feature gate and runtime-config)")
+    name = cluster.namespace
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    policy = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": f"[{SIDECAR}]"}}],
+    }
+    here = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+    kinds = {
+        "MutatingAdmissionPolicy": ("mutatingadmissionpolicies", policy),
+        "MutatingAdmissionPolicyBinding": ("mutatingadmissionpolicybindings", {"policyName": name, "matchResources": here}),
+    }
+    try:
+        for kind, (plural, spec) in kinds.items():
+            body = {"apiVersion": group, "kind": kind, "metadata": {"name": name}, "spec": spec}
+            cluster.request("POST", f"/apis/{group}/{plural}", body=body)
+        spec = tiny(cluster)
+
+        def added():
+            return [one.what for one in preflight(cluster, spec) if one.level == "warning"]
+
+        until(lambda: added() == ["the cluster adds containers to the job's pods: proxy"], "the policy applies", every=1.0)
+    finally:
+        for plural, _ in kinds.values():
+            cluster.request("DELETE", f"/apis/{group}/{plural}/{name}")
+
+
+@pytest.mark.cluster
+def test_a_secret_of_the_operators_name(cluster):
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "r50-ssh"}, "stringData": {"a": "b"}}
+    cluster.create(secret)
+    finding = only_problem(preflight(cluster, tiny(cluster), "mpijob"))
+    assert "Secret r50-ssh exists, but job r50 does not" in finding.what
+
+
+@pytest.mark.cluster
+def test_the_server_accepts_the_runtime_of_a_trainjob_in_a_volcano_queue(cluster):
+    """Also where Volcano is not installed: the pods name its scheduler, the template the queue."""
+    runtime = load_target("trainjob").render(tiny(cluster, placement=Placement(volcano_queue="ml")))[-2]
+    created = cluster.create(runtime, dry_run=True)
+    template = created["spec"]["template"]
+    assert template["metadata"]["annotations"] == {"scheduling.volcano.sh/queue-name": "ml"}
+    [node] = template["spec"]["replicatedJobs"]
+    assert node["template"]["spec"]["template"]["spec"]["schedulerName"] == "volcano"
