@@ -85,6 +85,9 @@ specs = st.builds(
 # Values that may be invalid: either the offline checks or nobody refuses them.
 _odd = st.text("aA1-_./ :", max_size=6) | st.text("a", min_size=60, max_size=66)
 odd_specs = st.one_of(
+    st.builds(lambda one, name: replace(one, image=f"{name}:1"), specs, _odd),
+    st.builds(lambda one, names: replace(one, pull_secrets=tuple(names)), specs, st.lists(_odd, max_size=2)),
+    st.builds(lambda one, name: replace(one, pull_secrets=(name, name)), specs, _label),
     st.builds(lambda one, **changes: replace(one, placement=Placement(**changes)), specs, queue=_odd),
     st.builds(lambda one, **changes: replace(one, placement=Placement(**changes)), specs, volcano_queue=_odd),
     st.builds(lambda one, pair: replace(one, placement=Placement(node_selector=(pair,))), specs, st.tuples(_odd, _odd)),
