@@ -77,6 +77,13 @@ def test_the_amounts_of_a_job_are_checked_first(fails):
     assert "--procs 0" in fails("render", "digits", "--on", "local", "--procs", "0")
 
 
+@pytest.mark.parametrize("option", ["--nodes", "--procs"])
+def test_a_mistyped_number_of_nodes_or_processes_is_refused_at_once(option, fails):
+    assert f"{option} 99999999999 must be at most" in fails(
+        "render", "digits", "--on", "pytorchjob", option, "99999999999", *PODS
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "world", "offered"),
     [
