@@ -113,8 +113,8 @@ def _unwritable(folder: Path, reason: str = "") -> UserError:
     parts = folder.absolute().parts
     if "KUBERNETES_SERVICE_HOST" in os.environ and parts[:2] == ("/", "mnt") and len(parts) > 2:
         return UserError(
-            f"user {os.getuid()} with group {os.getgid()} cannot write to volume {parts[2]} ({folder}){reason}: let its owner "
-            "or administrator change the permissions of that folder, or choose another --volume"
+            f"user {os.getuid()} with group {os.getgid()} cannot write to volume {parts[2]} ({folder}){reason}: let its "
+            "owner or administrator change the permissions of that folder, or choose another --volume"
         )
     return UserError(f"cannot write to {folder}{reason}; choose another folder with --out")
 
