@@ -76,11 +76,13 @@ def create(out: Path, name: str | None, stem: str) -> RunFolder:
         if name is not None:
             (out / name).mkdir()
             return RunFolder(out / name)
+        number = _free_number(out, stem)
         while True:
-            path = out / free_name(out, stem)
-            with suppress(FileExistsError):  # another run has just created it
-                path.mkdir()
-                return RunFolder(path)
+            try:
+                (out / f"{stem}-{number}").mkdir()
+                return RunFolder(out / f"{stem}-{number}")
+            except FileExistsError:  # another run has just created it
+                number += 1
     except FileExistsError:
         raise UserError(f"{out if not out.is_dir() else out / (name or stem)} already exists: choose another name") from None
     except OSError as error:
@@ -89,8 +91,11 @@ def create(out: Path, name: str | None, stem: str) -> RunFolder:
 
 def free_name(out: Path, stem: str) -> str:
     """The next free ``stem-N`` in ``out``."""
-    names = [path.name for path in out.iterdir()] if out.is_dir() else []
-    return f"{stem}-{1 + max((_number(name, stem) for name in names), default=0)}"
+    return f"{stem}-{_free_number(out, stem) if out.is_dir() else 1}"
+
+
+def _free_number(out: Path, stem: str) -> int:
+    return 1 + max((_number(path.name, stem) for path in out.iterdir()), default=0)
 
 
 def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:

@@ -131,7 +131,7 @@ def test_the_dockerfile_names_no_registry_and_ends_without_root():
         assert stage
         words = [line.split()[0] for line in stage[1].splitlines() if line and not line.startswith("#")]
         # RUN checks this content as the image's user, and must precede LABEL: otherwise buildah keeps a cached label.
-        assert words == ["COPY", "USER", "WORKDIR", "ARG", "RUN", "LABEL"]
+        assert words == ["COPY", "USER", "WORKDIR", "ARG", "RUN", "LABEL", "ENV"]
         assert "USER 1000:1000\n" in stage[1]
         assert f"LABEL {CONTENT}=$CONTENT\n" in stage[1] + "\n"
 
