@@ -50,7 +50,7 @@ def adasum(**settings) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "place", "build", "expected"),
+    ("recipe", "rank_info", "build", "expected"),
     [
         (adasum(), local_rank_info(2), Build("0", True, True, False), "mpirun -np 2"),
         (adasum(), mpi(3), Build("0", True, True, False), "not a power of two"),
