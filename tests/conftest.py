@@ -47,8 +47,8 @@ settings.load_profile("ci")
 
 # The files that take longest, so that two test processes finish at about the same time.
 LONGEST = (
-    *("resume", "exactness", "bitwise", "async", "strategies", "world", "strategies_resume", "track", "errors", "agent"),
-    *("blocks", "reproduce", "script"),
+    *("resume", "exactness", "strategies", "export", "report", "strategies_resume", "rank", "preflight", "pages"),
+    *("fetch_interrupted", "bitwise", "track", "jobs_follow", "bench_scaling", "errors", "reproduce", "script"),
 )
 
 

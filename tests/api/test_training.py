@@ -56,6 +56,7 @@ def test_a_run_is_that_of_the_command_line(folder, run):
     assert losses(run.path) == losses(folder / "same")
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_numbers(folder, run):
     two = worldsize.train(run.recipe, procs=2, name="two", out=folder, quiet=True)
     assert [step["loss"] for step in two.steps] == pytest.approx([step["loss"] for step in run.steps], rel=1e-6)

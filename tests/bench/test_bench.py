@@ -110,6 +110,7 @@ def some_images(root: Path) -> None:
     trees.tree(root, *(f"train/{name}/{i}.png" for name in ("cat", "dog") for i in range(10, 20)))
 
 
+@pytest.mark.slow
 def test_loaders_are_compared_on_the_same_files(tmp_path):
     some_images(tmp_path / "data")
     options = ("--batch", "8", "--rounds", "2", "--size", "16", "--workers", "1", "--against", "torchvision,webdataset")
@@ -165,6 +166,7 @@ def test_every_image_that_webdataset_decodes_is_counted(tmp_path):
     assert sum(other_loaders.webdataset(samples, small, 9, 1).batches()) == len(samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "theirs", "skipped"),
     [("imagenet-a2", "timm", "torchvision"), ("imagenet-tv-v2", "torchvision", "timm")],

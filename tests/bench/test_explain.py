@@ -326,6 +326,7 @@ def test_a_run_accounts_for_all_of_its_time(ranks):
     assert sum(v for k, v in written["mean_ms"].items() if k != "step_ms") == pytest.approx(written["mean_ms"]["step_ms"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_accounts_for_every_step_once(ranks):
     ranks(2).run("train", "digits", *QUICK, "--epochs", "3", "--name", "b", "--stop-after", "5", code=75)
     ranks(2).run("train", "--resume", "runs/b")

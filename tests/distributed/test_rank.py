@@ -285,7 +285,8 @@ def job_with_a_port(variable: str, form: str) -> dict[str, str]:
     return next(job for job in jobs if reserve(discover_rank_info(two | job).master[1]))
 
 
-@pytest.mark.parametrize("version", [pytest.param(4, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [4, 5])
 def test_processes_started_as_mpirun_would_train_together(tmp_path, version):
     names = {4: ("OMPI_MCA_ess_base_jobid", "{}"), 5: ("PMIX_NAMESPACE", "prterun-{}@1")}
     job = job_with_a_port(*names[version])
@@ -333,6 +334,7 @@ def test_torchrun_itself(tmp_path):
     trains_two_steps_together(torchrun, tmp_path)
 
 
+@pytest.mark.slow
 def test_mpirun_itself(tmp_path):
     if shutil.which("mpirun") is None:
         pytest.skip("needs mpirun (Debian: openmpi-bin)")

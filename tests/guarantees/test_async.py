@@ -130,6 +130,7 @@ def cycle_ms(steps: list[dict], worker: int) -> float:
     return statistics.median(s["compute_ms"] + s["data_ms"] + s["communication_ms"] for s in steps if s["worker"] == worker)
 
 
+@pytest.mark.slow
 def test_a_slow_worker_does_not_slow_down_the_others(slow):
     run, applied = slow("--parallel.max-staleness", "30")
     each_step_counted_once(run, STEPS, applied)
@@ -179,7 +180,8 @@ def test_a_checkpoint_contains_the_evaluation_of_its_own_weights(slow, ranks):
         assert f"top-1 {found['top1']:.2%}, top-5 {found['top5']:.2%}, loss {found['loss']:.4f} on 240 images" in output
 
 
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_number_formats(train, precision):
     settings = ("--precision", precision, "--device", "cpu", "--max-steps", "20")
     run = train(precision, 3, *ASYNC, *settings, sabotage="one_slow_worker")

@@ -85,6 +85,7 @@ def test_kill_9_at_random_steps(tmp_path, resume, uninterrupted, seed):
     same_run(tmp_path / "runs" / "a", uninterrupted(2))
 
 
+@pytest.mark.slow
 def test_killing_the_launcher_leaves_no_orphans(tmp_path):
     process = start_until(tmp_path, "a", 2, 3)
     pids = workers(process.pid)
@@ -152,6 +153,7 @@ def test_a_signal_to_the_whole_process_tree_is_one_signal(tmp_path):
     assert newest(tmp_path / "runs" / "a").name == f"step-{len(losses(tmp_path / 'runs' / 'a')):08d}"
 
 
+@pytest.mark.slow
 def test_a_closed_output_does_not_end_training(tmp_path):
     process = start("train", "digits", *SETTINGS, "--name", "a", "--max-steps", "4", cwd=tmp_path)
     assert process.stdout is not None
@@ -170,6 +172,7 @@ def test_a_changed_recipe_is_refused_with_the_setting_unless_allowed(train, resu
     assert len(losses(run)) == 5
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_skipped(train, resume, uninterrupted):
     often = ("--checkpoint.every-steps", "4", "--checkpoint.keep", "3", "--checkpoint.no-best")
     run = train("damaged", 1, *often, "--max-steps", "10")

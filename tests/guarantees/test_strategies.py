@@ -60,6 +60,7 @@ def same_as_reference(run: Path, expected: tuple[list[float], list[Replica]]) ->
     assert distance(momentum(run), own) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_reference_distinguishes_strategies(runs):
     """The comparisons are meaningful: strategies differ by far more than 1e-9."""
     ddp, adasum = runs(2, "--parallel.strategy", "ddp"), runs(2, "--parallel.strategy", "adasum")
@@ -75,7 +76,7 @@ def averaged(runs):
     return runs(2, "--parallel.strategy", "ddp", model="squeezenet1_1", steps=4)
 
 
-@pytest.mark.parametrize("before", ["1", "3"])
+@pytest.mark.parametrize("before", ["1", pytest.param("3", marks=pytest.mark.slow)])
 def test_dividing_before_and_after_the_sum_changes_nothing(runs, averaged, before):
     divided = runs(2, "--parallel.predivide", before, model="squeezenet1_1", steps=4)
     assert losses(divided) == pytest.approx(losses(averaged), rel=1e-6)
@@ -190,6 +191,7 @@ def test_hierarchical_adasum_averages_inside_a_machine(runs):
 # Local SGD
 
 
+@pytest.mark.slow
 def test_local_sgd_that_averages_every_step_is_ddp(runs):
     ddp = runs(2, "--parallel.strategy", "ddp")
     local = runs(2, "--parallel.strategy", "localsgd", "--parallel.local-steps", "1", "--parallel.average-momentum")
@@ -283,6 +285,7 @@ def test_powersgd_is_the_papers_algorithm(runs, model, size, rank):
     same_as_reference(run, reference.train(STEPS, model, size, on_gradients=LowRank(rank, start=3)))
 
 
+@pytest.mark.slow
 def test_powersgd_at_full_rank_is_exact(runs, averaged):
     settings = (*POWERSGD, "--parallel.powersgd-rank", "4608", "--parallel.powersgd-start", "2")
     full = runs(2, *settings, model="squeezenet1_1", steps=4, sabotage="full_rank")

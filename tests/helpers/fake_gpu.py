@@ -1,7 +1,7 @@
 """Runs the product's own step, evaluation, snapshot and restore on fake CUDA tensors, and prints where the host would wait.
 
 A fake tensor has a shape, a type and a device, and no memory, so this needs no GPU. An operation on tensors of two devices
-fails as on a GPU. Usage: ``python fake_gpu.py``; with LD_PRELOAD=fake_gpu.so (compiled from fake_gpu.c), which lets
+fails as on a GPU. Usage: ``python fake_gpu.py CASE...``; with LD_PRELOAD=fake_gpu.so (compiled from fake_gpu.c), which lets
 autograd believe in a GPU, also the backward pass. Prints one JSON object: by case, the list of waits.
 """
 
@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import json
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -446,9 +447,10 @@ def recipes() -> dict[str, Recipe]:
 def main() -> None:
     torch.set_num_threads(1)
     complete = "LD_PRELOAD" in os.environ
+    cases = {name: recipes()[name] for name in sys.argv[1:]}
     networks = {
         name: factory.build(recipe, 10, torch.device("cpu"), Precision(recipe.precision, GPU).weights)
-        for name, recipe in recipes().items()
+        for name, recipe in cases.items()
     }
     evaluation._reduce = lambda sums, *rest: sums
     found: dict[str, Any] = {}
@@ -459,7 +461,7 @@ def main() -> None:
             found["known"] = {"operations": known_waits()}
             found["grant"] = {"operations": granted()}
             found["fed"] = [fed(prefetches) for prefetches in ("111", "000", "202", "011")]
-        for name, recipe in recipes().items():
+        for name, recipe in cases.items():
             found[name] = waits_of(Case(networks[name], recipe), complete)
     print(json.dumps(found))
 

@@ -18,7 +18,6 @@ from torch.nn import functional
 from torchvision.models import VisionTransformer, resnet18
 
 from browser import browse, figures, marks
-from processes import worldsize
 from worldsize.cli import main
 from worldsize.config.command_line import Evaluate
 from worldsize.config.recipe import Data, Recipe
@@ -166,27 +165,22 @@ def test_a_network_with_attention_has_no_grad_cam():
     assert gradcam.maps(network, torch.randn(1, 3, 32, 32), torch.tensor([0])) is None
 
 
-def test_the_details_are_the_same_at_every_world_size(run: Path, data: Path, tmp_path: Path):  # noqa: F811
-    for name, procs in (("one", "1"), ("two", "2")):
-        words = ("eval", str(run), "--details", name, "--against", str(run), "--procs", procs)
-        done = worldsize(*words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "top-1" in done.stdout and f"{name}/page.html" in done.stdout
+def test_the_details_are_the_same_at_every_world_size(run: Path, data: Path, ranks):  # noqa: F811
+    for name, world_size in (("one", 1), ("two", 2)):
+        output = ranks(world_size).run("eval", run, "--details", name, "--against", run)
+        assert "top-1" in output and f"{name}/page.html" in output
+    folder = ranks.cwd
     for file in ("details.json", "classes.csv", "confusion.csv", "images.csv"):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-    found = json.loads((tmp_path / "one" / "details.json").read_text())
+        assert (folder / "one" / file).read_bytes() == (folder / "two" / file).read_bytes()
+    found = json.loads((folder / "one" / "details.json").read_text())
     assert found["images"] == 9 and found["against"]["p"] == 1
-    matrix = [row.split(",")[1:] for row in (tmp_path / "one" / "confusion.csv").read_text().splitlines()[1:]]
+    matrix = [row.split(",")[1:] for row in (folder / "one" / "confusion.csv").read_text().splitlines()[1:]]
     assert sum(int(cell) for row in matrix for cell in row) == 9
-    assert [one["support"] for one in found["classes"]] == [
-        3,
-        3,
-        3,
-    ]
-    rows = list(csv.DictReader((tmp_path / "one" / "images.csv").open()))
+    assert [one["support"] for one in found["classes"]] == [3, 3, 3]
+    rows = list(csv.DictReader((folder / "one" / "images.csv").open()))
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert found["top1"] == right / 9 and {row["label"] for row in rows} == set(CLASSES)
-    dom, console = browse(tmp_path / "one" / "page.html", tmp_path)
+    dom, console = browse(folder / "one" / "page.html", folder)
     assert console == []
     drawn = figures(dom)
     assert marks(drawn["confusion"], "rect") == 9 and marks(drawn["top_k"], "symbol") == 3

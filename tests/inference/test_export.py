@@ -127,6 +127,7 @@ def pictures(count: int) -> list[np.ndarray]:
 # Formats ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_timm_loads_the_folder(exported: Exported, model: Model):
     out = exported("timm")
     network = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
@@ -256,12 +257,13 @@ def source_of(tmp_path: Path, **settings: Any) -> Source:
     return Source(found, "Run_1", "step-00000001", {}, lambda count: torch.zeros(count, 3, 32, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"data": {"val_mirror": True}}, marks=pytest.mark.slow),
-        pytest.param({"stem": "cifar"}, marks=pytest.mark.slow),
-        pytest.param({"blurpool": True}, marks=pytest.mark.slow),
+        {"data": {"val_mirror": True}},
+        {"stem": "cifar"},
+        {"blurpool": True},
         {"data": {"val_mirror": True, "interpolation": "bicubic"}, "stem": "cifar", "blurpool": True},
     ],
     ids=str,
@@ -580,6 +582,7 @@ def test_exports_have_one_preprocessing_and_one_set_of_weights(exported: Exporte
         worldsize.load(out).logits([b"nothing"])
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(run: Path, tmp_path: Path):
     process = start("export", run, "--to", "onnx", "--out", tmp_path / "out", cwd=tmp_path)
     until(lambda: list(tmp_path.glob(".out.tmp-*")), "the export has begun", running=process)
@@ -633,6 +636,7 @@ def triton_schema() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig"))()
 
 
+@pytest.mark.slow
 def test_layouts(exported: Exported, model: Model):
     out = exported("onnx", "--preprocess", "--layout", "kserve")
     images = pictures(2)

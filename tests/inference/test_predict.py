@@ -178,6 +178,7 @@ def test_images_that_cannot_be_read(model: Model, tmp_path: Path):
         model.logits(torch.zeros(1, 3, 31, 32, dtype=torch.int32))
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_rows_of_one(run: Path, data: Path, model: Model):
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     one = predicted(str(run), str(data / "val"))

@@ -60,6 +60,7 @@ def test_every_launcher_on_this_machine(planted):
     assert ran(planted) == []
 
 
+@pytest.mark.slow
 def test_two_processes_import_what_one_process_imports(planted):
     small = (
         "--data.name",

@@ -67,7 +67,7 @@ def test_evaluation_and_names_are_those_of_batchnorm():
     assert torch.equal(split.eval()(x), plain.eval()(x))
 
 
-@pytest.mark.parametrize(("size", "forward_batch"), [(1, 48), (1, 24), (2, 24)])
+@pytest.mark.parametrize(("size", "forward_batch"), [pytest.param(1, 48, marks=pytest.mark.slow), (1, 24), (2, 24)])
 def test_large_forward_passes_give_the_numbers_of_separate_ones(ranks, size, forward_batch):
     runs = []
     for name, own in (("separate", "12"), ("together", str(forward_batch))):

@@ -249,7 +249,8 @@ def tuned(ranks, source):
     return train
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_fine_tuning_has_the_same_numbers_at_every_world_size(tuned, size):
     assert distance(tuned(size), tuned(1)) < 1e-9
 
@@ -261,6 +262,7 @@ def test_frozen_parts_stay_those_of_the_source(tuned, source):
     assert not torch.equal(after["layer2.0.conv1.weight"], before["layer2.0.conv1.weight"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_need_its_initial_weights(ranks, source):
     file = ranks.cwd / "w.safetensors"
     shutil.copy(newest(source) / "model.safetensors", file)

@@ -72,6 +72,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow
 def test_a_network_that_requires_a_version_trains_resumes_and_evaluates(ranks):
     small = ("--data.name", "synthetic", "--data.samples", "8", "--global-batch", "8", "--micro-batch", "4", "--epochs", "3")
     small += ("--model.name", "mnasnet0_5")

@@ -157,6 +157,7 @@ def test_evaluation_is_of_the_average_and_of_the_weights_beside_it(ranks, undist
         assert loss == pytest.approx(last[f"{kind}_loss"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_may_begin_to_average_when_it_is_resumed(ranks):
     ranks(2).run("train", "digits", *SETTINGS, "--name", "later", "--stop-after", "7", code=75)
     ranks(2).run("train", "--resume", "runs/later", *EMA, "--allow-changes")

@@ -61,7 +61,8 @@ def test_the_classifier_starts_at_its_bias():
         networks._fill_bias(nn.Sequential(nn.Linear(2, 2, bias=False)), 1.0, "plain")
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_bitwise_run_is_the_same_for_any_number_of_processes_and_after_an_interruption(ranks, size):
     small = (
         *("digits", "--model.name", "resnet18", "--global-batch", "16", "--micro-batch", "4", "--precision", "fp32"),

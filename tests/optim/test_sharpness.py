@@ -59,7 +59,8 @@ def test_it_equals_a_plain_loop_at_every_world_size(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_bitwise_run_is_the_same_for_any_number_of_processes_and_after_an_interruption(ranks, size):
     exact = (*SMALL, "--precision", "fp32", "--parallel.strategy", "bitwise")
     if not (ranks.cwd / "runs" / "one").exists():

@@ -43,6 +43,7 @@ def test_the_sdist_contains_the_sources_of_the_native_decoder(sdist):
     assert len(pages) > 10 and {str(path.relative_to(ROOT)) for path in pages} <= names
 
 
+@pytest.mark.slow
 def test_the_sdist_installs_without_a_compiler_and_env_shows_why_there_is_no_native_decoder(sdist, tmp_path):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-cache-dir", "--no-deps"]
     environment = {key: value for key, value in os.environ.items() if key != "WORLDSIZE_DECODER"}

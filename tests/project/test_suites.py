@@ -58,6 +58,7 @@ def accidents(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subproces
     return folder, suite(folder, "r.run(Tests('tests', ['test_all.py']))")
 
 
+@pytest.mark.slow
 def test_the_end_is_a_table_and_the_tests_that_failed(accidents):
     _, done = accidents
     assert done.returncode == 1
@@ -69,6 +70,7 @@ def test_the_end_is_a_table_and_the_tests_that_failed(accidents):
     assert "skipped 1: no spam" in end
 
 
+@pytest.mark.slow
 def test_each_failed_test_ran_once_more_alone_and_both_outputs_are_kept(accidents):
     folder, done = accidents
     assert done.stdout.count("-- once more, alone: ") == 3
@@ -78,6 +80,7 @@ def test_each_failed_test_ran_once_more_alone_and_both_outputs_are_kept(accident
     assert "1 passed" in (folder / "build/ci/tests-again-2.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_child_that_a_test_waits_for_is_shown_and_ended_in_time(accidents):
     _, done = accidents
     assert "stuck_here" in done.stdout  # the stack of the child

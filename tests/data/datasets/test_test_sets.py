@@ -90,6 +90,7 @@ def test_other_names_are_refused(tmp_path):
         test_sets.reassessed(samples, tmp_path / "real.json")
 
 
+@pytest.mark.slow
 def test_eval_counts_every_image_of_another_test_set_once(ranks):
     root = ranks.cwd / "data"
     names = [f"{CLASSES[i % 3]}/ILSVRC2012_val_{i + 1:08}.png" for i in range(21)]

@@ -101,6 +101,7 @@ def test_imagenet_as_kaggle_packs_it(challenge, tmp_path):
     assert on_disk == {name: data for name, data in contents(challenge).items() if name in on_disk}
 
 
+@pytest.mark.slow
 def test_the_thousand_images(shared, tmp_path):
     if not (shared / "imagenet-mini").is_dir():
         pytest.skip("needs shared/data/imagenet-mini")

@@ -242,7 +242,7 @@ def test_concurrent_reads_of_one_piece_wait_for_one_read(digits, monkeypatch):
     assert digits.reads == [("f", 0, 40)]
 
 
-@pytest.mark.parametrize("world_size", [1, 4, 16])
+@pytest.mark.parametrize("world_size", [1, 4, pytest.param(16, marks=pytest.mark.slow)])
 def test_a_rank_reads_few_blocks_of_others_and_few_twice(tmp_path, world_size):
     """An image is one byte here. Lanes start and end within blocks of other lanes: 64 x 2 of 1,250 blocks."""
     order, plan = BlockShuffle(0, 20_000, 64, 16, 2048), BatchPlan(64, 4, world_size)
