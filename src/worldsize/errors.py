@@ -14,6 +14,7 @@ code   meaning
        process still trains the run of ``--autoresume`` (retry)
 70     internal error in worldsize or in a library (the traceback is in the log)
 71     no progress: restarted again and again without a new checkpoint (``--autoresume``)
+72     a process stood still; the message names it (retry)
 74     the last state could not be saved (disk full); older checkpoints are intact
 75     stopped by SIGTERM or Ctrl-C after saving; continue with ``--resume`` (retry)
 76     the loss is NaN or infinite
@@ -92,7 +93,13 @@ class PeersUnreachable(WorldsizeError):
     exit_code = 69
 
 
-class NcclFailed(PeersUnreachable):
+class PeerLost(PeersUnreachable):
+    """The connection to another process broke, or nothing came from it. What happened there is the cause."""
+
+    of_one_rank = True
+
+
+class NcclFailed(PeerLost):
     """NCCL reported an error on this rank."""
 
     of_one_rank = True
@@ -126,6 +133,12 @@ class NoProgress(WorldsizeError):
     """Several starts in a row ended before the next checkpoint."""
 
     exit_code = 71
+
+
+class Stalled(WorldsizeError):
+    """A process stood still, so that the run could not go on."""
+
+    exit_code = 72
 
 
 class NotSaved(WorldsizeError):

@@ -7,18 +7,23 @@ add delays, or remove a limit.
 from __future__ import annotations
 
 import ctypes
+import errno
+import itertools
 import os
 import signal
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 
 from worldsize import cli
 from worldsize.checkpoint import writer
+from worldsize.data import samples
 from worldsize.data.loading import loader
 from worldsize.distributed import stop_signals, tree_sum
 from worldsize.models import factory
@@ -28,6 +33,7 @@ from worldsize.parallel.ddp import compression
 from worldsize.parallel.ddp import strategy as ddp
 from worldsize.training import state, step
 from worldsize.training.asynchronous import trainer, worker
+from worldsize.watchdog import watched
 
 
 def no_synchronization() -> None:
@@ -244,6 +250,69 @@ def endless_step() -> None:
         ctypes.CDLL(None).sleep(3600)
 
     step.StepRunner.run = run
+
+
+def dead_storage() -> None:
+    """Rank 1's third read of an image never returns, as from a server that is gone: a FIFO that nobody writes to."""
+    content, reads = samples._content, itertools.count()
+
+    def read(path):
+        if os.environ["RANK"] == "1" and next(reads) == 2:
+            os.mkfifo("dead")
+            os.open("dead", os.O_RDONLY)
+        return content(path)
+
+    samples._content = read
+
+
+def slow_storage() -> None:
+    """Rank 1's 30th read of an image takes until there is a file named go."""
+    content, reads = samples._content, itertools.count(1)
+
+    def read(path):
+        slow = os.environ["RANK"] == "1" and next(reads) == 30
+        while slow and not Path("go").exists():
+            time.sleep(0.1)
+        return content(path)
+
+    samples._content = read
+
+
+def slow_computer() -> None:
+    """Rank 1's sixth step computes until there is a file named go."""
+    run, steps = step.StepRunner.run, itertools.count(1)
+
+    def computing(self, *arguments):
+        slow = os.environ["RANK"] == "1" and next(steps) == 6
+        while slow and not Path("go").exists():
+            pass
+        return run(self, *arguments)
+
+    step.StepRunner.run = computing
+
+
+def no_heartbeat() -> None:
+    """The disk has no room for the heartbeat."""
+
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    watched.tempfile = SimpleNamespace(TemporaryFile=full)
+
+
+def deadlock() -> None:
+    """In rank 1's sixth step, a lock is taken twice."""
+    update = base.Strategy.update
+
+    def locked(self, *arguments):
+        if os.environ["RANK"] == "1" and next(steps) == 5:
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        return update(self, *arguments)
+
+    steps = itertools.count()
+    base.Strategy.update = locked
 
 
 def long_echo() -> None:

@@ -18,6 +18,7 @@ LAYERS = [
     ("pages",),
     ("distributed",),
     ("launch",),
+    ("watchdog",),
     ("runs",),
     ("checkpoint",),
     ("data",),

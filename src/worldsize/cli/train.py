@@ -30,6 +30,9 @@ def train(argv: list[str]) -> int:
     from worldsize import parallel
     from worldsize.distributed.rank import discover_rank_info, local_rank_info
     from worldsize.launch.distribute import check_procs, distribute
+    from worldsize.launch.restarts import Restarts
+    from worldsize.runs import resumable
+    from worldsize.runs.run_folder import RunFolder
     from worldsize.training.request import from_arguments, validate
 
     request = from_arguments(command_line.without("--on", argv))
@@ -44,7 +47,8 @@ def train(argv: list[str]) -> int:
         return 0
 
     may_fail = parallel.strategy_class(request.recipe.parallel).asynchronous
-    return distribute(["train", *argv], request.procs, rank_info, work, workers_may_fail=may_fail)
+    restarts = Restarts(request.retries, lambda: resumable.newest(RunFolder(request.folder))) if request.autoresume else None
+    return distribute(["train", *argv], request.procs, rank_info, work, may_fail, restarts)
 
 
 def agent(argv: list[str]) -> int:

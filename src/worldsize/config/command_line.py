@@ -48,7 +48,8 @@ class Train:
     allow_changes: bool = False
     """With --resume: continue although the recipe or the data changed, but never on other classes."""
     autoresume: bool = False
-    """Resume OUT/NAME if it exists; for schedulers that restart jobs. Requires --name."""
+    """Resume OUT/NAME if it exists, and start again after a failure that may pass; also for schedulers that restart jobs.
+    Requires --name."""
     retries: int = 3
     """With --autoresume: give up after this many starts in a row without a new checkpoint."""
     stop_after: int | None = None

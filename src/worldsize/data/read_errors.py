@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from worldsize.errors import Forbidden, ReadFailed
+from worldsize.watchdog import heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ class Patience:
         """
         for delay in RETRY_DELAYS_S:
             try:
-                return attempt()
+                with heartbeat.reading(str(path)):
+                    return attempt()
             except OSError as error:
                 if of_the_file(error, path):
                     raise

@@ -1,4 +1,4 @@
-"""Errors of GPUs and of NCCL, explained: torch's own messages name neither the remedy nor, mostly, the peer."""
+"""Errors of GPUs, NCCL and gloo, explained: torch's own messages name neither the remedy nor, mostly, the peer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from worldsize.errors import GpuFull, NcclFailed, UserError, WorldsizeError, first_line
+from worldsize.errors import GpuFull, NcclFailed, PeerLost, UserError, WorldsizeError, first_line
 
 # What NCCL's last line says, and what is behind it in most reports.
 _NCCL_CAUSES = (
@@ -29,6 +29,10 @@ _NCCL_CAUSES = (
 )
 
 
+# gloo's messages begin with the place in its source: "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] ..."
+_GLOO = re.compile(r"\[\S*gloo/\S+:\d+\] (.+)")
+
+
 @contextmanager
 def explained(rank: int, fitting: Callable[[], str]) -> Iterator[None]:
     """Around work on a GPU: raises its errors as `explain` words them; arguments as there."""
@@ -42,7 +46,7 @@ def explained(rank: int, fitting: Callable[[], str]) -> Iterator[None]:
 
 
 def explain(error: RuntimeError, rank: int, fitting: Callable[[], str]) -> WorldsizeError | None:
-    """The error as a message with a remedy; None if it is neither of a GPU nor of NCCL.
+    """The error as a message with a remedy; None if it is neither of a GPU nor of NCCL or gloo.
 
     Args:
         fitting: called if the GPU is out of memory, without the memory of what failed; returns the remedy.
@@ -53,6 +57,8 @@ def explain(error: RuntimeError, rank: int, fitting: Callable[[], str]) -> World
         return GpuFull(f"out of GPU memory: {fitting()} ({what})")
     if isinstance(error, dist.DistBackendError):
         return NcclFailed(nccl(str(error), rank))
+    if found := _GLOO.match(str(error)):
+        return PeerLost(f"rank {rank} lost another process: {found[1].strip()}. Look at the log of that process first")
     if found := re.match(r"(\S+) does not have a deterministic implementation", str(error)):
         return UserError(
             f"{found[1]}, which this model needs on a GPU, has no deterministic implementation: leave out --deterministic "

@@ -12,15 +12,22 @@ from worldsize.distributed.rank import LOCAL_LAUNCH, RankInfo, threads_per_proce
 from worldsize.distributed.stop_signals import StopFlag, end_with_parent
 from worldsize.errors import UserError
 from worldsize.launch.failure import fail
+from worldsize.launch.restarts import Restarts
 
 
 def distribute(
-    argv: list[str], procs: int, rank_info: RankInfo, work: Callable[[StopFlag], int], workers_may_fail: bool = False
+    argv: list[str],
+    procs: int,
+    rank_info: RankInfo,
+    work: Callable[[StopFlag], int],
+    workers_may_fail: bool = False,
+    restarts: Restarts | None = None,
 ) -> int:
     """Call ``work`` in this process; or, if ``procs`` asks for several, run ``worldsize ARGV`` in each of them.
 
     Args:
         workers_may_fail: the run continues when another process than rank 0 fails.
+        restarts: of the processes that are started here; None: there are none.
 
     Returns:
         The exit code.
@@ -32,7 +39,10 @@ def distribute(
     if rank_info.size == 1 and procs > 1:
         from worldsize.launch import local, local_async
 
-        outcome = (local_async if workers_may_fail else local).launch(argv, procs)
+        launch = (local_async if workers_may_fail else local).launch
+        outcome = launch(argv, procs)
+        while restarts is not None and restarts.again(outcome):
+            outcome = launch(argv, procs)
         return fail(outcome.message, outcome.code) if outcome.code else 0
     if rank_info.size > 1 and procs not in (1, rank_info.local_size):
         raise UserError(

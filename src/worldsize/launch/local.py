@@ -17,10 +17,12 @@ from typing import Any
 
 from worldsize.distributed.rank import LOCAL_LAUNCH
 from worldsize.distributed.stop_signals import handled
-from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS
+from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS, PeersUnreachable
 from worldsize.launch import entry_point
 
 ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+# What a rank may report because another one has ended.
+EFFECTS = (INTERNAL_ERROR, PeersUnreachable.exit_code)
 _AGENT_KILL_S = 20  # a rank killed later than this after the first report may have been killed by the agent
 _SHUTDOWN_TIMEOUT_S = 3600  # a step can take long on a slow machine; a second signal ends the wait
 
@@ -123,15 +125,15 @@ def reports(logs: Path) -> list[tuple[float, Outcome]]:
 
 
 def cause(exit_codes: dict[int, int], reports: list[tuple[float, Outcome]], now: float) -> Outcome:
-    """Why the run failed, in this order: an expected error that a rank reported, a rank that was killed, an internal error.
+    """Why the run failed, in this order: an expected error that a rank reported, a rank that was killed, any other error.
 
-    A killed rank cannot report, and the other ranks report the lost connection as an internal error. The agent stops the
+    A killed rank cannot report, and the other ranks report that they lost it, or an internal error. The agent stops the
     remaining ranks with SIGTERM, and after 30 s with SIGKILL: those deaths are not the cause.
     """
     deaths = [(rank, code) for rank, code in exit_codes.items() if code < 0 and code != -signal.SIGTERM]
     if reports:
         at, first = reports[0]
-        if first.code != INTERNAL_ERROR or not deaths or now - at > _AGENT_KILL_S:
+        if first.code not in EFFECTS or not deaths or now - at > _AGENT_KILL_S:
             return first
     exits = [(rank, code) for rank, code in exit_codes.items() if code > 0]
     rank, code = (deaths or exits or list(exit_codes.items()))[0]

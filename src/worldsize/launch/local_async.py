@@ -18,9 +18,9 @@ from types import FrameType
 
 from worldsize.distributed.rank import LOCAL_LAUNCH
 from worldsize.distributed.stop_signals import handled_by
-from worldsize.errors import INTERNAL_ERROR, SUCCESS
+from worldsize.errors import SUCCESS
 from worldsize.launch import entry_point
-from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause, reports
+from worldsize.launch.local import EFFECTS, ERROR_VARIABLE, Outcome, cause, reports
 
 _EXIT_TIMEOUT_S = 30  # for the other ranks, after rank 0 has exited
 
@@ -36,7 +36,7 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
         if codes[0] == SUCCESS:
             return Outcome(SUCCESS)
         rank0 = reports(Path(logs) / "0")
-        if rank0 and rank0[0][1].code != INTERNAL_ERROR:
+        if rank0 and rank0[0][1].code not in EFFECTS:
             return rank0[0][1]
         # During startup every rank depends on the others: rank 0 may have failed because another rank did.
         return cause({rank: code for rank, code in codes.items() if code}, reports(Path(logs)), time.time())

@@ -38,7 +38,7 @@ def check(folder: RunFolder) -> None:
     Raises:
         CheckpointError: names the last step that is known, and the remedy.
     """
-    if _checkpoints(folder):
+    if newest(folder) is not None:
         return
     if (step := _saved(folder)) is not None:
         raise CheckpointError(
@@ -71,14 +71,16 @@ def has_begun(folder: RunFolder) -> bool:
     if not folder.recipe.is_file():
         return False
     records = (folder.history, folder.metrics, folder.timing, folder.environment, folder.result, folder.starts)
-    if any(path.is_file() for path in records) or _checkpoints(folder):
+    if any(path.is_file() for path in records) or newest(folder) is not None:
         return True
     # A process that is killed while it builds the network has written these two, and nothing else is in the folder.
     return folder.log_file(0).is_file() and not _foreign(folder.path)
 
 
-def _checkpoints(folder: RunFolder) -> bool:
-    return folder.checkpoints.is_dir() and any(CHECKPOINT_NAME.fullmatch(path.name) for path in folder.checkpoints.iterdir())
+def newest(folder: RunFolder) -> str | None:
+    """The name of the newest checkpoint; None without one."""
+    names = [path.name for path in folder.checkpoints.iterdir()] if folder.checkpoints.is_dir() else []
+    return max((name for name in names if CHECKPOINT_NAME.fullmatch(name)), default=None)
 
 
 def _foreign(path: Path) -> list[str]:

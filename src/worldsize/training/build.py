@@ -58,6 +58,8 @@ from worldsize.training.saver import Saver
 from worldsize.training.state import TrainState
 from worldsize.training.supervision import Supervision
 from worldsize.training.trainer import Trainer
+from worldsize.watchdog import heartbeat
+from worldsize.watchdog.watched import watched
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +114,9 @@ def _train(request: TrainRequest, world: World, lock: RunLock, stop: StopFlag, b
         trainer = _assemble(setting, network, aims, folder, snapshot, facts, stop)
         hosts = world.gather(socket.gethostname())
         history = History(folder.history).running(lambda: trainer.progress.step, request.command, hosts)
-        with history if world.is_main else nullcontext():
+        watch = watched(world.rank_info, request.recipe.parallel.stall_s, folder.path, world.from_main)
+        # The processes of an asynchronous run do not wait for each other.
+        with history if world.is_main else nullcontext(), nullcontext() if trainer.state.strategy.asynchronous else watch:
             summary = _run(trainer, folder, setting, begun)
         if summary is not None and world.is_main and (lost := verdict.of(folder)) is not None:
             console.say(lost)
@@ -297,6 +301,7 @@ def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: fl
             log.warning("%s", note)
         with device_errors.explained(trainer.world.rank, lambda: out_of_memory.remedy(trainer.compute)):
             result = trainer.fit()
+        heartbeat.beat(heartbeat.ENDING)
         if result is None:
             return None
         summary = _summary(trainer, result, time.monotonic() - begun)

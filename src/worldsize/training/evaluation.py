@@ -19,6 +19,7 @@ from worldsize.distributed.world import World
 from worldsize.errors import DataError
 from worldsize.training.average_precision import mean_average_precision, micro_f1
 from worldsize.training.precision import Precision
+from worldsize.watchdog import heartbeat
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     done, stopped = 0, False
+    heartbeat.beat(heartbeat.EVALUATING)
     try:
         with torch.inference_mode():
             for seen in views(loader, world, batch, crops):
@@ -127,8 +129,10 @@ def evaluate(
                 if each is not None:
                     each(seen[0], logits)
                 progress(done := done + len(labels))
+                heartbeat.beat(heartbeat.EVALUATING, done)
     finally:
         model.train(was_training)
+    heartbeat.beat(heartbeat.COLLECTING, done)
     loader.broken.share(world)
     return _reduce(tally, len(loader.broken.known), stopped, world)
 

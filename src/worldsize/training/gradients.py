@@ -23,6 +23,7 @@ from worldsize.training.cuda_graph import Graphed
 from worldsize.training.margins import Answers
 from worldsize.training.state import TrainState
 from worldsize.training.step_recorder import StepRecorder
+from worldsize.watchdog import heartbeat
 
 if TYPE_CHECKING:
     from worldsize.distributed.device_timer import Stamp
@@ -99,6 +100,7 @@ class GradientComputer:
         for micro in range(self.plan.accumulation):
             # On a GPU both stamps are in its queue, so a wait of the host does not count while the device computes.
             begin = stamp(self.device)
+            heartbeat.beat(heartbeat.LOADING, micro)
             batch = next(batches)  # of one forward pass, which may contain several micro-batches
             waits.append((begin, stamp(self.device)))
             last = micro == self.plan.accumulation - 1
@@ -106,6 +108,7 @@ class GradientComputer:
                 hooks.propose()
             forward = self.rank * self.plan.accumulation + micro
             self._seed(step, forward)
+            heartbeat.beat(heartbeat.REDUCING if last and self.plan.world_size > 1 else heartbeat.COMPUTING, micro)
             with self.state.strategy.gradients(last):
                 look = self._look(step, batch) if inspected else None
                 if look is not None:

@@ -15,6 +15,7 @@ from worldsize.optim.optimizers import set_lr
 from worldsize.training.cuda_graph import Graphed
 from worldsize.training.gradients import Computed, GradientComputer, StepHooks
 from worldsize.training.step_recorder import StepRecorder
+from worldsize.watchdog import heartbeat
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class StepRunner:
         if sharpened:
             self._sharpen(again, step, settings.sam_rho)
         inspected = inspector is not None and inspector.wants(step + 1)
+        heartbeat.beat(heartbeat.UPDATING)
         norm = self._inspected(inspector, step + 1) if inspector is not None and inspected else self._finish()
         if state.averaging is not None:
             state.averaging.after_step(step + 1)

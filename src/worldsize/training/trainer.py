@@ -31,6 +31,7 @@ from worldsize.training.gradients import StepHooks
 from worldsize.training.rank_decisions import Decision, RankDecisions
 from worldsize.training.step import StepRunner
 from worldsize.training.step_metrics import StepMetrics
+from worldsize.watchdog import heartbeat
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Trainer(BaseTrainer):
         self._meter.restart()
         while progress.epoch_step < self.steps_per_epoch and progress.step < self.total_steps:
             self._after_step(self._step(batches))
+        heartbeat.beat(heartbeat.COLLECTING)
         self.train_loader.broken.share(self.world)
         self.check_broken(len(self.train_loader.broken.known), self.train_loader)
         self._collect()
@@ -81,12 +83,14 @@ class Trainer(BaseTrainer):
     def _merge_margins(self) -> None:
         """Here and in checkpoints, so that no rank keeps more than those of an epoch."""
         if self.state.margins is not None:
+            heartbeat.beat(heartbeat.COLLECTING)
             with self._control.watched(), self._meter.spending("metrics"):
                 self.state.margins.merge(self.world)
 
     def _step(self, batches: Feed) -> Decision:
         """One optimizer step: forward and backward over this rank's micro-batches, synchronization, update."""
         progress = self.progress
+        heartbeat.begin_step(progress.step)
         lr = self.lr(progress.step)
         self._meter.begin()
         computed, norm = self._runner.run(batches, progress.step, lr, StepHooks(self._propose, batches.prefetch))
@@ -95,7 +99,10 @@ class Trainer(BaseTrainer):
         if self.state.margins is not None:
             self.state.margins.add(computed.answers)
         self._meter.add(progress.step, progress.epoch + progress.epoch_step / self.steps_per_epoch, lr, computed, norm)
-        return self._control.decide()
+        heartbeat.beat(heartbeat.AGREEING)
+        decision = self._control.decide()
+        heartbeat.end_step()
+        return decision
 
     def _propose(self) -> None:
         due = time.monotonic() - self._collected >= self.recipe.track.every_seconds
@@ -116,6 +123,7 @@ class Trainer(BaseTrainer):
             self._save()
 
     def _save(self, wait: bool = False) -> None:
+        heartbeat.beat(heartbeat.SAVING)
         explained = device_errors.explained(self.world.rank, lambda: out_of_memory.SNAPSHOT)
         with explained, self._control.watched(), self._meter.spending("checkpoint"):
             self.saver.save(self.progress, wait)
@@ -132,6 +140,7 @@ class Trainer(BaseTrainer):
     def _collect(self, broken: int | None = None) -> None:
         """Pass the steps since the last call, over all ranks, to the trackers; raise Diverged if they are not finite."""
         self._collected = time.monotonic()
+        heartbeat.beat(heartbeat.COLLECTING)
         with self._meter.spending("metrics"):
             steps, window = self._meter.collect(len(self.train_loader.broken.known) if broken is None else broken)
             steps = self.progress.chained(steps)

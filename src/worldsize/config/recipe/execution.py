@@ -50,6 +50,12 @@ class Parallel(Section):
         description="async: drop and recompute gradients that are more updates old than this; None: 4 per process",
     )
     timeout_s: float = operational(600.0, gt=0, description="seconds after which a process stops waiting for another one")
+    stall_s: float = operational(
+        30.0,
+        ge=0,
+        description="seconds without progress after which a process is reported and the run ends, to be resumed; at least 3 "
+        "times those of the slowest steps; 0: never",
+    )
 
     def identity(self) -> dict[str, Any]:
         """Nothing: which of these settings change a run's numbers depends on the strategy, see `parallel.identity`."""

@@ -20,6 +20,7 @@ from worldsize.data import read_errors
 from worldsize.data.images import native
 from worldsize.data.remote import faults_as_oserror
 from worldsize.errors import Forbidden, ReadFailed, StoreUnreachable, UserError, of_the_place
+from worldsize.watchdog import heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,8 @@ class Local(Store):
             files = {name: self._open(name) for name in set(names)}
         except OSError:  # read one by one, so that each piece gets its own error
             return super().several(pieces)
-        found = library.read([files[name].descriptor for name in names], offsets, lengths)
+        with heartbeat.reading(str(self._folder / names[0])):
+            found = library.read([files[name].descriptor for name in names], offsets, lengths)
         failed = any(isinstance(one, OSError) for one in found)
         return super().several(pieces) if failed else [*found]
 
@@ -205,7 +207,8 @@ class Remote(Store):
     def read(self, name: str, offset: int, length: int) -> bytes:
         for delay in read_errors.RETRY_DELAYS_S:
             try:
-                return self.peek(name, offset, length)
+                with heartbeat.reading(f"{self.where}/{name}"):
+                    return self.peek(name, offset, length)
             except FileNotFoundError:
                 raise
             except PermissionError as error:
