@@ -15,6 +15,7 @@ code   meaning
 70     internal error in worldsize or in a library (the traceback is in the log)
 71     no progress: restarted again and again without a new checkpoint (``--autoresume``)
 72     a process stood still; the message names it (retry)
+73     the weights of the processes differ, because of a fault of one's machine (retry)
 74     the last state could not be saved (disk full); older checkpoints are intact
 75     stopped by SIGTERM or Ctrl-C after saving; continue with ``--resume`` (retry)
 76     the loss is NaN or infinite
@@ -139,6 +140,12 @@ class Stalled(WorldsizeError):
     """A process stood still, so that the run could not go on."""
 
     exit_code = 72
+
+
+class ReplicasDiffer(WorldsizeError):
+    """The weights of two ranks differ that must be equal; the checkpoint before that is good."""
+
+    exit_code = 73
 
 
 class NotSaved(WorldsizeError):

@@ -31,7 +31,7 @@ from worldsize.parallel import base
 from worldsize.parallel.bitwise import strategy as bitwise
 from worldsize.parallel.ddp import compression
 from worldsize.parallel.ddp import strategy as ddp
-from worldsize.training import state, step
+from worldsize.training import replicas, state, step
 from worldsize.training.asynchronous import trainer, worker
 from worldsize.watchdog import watched
 
@@ -289,6 +289,22 @@ def slow_computer() -> None:
         return run(self, *arguments)
 
     step.StepRunner.run = computing
+
+
+def flipped_bit() -> None:
+    """In the sixth step, once in a folder, rank 1 changes a bit of a weight. With OTHER_HARDWARE, it has another CPU."""
+    run, steps = step.StepRunner.run, itertools.count(1)
+
+    def flipping(self, *arguments):
+        result = run(self, *arguments)
+        if os.environ["RANK"] == "1" and next(steps) == 6 and not Path("flipped").exists():
+            Path("flipped").touch()
+            self.compute.state.model.fc.weight.detach().view(torch.int32)[0, 0] ^= 1
+        return result
+
+    step.StepRunner.run = flipping
+    if "OTHER_HARDWARE" in os.environ:
+        replicas.device_name = lambda kind: os.environ["RANK"]
 
 
 def no_heartbeat() -> None:

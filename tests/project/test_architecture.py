@@ -61,7 +61,7 @@ TRAINING_LAYERS = [
         "supervision",
     ),
     ("environment", "evaluation", "objective", "request"),
-    ("progress", "resume", "state", "step_recorder"),
+    ("progress", "replicas", "resume", "state", "step_recorder"),
     ("gradients", "saver"),
     ("base_trainer", "out_of_memory", "step", "step_metrics"),
     ("asynchronous", "trainer"),

@@ -1,4 +1,4 @@
-"""docs/guarantees.md: the tests that it names exist, and the suite that it states runs them."""
+"""docs/guarantees.md and docs/reliability.md: the tests that they name exist, and the suites that they state run them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 from paths import ROOT
 
-PAGE = ROOT / "docs" / "guarantees.md"
+PAGES = [ROOT / "docs" / name for name in ("guarantees.md", "reliability.md")]
 FULL = {"slow", "slurm", "hosts", "cluster"}  # marks of tests that only the full suite runs
 
 
 def rows() -> list[tuple[str, str, str]]:
-    """(guarantee, suite, tests) of each row."""
-    found = re.findall(r"^\| (.+) \| (.+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
-    return [row for row in found if row[0] not in ("guarantee", "---")]
+    """(guarantee or fault, suite, tests) of each row."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    return re.findall(r"^\| (.+) \| ([^|]+) \| ([^|]*`tests/[^|]+) \|$", text, re.MULTILINE)
 
 
 def named(tests: str) -> Iterator[tuple[ModuleType, FunctionType]]:

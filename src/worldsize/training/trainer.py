@@ -29,6 +29,7 @@ from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result, evaluate
 from worldsize.training.gradients import StepHooks
 from worldsize.training.rank_decisions import Decision, RankDecisions
+from worldsize.training.replicas import Replicas
 from worldsize.training.step import StepRunner
 from worldsize.training.step_metrics import StepMetrics
 from worldsize.watchdog import heartbeat
@@ -42,6 +43,7 @@ class Trainer(BaseTrainer):
         super().__post_init__()
         self._runner = StepRunner(self.compute)
         self._control = RankDecisions(self.world)
+        self._replicas = Replicas(self.world, self.state.model, not self.state.strategy.local_gradients)
         every_rank = self.recipe.track.every_rank
         strategy, work = self.state.strategy, self.train_loader.work
         self._meter = StepMetrics(self.world, self.plan, strategy, work, self._control.watched, every_rank)
@@ -126,6 +128,7 @@ class Trainer(BaseTrainer):
         heartbeat.beat(heartbeat.SAVING)
         explained = device_errors.explained(self.world.rank, lambda: out_of_memory.SNAPSHOT)
         with explained, self._control.watched(), self._meter.spending("checkpoint"):
+            self._replicas.compare(self.progress.step)
             self.saver.save(self.progress, wait)
 
     def _save_due(self) -> bool:
