@@ -5,6 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -12,6 +15,7 @@ from worldsize import cli
 from worldsize.cli import completion, usage
 from worldsize.cli.command import load
 from worldsize.cli.commands import COMMANDS
+from worldsize.config import command_line
 from worldsize.errors import UserError
 
 WITH_FLAGS = [command for command in COMMANDS if command.options]
@@ -39,6 +43,25 @@ def test_help_shows_optional_values_as_users_read_them(command, capsys):
     shown = help_of(capsys, *command.words.split())
     assert "{None}" not in shown and "None," not in shown
     assert "default: None" not in " ".join(shown.replace("│", " ").split())
+
+
+@dataclass
+class Options:
+    """Options whose values may be of several types."""
+
+    where: Path | int | None = None
+    """A path or a number."""
+    sizes: tuple[int | str, ...] | None = None
+    """Sizes."""
+    mode: Literal["fast", "safe"] | float | None = None
+    """A mode or a number."""
+
+
+def test_help_shows_each_type_of_an_optional_value(capsys):
+    with pytest.raises(SystemExit):
+        command_line.parse(Options, ["--help"], None, "test")
+    shown = capsys.readouterr().out
+    assert "--where PATH|INT" in shown and "--sizes INT|STR ..." in shown and "--mode {fast,safe}|FLOAT" in shown
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -9,8 +9,8 @@ import sys
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 from pydantic import BaseModel, ValidationError
@@ -150,14 +150,17 @@ def _without_extras(hint: Any) -> Any:
     return _without_extras(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
 
 
-def _metavar(optional: Any) -> str:
-    """INT for ``int | None``; the choices of a Literal."""
-    [inner] = [_without_extras(one) for one in get_args(optional) if one is not NoneType]
-    if get_origin(inner) is Literal:
-        return "{" + ",".join(map(str, get_args(inner))) + "}"
-    if get_origin(inner) is tuple:
-        return " ".join("..." if one is Ellipsis else _metavar(one | None) for one in get_args(inner))
-    return str(inner.__name__).upper()
+def _metavar(hint: Any) -> str:
+    """INT for ``int | None``; the choices of a Literal; INT|PATH for ``int | Path | None``."""
+    hint = _without_extras(hint)
+    inner = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return "|".join(dict.fromkeys(_metavar(one) for one in inner if one is not NoneType))
+    if get_origin(hint) is Literal:
+        return "{" + ",".join(map(str, inner)) + "}"
+    if get_origin(hint) is tuple:
+        return " ".join("..." if one is Ellipsis else _metavar(one) for one in inner)
+    return str(hint.__name__).upper()
 
 
 def _default(label: str) -> str:
