@@ -16,24 +16,59 @@ LOCAL_LAUNCH = "WORLDSIZE_LOCAL_LAUNCH"
 
 
 @dataclass(frozen=True)
-class _Mpi:
-    """An MPI launcher: the first of each kind of variable that is set counts."""
+class _Launcher:
+    """The variables of a launcher: of several of one kind, the first that is set counts.
+
+    It is recognized by its rank and a local rank, or by ``signs`` where it may leave out the local variables: then it
+    started one process, or all on one node. ``job`` has variables that are equal for all processes of a job, and only for
+    them; ``job_default`` is used without them, None: then MASTER_PORT is required.
+    """
 
     name: str
     rank: str
     size: tuple[str, ...]
     local_rank: tuple[str, ...]
     local_size: tuple[str, ...]
-    job: tuple[str, ...] = ()  # equal for all processes of a job, and only for them
+    job: tuple[str, ...] = ()
+    job_default: str | None = None
+    signs: tuple[str, ...] = ()
+
+    def started(self, env: Mapping[str, str]) -> bool:
+        if self.signs:
+            return all(name in env for name in self.signs)
+        return self.rank in env and any(name in env for name in self.local_rank)
 
 
-# In this order: MVAPICH and PALS set PMI_* too. Open MPI is not here, see `_open_mpi`.
-_MPI = (
+# In this order: MVAPICH and PALS set PMI_* too. In a Slurm allocation, the processes of mpirun also have the variables of a
+# job step, but that step only started the launcher's own daemons. Not here: torchrun, of whose variables Kubeflow leaves out
+# some, and Slurm, which lists nodes in a syntax of its own.
+_LAUNCHERS = (
+    # With Gloo; with MPI, horovodrun starts mpirun, so Open MPI's variables apply.
+    _Launcher(
+        "horovodrun",
+        "HOROVOD_RANK",
+        ("HOROVOD_SIZE",),
+        ("HOROVOD_LOCAL_RANK",),
+        ("HOROVOD_LOCAL_SIZE",),
+        ("HOROVOD_GLOO_RENDEZVOUS_PORT",),
+        "",
+        ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ),
+    _Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"),  # the first since version 5
+        "",
+        ("OMPI_COMM_WORLD_SIZE",),
+    ),
     *(
-        _Mpi("MVAPICH", f"{world}_RANK", (f"{world}_SIZE",), (f"{world}_LOCAL_RANK",), (f"{world}_LOCAL_SIZE",))
+        _Launcher("MVAPICH", f"{world}_RANK", (f"{world}_SIZE",), (f"{world}_LOCAL_RANK",), (f"{world}_LOCAL_SIZE",))
         for world in ("MV2_COMM_WORLD", "MVP_COMM_WORLD")  # before version 3, and since
     ),
-    _Mpi(
+    _Launcher(
         "PALS",
         "PALS_RANKID",
         ("PMI_SIZE",),
@@ -41,7 +76,7 @@ _MPI = (
         ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
         ("PALS_APID",),
     ),
-    _Mpi(
+    _Launcher(
         "MPICH",
         "PMI_RANK",
         ("PMI_SIZE",),
@@ -51,17 +86,8 @@ _MPI = (
     ),
 )
 # Variables that name a local rank, or the size of a world of several processes, for processes that cannot read their place.
-LOCAL_RANKS = (
-    *("LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    *(name for mpi in _MPI for name in mpi.local_rank),
-    "SLURM_LOCALID",
-)
-LAUNCHED = (
-    "HOROVOD_SIZE",
-    "OMPI_COMM_WORLD_SIZE",
-    *dict.fromkeys(name for mpi in _MPI for name in mpi.size),
-    "SLURM_STEP_ID",
-)
+LOCAL_RANKS = ("LOCAL_RANK", *(name for launcher in _LAUNCHERS for name in launcher.local_rank), "SLURM_LOCALID")
+LAUNCHED = (*dict.fromkeys(name for launcher in _LAUNCHERS for name in launcher.size), "SLURM_STEP_ID")
 
 
 @dataclass(frozen=True)
@@ -89,12 +115,8 @@ def discover_rank_info(env: Mapping[str, str] = os.environ) -> RankInfo:
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         rank_info = _torchrun(env)
-    elif "HOROVOD_RANK" in env and "HOROVOD_SIZE" in env:
-        rank_info = _horovodrun(env)
-    elif "OMPI_COMM_WORLD_SIZE" in env:
-        rank_info = _open_mpi(env)
-    elif (mpi := _mpi_of(env)) is not None:
-        rank_info = _other_mpi(mpi, env)
+    elif (launcher := next((one for one in _LAUNCHERS if one.started(env)), None)) is not None:
+        rank_info = _of_launcher(launcher, env)
     elif "SLURM_STEP_ID" in env and "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
         rank_info = _slurm(env)
     else:
@@ -137,61 +159,24 @@ def _torchrun(env: Mapping[str, str]) -> RankInfo:
     return _validated(rank_info)
 
 
-def _horovodrun(env: Mapping[str, str]) -> RankInfo:
-    """horovodrun with Gloo; with MPI it starts mpirun, so Open MPI's variables apply."""
-    size = _number(env, "HOROVOD_SIZE")
-    local_size = _number(env, "HOROVOD_LOCAL_SIZE", size)
-    rank_info = RankInfo(
-        "horovodrun",
-        _number(env, "HOROVOD_RANK"),
-        size,
-        _number(env, "HOROVOD_LOCAL_RANK", 0),
-        local_size,
-        _master(env, "127.0.0.1" if local_size == size else None, env.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""))
-        if size > 1
-        else None,
-    )
-    return _validated(rank_info)
+def _of_launcher(launcher: _Launcher, env: Mapping[str, str]) -> RankInfo:
+    def first(names: tuple[str, ...], default: int | None = None) -> int:
+        return _number(env, next((name for name in names if name in env), names[0]), default)
 
-
-def _open_mpi(env: Mapping[str, str]) -> RankInfo:
-    size = _number(env, "OMPI_COMM_WORLD_SIZE")
-    local_size = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", size)
-    # Open MPI 5 names the job in PMIX_NAMESPACE, 4 in the other two.
-    job = next((env[k] for k in ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid") if k in env), "")
-    rank_info = RankInfo(
-        "Open MPI",
-        _number(env, "OMPI_COMM_WORLD_RANK"),
-        size,
-        _number(env, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
-        local_size,
-        _master(env, "127.0.0.1" if local_size == size else None, job) if size > 1 else None,
-    )
-    return _validated(rank_info)
-
-
-def _mpi_of(env: Mapping[str, str]) -> _Mpi | None:
-    """The MPI launcher that set a local rank. In a Slurm allocation, its processes also have the variables of a job step,
-    but that step only started the launcher's own daemons."""
-    return next((mpi for mpi in _MPI if mpi.rank in env and any(name in env for name in mpi.local_rank)), None)
-
-
-def _other_mpi(mpi: _Mpi, env: Mapping[str, str]) -> RankInfo:
-    def first(names: tuple[str, ...]) -> int:
-        return _number(env, next((name for name in names if name in env), names[0]))
-
-    size = first(mpi.size)
-    local_size = first(mpi.local_size)
-    name = "Intel MPI" if "I_MPI_HYDRA_UUID" in env else mpi.name
-    job = next((env[variable] for variable in mpi.job if variable in env), None)
+    size = first(launcher.size)
+    local_size = first(launcher.local_size, size if launcher.signs else None)
+    local_rank = first(launcher.local_rank, 0 if launcher.signs else None)
+    name = "Intel MPI" if launcher.name == "MPICH" and "I_MPI_HYDRA_UUID" in env else launcher.name
+    job = next((env[variable] for variable in launcher.job if variable in env), launcher.job_default)
     master = _master(env, "127.0.0.1" if local_size == size else None, job) if size > 1 else None
-    return _validated(RankInfo(name, _number(env, mpi.rank), size, first(mpi.local_rank), local_size, master))
+    return _validated(RankInfo(name, _number(env, launcher.rank), size, local_rank, local_size, master))
 
 
 def _refuse_unknown(env: Mapping[str, str]) -> None:
     """Refuse a launcher of several processes that worldsize does not know: each would train on its own."""
-    sizes = ("PMI_SIZE", *(mpi.size[0] for mpi in _MPI), "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE", "ALPS_APP_SIZE")
-    ranks = ("PMI_RANK", *(mpi.rank for mpi in _MPI), "PMIX_RANK", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK", "ALPS_APP_PE")
+    sizes = ("PMI_SIZE", *(one.size[0] for one in _LAUNCHERS), "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE", "ALPS_APP_SIZE")
+    ranks = ("PMI_RANK", *(one.rank for one in _LAUNCHERS), "PMIX_RANK", "FLUX_TASK_RANK")
+    ranks += ("JSM_NAMESPACE_RANK", "ALPS_APP_PE")
     several = [name for name in sizes if env.get(name, "1") != "1"] + [name for name in ranks if env.get(name, "0") != "0"]
     if several:
         raise UserError(
