@@ -64,6 +64,12 @@ class WorldsizeError(Exception):
     of_one_rank = False
 
 
+class ServiceFailed(WorldsizeError):
+    """A cluster, a scheduler, a registry or a builder failed, or refused a request."""
+
+    exit_code = FAILED
+
+
 class UserError(WorldsizeError):
     """An invalid request. The message names what is wrong, where, and what would be valid."""
 
@@ -88,10 +94,14 @@ class CheckpointError(WorldsizeError):
     exit_code = 66
 
 
-class PeersUnreachable(WorldsizeError):
-    """The other processes did not connect, or left during startup."""
+class Unavailable(WorldsizeError):
+    """Something that the run needs is missing for now: a later try may succeed."""
 
     exit_code = 69
+
+
+class PeersUnreachable(Unavailable):
+    """The other processes did not connect, or left during startup."""
 
 
 class PeerLost(PeersUnreachable):
@@ -106,16 +116,12 @@ class NcclFailed(PeerLost):
     of_one_rank = True
 
 
-class RunInUse(WorldsizeError):
+class RunInUse(Unavailable):
     """Another process trains the run that a scheduler starts again; it may end soon."""
 
-    exit_code = 69
 
-
-class StoreUnreachable(WorldsizeError):
+class StoreUnreachable(Unavailable):
     """A disk or a remote store does not answer, or stopped answering."""
-
-    exit_code = 69
 
 
 class ReadFailed(StoreUnreachable):

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 from servers import TestServer
-from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.kinds import KINDS
 from worldsize.cluster.manifests.pod import training_labels
 from worldsize.cluster.objects import labels
 

@@ -69,7 +69,7 @@ TRAINING_LAYERS = [
 ]
 # Only `api` accesses an API server.
 CLUSTER_LAYERS = [
-    ("objects", "in_pod"),
+    ("objects", "in_pod", "kinds"),
     ("manifests", "api"),
     ("options",),
     ("preflight", "storage", "image"),
@@ -169,6 +169,7 @@ def test_manifests_are_pure():
         allowed = (
             "cluster.manifests",
             "cluster.objects",
+            "cluster.kinds",
             "errors",
             "launch.entry_point",
             "data.fetch",

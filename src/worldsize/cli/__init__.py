@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from worldsize import __version__
 from worldsize.cli import usage
-from worldsize.errors import UserError, WorldsizeError
+from worldsize.errors import SIGNAL_BASE, UserError, WorldsizeError
 from worldsize.launch import entry_point
 
 
@@ -35,11 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WorldsizeError as error:
         return (fail_alone if error.of_one_rank else fail)(str(error), error.exit_code)
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return SIGNAL_BASE + signal.SIGINT
     except BrokenPipeError:
         # The reader of our output has exited (`worldsize recipes | head`): end as any filter does, with SIGPIPE's code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return SIGNAL_BASE + signal.SIGPIPE
     except Exception:
         return fail_internally(traceback.format_exc())
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from worldsize.cluster import options
 from worldsize.cluster.manifests import load_target
 from worldsize.cluster.manifests.pod import to_yaml
+from worldsize.cluster.manifests.spec import PodJobSpec
+from worldsize.cluster.objects import Object
 from worldsize.cluster.options import Where
 from worldsize.config import command_line
-from worldsize.config.recipe import Recipe
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS
 from worldsize.jobs.commands import follow, recipe_argument
 from worldsize.jobs.terminal import note
@@ -24,10 +25,7 @@ def train_on(argv: list[str]) -> int:
     stem, recipe, rest = recipe_argument(argv, "train")
     asked = command_line.parse(options.Submit, rest, options.Submit(settings=recipe), f"train {stem} --on KIND")
     cluster = _cluster(asked.where)
-    spec = options.to_spec(asked.settings, stem, asked.on, cluster.namespace, asked.job)
-    one = load_target(asked.on)
-    manifests = one.render(spec)
-    _warn(asked.settings, asked.job)
+    spec, manifests = _rendered(asked, stem, cluster.namespace)
     if asked.preflight:
         from worldsize.cluster.preflight import runner
 
@@ -37,7 +35,7 @@ def train_on(argv: list[str]) -> int:
     from worldsize.cluster.jobs.scheduler import Jobs
 
     manage.submit(cluster, spec, manifests)
-    note(f"Created {one.kind} {spec.name} in namespace {cluster.namespace}")
+    note(f"Created {load_target(asked.on).kind} {spec.name} in namespace {cluster.namespace}")
     if asked.detach:
         note(f"Follow it with: {cluster.command('logs', spec.name)}")
         return SUCCESS
@@ -53,16 +51,17 @@ def render(argv: list[str]) -> int:
     """``worldsize render RECIPE --on KIND``."""
     stem, recipe, rest = recipe_argument(argv, "render")
     asked = command_line.parse(options.Render, rest, options.Render(settings=recipe), f"render {stem} --on KIND")
-    spec = options.to_spec(asked.settings, stem, asked.on, asked.namespace, asked.job)
-    manifests = load_target(asked.on).render(spec)
-    _warn(asked.settings, asked.job)
-    print(to_yaml(manifests), end="")
+    print(to_yaml(_rendered(asked, stem, asked.namespace)[1]), end="")
     return SUCCESS
 
 
-def _warn(recipe: Recipe, job: options.JobOptions) -> None:
-    if (warning := options.elastic_warning(recipe, job)) is not None:
+def _rendered(asked: options.Render | options.Submit, stem: str, namespace: str) -> tuple[PodJobSpec, list[Object]]:
+    """The job and its manifests."""
+    spec = options.to_spec(asked.settings, stem, asked.on, namespace, asked.job)
+    manifests = load_target(asked.on).render(spec)
+    if (warning := options.elastic_warning(asked.settings, asked.job)) is not None:
         note(warning)
+    return spec, manifests
 
 
 def connected(title: str, options: type[Any], function: Callable[[Any, Cluster], int], argv: list[str]) -> int:

@@ -1,4 +1,7 @@
-"""One ssh connection to a host, with the user's own configuration. The only module that starts ssh."""
+"""One ssh connection to a host. The only module that starts ssh.
+
+It starts OpenSSH, not a library such as paramiko, so that the user's configuration, agent, jump hosts and keys all work.
+"""
 
 from __future__ import annotations
 

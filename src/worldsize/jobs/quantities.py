@@ -1,4 +1,4 @@
-"""Parses Kubernetes quantities."""
+"""Parses Kubernetes quantities; not with the Kubernetes client's parser, because Slurm jobs use them too."""
 
 from __future__ import annotations
 

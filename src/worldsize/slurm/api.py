@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize.errors import FAILED, UserError, WorldsizeError
+from worldsize.errors import ServiceFailed, UserError
 
 _TIMEOUT_S = 60.0
 _MISSING = "not on this machine: run this on a login node of the Slurm cluster"
 
 
-class SlurmError(WorldsizeError):
+class SlurmError(ServiceFailed):
     """Slurm refused a request or does not answer."""
-
-    exit_code = FAILED
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import yaml
 from findings import SPEC, only_problem, preflight
 from waiting import until
 from worldsize.cluster.api.client import Cluster
-from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey
 from worldsize.cluster.preflight import runner

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, assume, given, settings
 
 from specs import EVERYTHING, PLAIN, odd_specs, specs, targets
-from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.pod import to_yaml
 from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey, Toleration, general_problems

@@ -18,9 +18,9 @@ from waiting import until
 from worldsize import cli
 from worldsize.cluster import options
 from worldsize.cluster.api.errors import ClusterError
-from worldsize.cluster.api.kinds import KINDS
 from worldsize.cluster.jobs import manage
 from worldsize.cluster.jobs.follow import Follower
+from worldsize.cluster.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.pod import network_policy
 from worldsize.cluster.manifests.spec import Placement

@@ -1,7 +1,8 @@
 """The client for the Kubernetes API server: plain JSON objects in and out, any kind, any version.
 
 The official client reads the kubeconfig, authenticates (including exec plugins and token refresh) and verifies TLS. Its
-generated models are not used: dry runs and custom resources do not need them.
+generated models are not used: dry runs and custom resources do not need them. Nor is its `Watch`: it ends a log with its
+connection, and does not list objects again after an outage, so that deletions would be missed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from urllib.parse import urlencode
 
 from worldsize.cluster.api import kubeconfig, logs
 from worldsize.cluster.api.errors import ClusterError, connection_errors, refusal, wait_for_server
-from worldsize.cluster.api.kinds import KINDS, Kind
+from worldsize.cluster.kinds import KINDS, Kind, header
 from worldsize.cluster.manifests import syntax
 from worldsize.cluster.objects import Object
 from worldsize.errors import UserError
@@ -197,11 +198,10 @@ class Cluster:
     def allowed(self, verb: str, kind: str, subresource: str = "") -> bool:
         """Whether the user has this permission in the namespace."""
         resource = KINDS[kind]
-        group = resource.group_version.rpartition("/")[0]
-        attributes: Object = {"verb": verb, "group": group, "resource": resource.plural, "subresource": subresource}
+        attributes: Object = {"verb": verb, "group": resource.group, "resource": resource.plural, "subresource": subresource}
         if resource.namespaced:
             attributes["namespace"] = self.namespace
-        review: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        review: Object = {**header("SelfSubjectAccessReview")}
         review["spec"] = {"resourceAttributes": attributes}
         answer = self.request("POST", KINDS["SelfSubjectAccessReview"].path(None), None, review)
         return bool(answer["status"]["allowed"])

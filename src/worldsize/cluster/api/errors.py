@@ -8,15 +8,13 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from worldsize.errors import FAILED, UserError, WorldsizeError, first_line
+from worldsize.errors import ServiceFailed, UserError, first_line
 
 _MAX_OUTAGE_S = 300.0  # of the server, during a watch or while following a log
 
 
-class ClusterError(WorldsizeError):
+class ClusterError(ServiceFailed):
     """The API server rejected a request or could not be reached."""
-
-    exit_code = FAILED
 
     def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
         super().__init__(message)

@@ -2,6 +2,9 @@
 
 Uses a websocket in which every frame starts with its channel number. The protocol cannot signal the end of stdin, so the
 command must know how much to read. Data written but not yet read when the command ends may be lost.
+
+The client's own `WSClient` is not used: it reads whatever has arrived, not a given number of bytes, and copies all that it
+holds for each frame, so that a slow reader of a large file would need memory for all of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""``worldsize image build``: container images for pods, tagged by content hash, built with docker, podman or buildah."""
+"""``worldsize image build``: container images for pods, tagged by content hash, built with docker, podman or buildah.
+
+The rules of .dockerignore are read here because docker's package, which has them too, is not needed for anything else.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from worldsize.cluster.image import registry
-from worldsize.errors import FAILED, SUCCESS, UserError, WorldsizeError
+from worldsize.errors import SUCCESS, ServiceFailed, UserError
 
 Builder = Literal["docker", "podman", "buildah"]
 
@@ -48,10 +51,8 @@ class ImageBuild:
     """Folder of the checkout."""
 
 
-class BuildFailed(WorldsizeError):
+class BuildFailed(ServiceFailed):
     """The builder failed; its output was shown."""
-
-    exit_code = FAILED
 
 
 @dataclass(frozen=True)

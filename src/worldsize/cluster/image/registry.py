@@ -1,4 +1,7 @@
-"""Looks up the digest and labels of a container image in a registry, through the HTTP API of the OCI distribution spec."""
+"""Looks up the digest and labels of a container image in a registry, through the HTTP API of the OCI distribution spec.
+
+Docker's package is not used: it asks a running daemon, which machines with podman or buildah do not have.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import Request, urlopen
 
-from worldsize.errors import FAILED, UserError, WorldsizeError
+from worldsize.errors import ServiceFailed, UserError, WorldsizeError
 
 _TIMEOUT_S = 30.0
 _MAX_BYTES = 8 << 20  # of a manifest or a configuration
@@ -32,10 +35,8 @@ _HUB, _HUB_API, _HUB_LOGIN = "docker.io", "registry-1.docker.io", "https://index
 _IDENTITY = "<token>"
 
 
-class RegistryError(WorldsizeError):
+class RegistryError(ServiceFailed):
     """The registry cannot be reached, or its response is invalid."""
-
-    exit_code = FAILED
 
 
 @dataclass(frozen=True)

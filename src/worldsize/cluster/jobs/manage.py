@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
-from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target, pod
 from worldsize.cluster.manifests.base import Target
 from worldsize.cluster.manifests.spec import PodJobSpec

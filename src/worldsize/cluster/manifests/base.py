@@ -24,6 +24,14 @@ KUBEFLOW_CONDITIONS: tuple[tuple[str, Phase], ...] = (
 )
 
 
+# Conditions of a batch/v1 Job and of a TrainJob.
+BATCH_CONDITIONS: tuple[tuple[str, Phase], ...] = (
+    ("Failed", "Failed"),
+    ("Complete", "Succeeded"),
+    ("Suspended", "Suspended"),
+)
+
+
 class Target(ABC):
     """Base class of the targets. Rendering is deterministic: the same spec gives the same bytes."""
 
@@ -37,9 +45,29 @@ class Target(ABC):
     # Objects that the operator creates for a job: by kind, a regular expression of what follows the job's name.
     parts: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
-    @abstractmethod
+    # What this kind of job can do.
+    elastic: ClassVar[bool] = False
+    mpi: ClassVar[bool] = False
+    runtimes: ClassVar[bool] = False
+
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
         """Problems of the spec that are specific to this kind and not checked by the API server, each with a remedy."""
+        longest = 63 - len(self.last_suffix(spec))
+        # Operators derive host names from the job's name, and a host name has at most 63 characters.
+        if len(spec.name) > longest:
+            yield (
+                f"--name {spec.name} has {len(spec.name)} characters; the limit for a {self.kind} of this size is {longest}"
+            )
+        if spec.elastic and not self.elastic:
+            yield "--elastic is only supported with --on pytorchjob"
+        if spec.needs_mpi and not self.mpi:
+            yield "this strategy requires MPI: use --on mpijob"
+        if spec.runtime and not self.runtimes:
+            yield "--runtime is only supported with --on trainjob"
+
+    @abstractmethod
+    def last_suffix(self, spec: PodJobSpec) -> str:
+        """What follows the job's name in the longest name of its pods."""
 
     @abstractmethod
     def job(self, spec: PodJobSpec) -> list[Object]:
@@ -53,9 +81,9 @@ class Target(ABC):
     def place(self, one: Object) -> tuple[int, str]:
         """A sort key for a pod of the job, and the pod's short name for display."""
 
-    @abstractmethod
     def suspension(self) -> Object:
         """The merge patch of the job that terminates all its pods."""
+        return {"spec": {"suspend": True}}
 
     def created(self, spec: PodJobSpec) -> list[tuple[str, str]]:
         """(kind, name) of the objects, other than pods, that the operator creates for the job."""
@@ -73,6 +101,30 @@ class Target(ABC):
         """
         refuse([*general_problems(spec), *self.problems(spec)])
         return [pod.config_map(spec), pod.network_policy(spec), *self.job(spec)]
+
+
+class ReplicaTarget(Target):
+    """Base class of the jobs whose spec has replicas and a run policy: PyTorchJob and MPIJob."""
+
+    def state(self, job: Object, pods: list[Object]) -> JobState:
+        return from_conditions(job, KUBEFLOW_CONDITIONS, "Created")
+
+    def suspension(self) -> Object:
+        return {"spec": {"runPolicy": {"suspend": True}}}
+
+    def run_policy(self, spec: PodJobSpec, retries: int, gang: int) -> Object:
+        """The run policy.
+
+        Args:
+            retries: its backoff limit.
+            gang: how many pods Volcano must start together.
+        """
+        policy: Object = {"backoffLimit": retries, "cleanPodPolicy": "Running"}
+        if spec.deadline_s is not None:
+            policy["activeDeadlineSeconds"] = spec.deadline_s
+        if spec.placement.volcano_queue:
+            policy["schedulingPolicy"] = {"minAvailable": gang, "queue": spec.placement.volcano_queue}
+        return policy
 
 
 def training_pods(name: str) -> str:
@@ -98,9 +150,3 @@ def from_conditions(job: Object, order: tuple[tuple[str, Phase], ...], otherwise
         if condition in true:
             return JobState(phase, true[condition].get("message", ""))
     return JobState(otherwise)
-
-
-def too_long(name: str, limit: int, kind: str) -> Iterable[str]:
-    """Operators derive host names from the job's name, and a host name has at most 63 characters."""
-    if len(name) > limit:
-        yield f"--name {name} has {len(name)} characters; the limit for a {kind} of this size is {limit}"

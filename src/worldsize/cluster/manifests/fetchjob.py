@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import MappingProxyType
 
+from worldsize.cluster.kinds import header
 from worldsize.cluster.manifests import pod
+from worldsize.cluster.manifests.base import BATCH_CONDITIONS, from_conditions
 from worldsize.cluster.manifests.base import Target as Base
-from worldsize.cluster.manifests.base import from_conditions
 from worldsize.cluster.manifests.spec import PodJobSpec, general_problems
 from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
 from worldsize.data.fetch.kaggle import SECRET, USER_AND_KEY
 from worldsize.errors import DataError, UserError
 from worldsize.jobs.spec import refuse
-from worldsize.jobs.state import JobState, Phase
+from worldsize.jobs.state import JobState
 
 COMPONENT = "data"
 # Mount path of the Kaggle token.
@@ -30,20 +31,19 @@ class Target(Base):
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
         return ()
 
+    def last_suffix(self, spec: PodJobSpec) -> str:
+        return "-abcde"
+
     def job(self, spec: PodJobSpec) -> list[Object]:
         return render(spec)
 
     def state(self, job: Object, pods: list[Object]) -> JobState:
-        order: tuple[tuple[str, Phase], ...] = (("Failed", "Failed"), ("Complete", "Succeeded"), ("Suspended", "Suspended"))
         newest = max(pods, key=lambda one: str(one["metadata"]["creationTimestamp"]), default=None)
         started = newest is not None and newest["status"].get("phase") != "Pending"
-        return from_conditions(job, order, "Running" if started else "Pending")
+        return from_conditions(job, BATCH_CONDITIONS, "Running" if started else "Pending")
 
     def place(self, one: Object) -> tuple[int, str]:
         return 0, self.container
-
-    def suspension(self) -> Object:
-        return {"spec": {"suspend": True}}
 
     def selector(self, name: str) -> str:
         return f"{RUN_LABEL}={name},{COMPONENT_LABEL}={COMPONENT}"
@@ -75,8 +75,7 @@ def render(spec: PodJobSpec) -> list[Object]:
     codes = sorted(kind.exit_code for kind in (UserError, DataError))
     return [
         {
-            "apiVersion": "batch/v1",
-            "kind": Target.kind,
+            **header(Target.kind),
             "metadata": pod.job_metadata(spec) | {"labels": job_labels},
             "spec": {
                 "backoffLimit": spec.retries,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import MappingProxyType
 
+from worldsize.cluster.kinds import header
 from worldsize.cluster.manifests import pod
-from worldsize.cluster.manifests.base import KUBEFLOW_CONDITIONS, from_conditions, too_long
-from worldsize.cluster.manifests.base import Target as Base
+from worldsize.cluster.manifests.base import ReplicaTarget
 from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
-from worldsize.jobs.state import JobState
 from worldsize.launch import entry_point
 
 _PORT = 2222  # of sshd, which does not run as root
@@ -19,7 +18,7 @@ _ROLE = "training.kubeflow.org/job-role"
 _INDEX = "training.kubeflow.org/replica-index"
 
 
-class Target(Base):
+class Target(ReplicaTarget):
     """A launcher without GPUs, and one worker per node that runs sshd."""
 
     kind = "MPIJob"
@@ -37,14 +36,15 @@ class Target(Base):
         }
     )
 
+    mpi = True
+
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
-        yield from too_long(spec.name, 63 - len(f"-worker-{spec.nodes - 1}"), self.kind)
+        yield from super().problems(spec)
         if not spec.fixed_user:
             yield "--no-fixed-user: ssh requires the user of the container image; use --on pytorchjob or trainjob"
-        if spec.elastic:
-            yield "--elastic is only supported with --on pytorchjob"
-        if spec.runtime:
-            yield "--runtime is only supported with --on trainjob"
+
+    def last_suffix(self, spec: PodJobSpec) -> str:
+        return f"-worker-{spec.nodes - 1}"
 
     def job(self, spec: PodJobSpec) -> list[Object]:
         launcher = pod.template(spec, {"command": _mpirun(spec), "name": self.container}, resources=False)
@@ -57,22 +57,19 @@ class Target(Base):
         }
         return [
             {
-                "apiVersion": "kubeflow.org/v2beta1",
-                "kind": self.kind,
+                **header(self.kind),
                 "metadata": pod.job_metadata(spec),
                 "spec": {
                     "launcherCreationPolicy": "WaitForWorkersReady",
                     "mpiImplementation": "OpenMPI",
                     "mpiReplicaSpecs": replicas,
-                    "runPolicy": _run_policy(spec),
+                    # The launcher is created when all workers are ready, so a gang that includes it is never complete.
+                    "runPolicy": self.run_policy(spec, spec.retries, spec.nodes),
                     "slotsPerWorker": spec.procs,
                     "sshAuthMountPath": f"{pod.HOME}/.ssh",
                 },
             }
         ]
-
-    def state(self, job: Object, pods: list[Object]) -> JobState:
-        return from_conditions(job, KUBEFLOW_CONDITIONS, "Created")
 
     def place(self, one: Object) -> tuple[int, str]:
         labels = one["metadata"]["labels"]
@@ -85,9 +82,6 @@ class Target(Base):
         name = spec.name
         own = (("ConfigMap", f"{name}-config"), ("Secret", f"{name}-ssh"), ("Service", name), ("Job", f"{name}-launcher"))
         return [*own]
-
-    def suspension(self) -> Object:
-        return {"spec": {"runPolicy": {"suspend": True}}}
 
 
 def _worker(name: str) -> Object:
@@ -124,13 +118,3 @@ def _launcher_environment(spec: PodJobSpec) -> list[Object]:
     }
     variables = [*pod.environment(spec), *({"name": name, "value": value} for name, value in extra.items())]
     return sorted(variables, key=lambda variable: str(variable["name"]))
-
-
-def _run_policy(spec: PodJobSpec) -> Object:
-    policy: Object = {"backoffLimit": spec.retries, "cleanPodPolicy": "Running"}
-    if spec.deadline_s is not None:
-        policy["activeDeadlineSeconds"] = spec.deadline_s
-    if spec.placement.volcano_queue:
-        # The launcher is created when all workers are ready, so a gang that includes it is never complete.
-        policy["schedulingPolicy"] = {"minAvailable": spec.nodes, "queue": spec.placement.volcano_queue}
-    return policy

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from worldsize.cluster.kinds import header
 from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, PodJobSpec
 from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
 
@@ -135,8 +136,7 @@ def network_policy(spec: PodJobSpec) -> Object:
     """Allows connections to the job's pods only from the job's own pods: their traffic is not authenticated."""
     own = {"matchLabels": training_labels(spec.name)}
     return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
+        **header("NetworkPolicy"),
         "metadata": metadata(spec),
         "spec": {"ingress": [{"from": [{"podSelector": own}]}], "podSelector": own, "policyTypes": ["Ingress"]},
     }
@@ -145,10 +145,9 @@ def network_policy(spec: PodJobSpec) -> Object:
 def config_map(spec: PodJobSpec) -> Object:
     """The ConfigMap with the recipe, mounted as a file in the pods."""
     return {
-        "apiVersion": "v1",
+        **header("ConfigMap"),
         "data": {RECIPE.name: spec.recipe},
         "immutable": True,
-        "kind": "ConfigMap",
         "metadata": metadata(spec),
     }
 

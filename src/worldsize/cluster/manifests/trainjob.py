@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from types import MappingProxyType
 
 from worldsize import errors
+from worldsize.cluster.kinds import KINDS, header
 from worldsize.cluster.manifests import pod
+from worldsize.cluster.manifests.base import BATCH_CONDITIONS, agent_command, from_conditions
 from worldsize.cluster.manifests.base import Target as Base
-from worldsize.cluster.manifests.base import agent_command, conditions, too_long
 from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
-from worldsize.jobs.state import JobState
+from worldsize.jobs.state import JobState, Phase
 
-_API = "trainer.kubeflow.org/v1alpha1"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
-_SIGTERM = 143
+_SIGTERM = errors.SIGNAL_BASE + 15
 # Fields of a pod's spec that a TrainJob may patch in its runtime.
 _PATCHABLE = (
     "imagePullSecrets",
@@ -48,22 +48,22 @@ class Target(Base):
         }
     )
 
+    runtimes = True
+
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
-        yield from too_long(spec.name, 63 - len(f"-node-0-{spec.nodes - 1}-abcde"), self.kind)
-        if spec.elastic:
-            yield "--elastic is only supported with --on pytorchjob"
-        if spec.needs_mpi:
-            yield "this strategy requires MPI: use --on mpijob"
+        yield from super().problems(spec)
         if spec.runtime and (spec.placement.priority or spec.placement.spread):
             yield "--priority and --spread cannot be patched into an existing runtime: omit --runtime"
         if spec.runtime and spec.placement.volcano_queue:
             yield "--volcano-queue: the queue and the scheduler are those of the runtime: omit --runtime or --volcano-queue"
 
+    def last_suffix(self, spec: PodJobSpec) -> str:
+        return f"-node-0-{spec.nodes - 1}-abcde"
+
     def job(self, spec: PodJobSpec) -> list[Object]:
         trainer: Object = {"numNodes": spec.nodes, "numProcPerNode": spec.procs}
         job: Object = {
-            "apiVersion": _API,
-            "kind": self.kind,
+            **header(self.kind),
             "metadata": pod.job_metadata(spec),
             "spec": {"runtimeRef": _reference(spec), "trainer": trainer},
         }
@@ -80,13 +80,10 @@ class Target(Base):
         return [job]
 
     def state(self, job: Object, pods: list[Object]) -> JobState:
-        true = conditions(job)
-        for kind, phase in (("Failed", "Failed"), ("Complete", "Succeeded"), ("Suspended", "Suspended")):
-            if kind in true:
-                return JobState(phase, true[kind].get("message", ""))  # type: ignore[arg-type]
         # A TrainJob has no condition for the other phases.
         phases = {one["status"].get("phase") for one in pods}
-        return JobState("Running" if phases - {"Pending"} else "Pending" if phases else "Created")
+        otherwise: Phase = "Running" if phases - {"Pending"} else "Pending" if phases else "Created"
+        return from_conditions(job, BATCH_CONDITIONS, otherwise)
 
     def place(self, one: Object) -> tuple[int, str]:
         index = int(one["metadata"]["labels"].get(_INDEX, 0))
@@ -97,9 +94,6 @@ class Target(Base):
 
     def created(self, spec: PodJobSpec) -> list[tuple[str, str]]:
         return [("JobSet", spec.name), ("Job", f"{spec.name}-node-0"), ("Service", spec.name)]
-
-    def suspension(self) -> Object:
-        return {"spec": {"suspend": True}}
 
 
 def _runtime(spec: PodJobSpec, template: Object) -> Object:
@@ -125,8 +119,7 @@ def _runtime(spec: PodJobSpec, template: Object) -> Object:
     # No failure policy that restarts all pods: when a pod is lost, the nodes rendezvous again by themselves.
     jobs = {"network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True}, "replicatedJobs": [node]}
     runtime: Object = {
-        "apiVersion": _API,
-        "kind": "TrainingRuntime",
+        **header("TrainingRuntime"),
         "metadata": metadata,
         "spec": policy | {"template": {"spec": jobs}},
     }
@@ -159,4 +152,4 @@ def _patch(container: str, template: Object) -> Object:
 
 def _reference(spec: PodJobSpec) -> Object:
     kind = "TrainingRuntime" if spec.runtime is None else "ClusterTrainingRuntime"
-    return {"apiGroup": _API.split("/")[0], "kind": kind, "name": spec.runtime or spec.name}
+    return {"apiGroup": KINDS[kind].group, "kind": kind, "name": spec.runtime or spec.name}

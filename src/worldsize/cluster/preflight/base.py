@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
-from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.kinds import KINDS, header
 from worldsize.cluster.manifests.pod import template
 from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
@@ -86,7 +86,7 @@ class Context:
         return tuple(self._admitted(count, template) for count, template in self.pods)
 
     def _admitted(self, count: int, template: Object) -> Admitted:
-        pod = {"apiVersion": "v1", "kind": "Pod", **template}
+        pod = {**header("Pod"), **template}
         pod["metadata"] = template["metadata"] | {"name": f"{self.spec.name}-preflight"}
         try:
             return Admitted(count, template["spec"], self.cluster.create(pod, dry_run=True)["spec"], None)

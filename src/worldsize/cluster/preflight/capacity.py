@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from worldsize.cluster.api.errors import ClusterError
-from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.objects import Object
 from worldsize.cluster.preflight import scheduling
@@ -162,7 +162,7 @@ def _objects(context: Context) -> dict[str, int]:
         target = next((one for one in map(load_target, TARGETS) if one.kind == context.kinds[0]), None)
         made = [(one["kind"], one["metadata"]["name"]) for one in context.manifests]
         for kind, _ in [*made, *(target.created(context.spec) if target else ())]:
-            group, plural = KINDS[kind].group_version.rpartition("/")[0], KINDS[kind].plural
+            group, plural = KINDS[kind].group, KINDS[kind].plural
             counts[f"count/{plural}.{group}" if group else f"count/{plural}"] += 1
             if not group:
                 counts[plural] += 1

@@ -9,7 +9,7 @@ from typing import Literal
 import yaml
 
 from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
-from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.kinds import KINDS
 from worldsize.cluster.objects import Object
 from worldsize.cluster.preflight.base import Context, Finding, concurrently, get_optional, names
 
@@ -137,8 +137,7 @@ def _verbs(permissions: Iterable[_Permission]) -> dict[tuple[str, str], list[str
     """Verbs by (group, resource)."""
     verbs: dict[tuple[str, str], list[str]] = {}
     for verb, kind, subresource in permissions:
-        group = KINDS[kind].group_version.rpartition("/")[0]
-        verbs.setdefault((group, _resource(kind, subresource)), []).append(verb)
+        verbs.setdefault((KINDS[kind].group, _resource(kind, subresource)), []).append(verb)
     return verbs
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError, Unauthenticated, Unreachable
-from worldsize.cluster.api.kinds import KINDS
+from worldsize.cluster.kinds import KINDS
 from worldsize.cluster.manifests import TARGETS, base, load_target, pod
 from worldsize.cluster.objects import Object, is_ours
 from worldsize.cluster.preflight.base import Context, Finding, concurrently, denied, get_optional, names

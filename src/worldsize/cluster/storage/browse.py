@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worldsize.cluster.kinds import header
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.manifests.spec import VOLUMES
 from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
-from worldsize.cluster.storage.volumes import Name
+from worldsize.cluster.storage.named import Name
 
 _PORT = 8080
 
@@ -45,20 +46,17 @@ def manifests(volume: str, namespace: str, image: str, write: bool = False, fixe
     selector = {key: all_labels[key] for key in (RUN_LABEL, COMPONENT_LABEL)}
     metadata = {"labels": all_labels, "name": f"browse-{volume}", "namespace": namespace}
     policy: Object = {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
+        **header("NetworkPolicy"),
         "metadata": metadata,
         "spec": {"ingress": [], "podSelector": {"matchLabels": selector}, "policyTypes": ["Ingress"]},
     }
     service: Object = {
-        "apiVersion": "v1",
-        "kind": "Service",
+        **header("Service"),
         "metadata": metadata,
         "spec": {"clusterIP": "None", "ports": [{"name": "http", "port": _PORT}], "selector": selector},
     }
     deployment: Object = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
+        **header("Deployment"),
         "metadata": metadata,
         "spec": {
             "replicas": 1,

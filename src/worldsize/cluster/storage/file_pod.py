@@ -13,11 +13,12 @@ from typing import Any
 
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
+from worldsize.cluster.kinds import header
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.manifests.spec import VOLUMES
 from worldsize.cluster.objects import COMPONENT_LABEL, Object, event_time, is_ours, labels
 from worldsize.cluster.storage import volumes
-from worldsize.errors import UserError
+from worldsize.errors import SIGNAL_BASE, UserError
 
 CONTAINER = "files"
 
@@ -92,8 +93,7 @@ def manifest(settings: FilePod) -> Object:
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     pod_labels = labels(settings.volume[:63].rstrip("-."), "files") | pod.NO_MESH_LABELS
     return {
-        "apiVersion": "v1",
-        "kind": "Pod",
+        **header("Pod"),
         "metadata": {
             "annotations": pod.NO_MESH_ANNOTATIONS,
             "labels": pod_labels,
@@ -232,7 +232,7 @@ def _signals_as_exits() -> Iterator[None]:
         return
 
     def exit_on_signal(number: int, frame: object) -> None:
-        sys.exit(128 + number)
+        sys.exit(SIGNAL_BASE + number)
 
     previous = {number: signal.signal(number, exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

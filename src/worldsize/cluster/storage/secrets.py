@@ -22,10 +22,12 @@ import tyro
 
 from worldsize.cluster.api.client import FIELD_MANAGER, Cluster
 from worldsize.cluster.api.errors import ClusterError, Unreachable
-from worldsize.cluster.api.kinds import KINDS
-from worldsize.cluster.objects import OURS, Object, is_ours, labels
+from worldsize.cluster.kinds import KINDS
+from worldsize.cluster.manifests import syntax
+from worldsize.cluster.objects import OURS, Object, is_ours
 from worldsize.cluster.options import Where
-from worldsize.cluster.storage.volumes import Name
+from worldsize.cluster.storage import named
+from worldsize.cluster.storage.named import Name
 from worldsize.config.command_line import Flat
 from worldsize.errors import UserError
 from worldsize.jobs.terminal import age, note, seconds_since
@@ -118,13 +120,8 @@ def delete(options: SecretDelete, cluster: Cluster) -> int:
     current = cluster.get("Secret", options.name)
     if current is None:
         names = [item["metadata"]["name"] for item in cluster.list("Secret", OURS)]
-        raise UserError(
-            f"no secret {options.name!r} in namespace {cluster.namespace}; existing: {', '.join(names) or 'none'}"
-        )
-    if not is_ours(current):
-        raise UserError(
-            f"worldsize did not create secret {options.name}; delete it with: kubectl delete secret {options.name}"
-        )
+        raise named.missing("secret", options.name, cluster.namespace, f"existing: {', '.join(names) or 'none'}")
+    named.require_ours("secret", current)
     cluster.delete("Secret", options.name)
     print(f"secret {options.name} deleted")
     return 0
@@ -136,23 +133,15 @@ def manifest(name: str, namespace: str, values_by_key: Mapping[str, bytes]) -> O
     Raises:
         UserError: invalid name or key, empty value, or too large.
     """
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
-        raise UserError(f"invalid secret name {name!r}: use at most 63 lowercase letters, digits and '-'")
     for key, value in values_by_key.items():
-        if not re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", key) or key == "." or key.startswith(".."):
+        if not syntax.is_secret_key(key):
             raise UserError(f"invalid secret key {key!r}: use letters, digits, '-', '_' and '.' (--key)")
         if not value:
             raise UserError(f"the value of {key} is empty")
     if sum(map(len, values_by_key.values())) > _MAX_BYTES:
         raise UserError("the secret is larger than the limit of 1 MiB")
-    return {
-        "apiVersion": "v1",
-        "data": {key: base64.b64encode(value).decode() for key, value in sorted(values_by_key.items())},
-        "immutable": False,
-        "kind": "Secret",
-        "metadata": {"labels": labels(name, "secret"), "name": name, "namespace": namespace},
-        "type": "Opaque",
-    }
+    data = {key: base64.b64encode(value).decode() for key, value in sorted(values_by_key.items())}
+    return named.manifest("secret", name, namespace, {"data": data, "immutable": False, "type": "Opaque"})
 
 
 def values(options: SecretCreate) -> dict[str, bytes]:

@@ -2,7 +2,8 @@
 
 The source of this file is sent to the pod and runs there, so it supports Python 3.9 and imports only the standard
 library. A message is one byte of type, the length, and the content: J is JSON, D is a chunk of a tar stream. The sender
-ends a stream with a J that holds its SHA-256, so a truncated or damaged stream is always detected.
+ends a stream with a J that holds its SHA-256, so a truncated or damaged stream is always detected. `kubectl cp` is not used:
+it needs kubectl on this machine and tar in the container, and has no checksum.
 """
 
 from __future__ import annotations

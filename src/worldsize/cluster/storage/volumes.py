@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -11,15 +10,16 @@ import tyro
 
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError
-from worldsize.cluster.objects import Object, event_time, is_ours, labels
+from worldsize.cluster.objects import Object, event_time
 from worldsize.cluster.options import Where
+from worldsize.cluster.storage import named
+from worldsize.cluster.storage.named import Name
 from worldsize.config.command_line import Flat
 from worldsize.errors import UserError
 from worldsize.jobs.quantities import quantity
 from worldsize.jobs.terminal import note
 
 Access = Literal["rwx", "rwo", "rox"]
-Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 MODES: dict[str, str] = {"rwx": "ReadWriteMany", "rwo": "ReadWriteOnce", "rox": "ReadOnlyMany"}
 
@@ -70,8 +70,6 @@ def manifest(name: str, namespace: str, size: str, access: str, storage_class: s
     Raises:
         UserError: invalid name or size.
     """
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
-        raise UserError(f"invalid volume name {name!r}: use at most 63 lowercase letters, digits and '-'")
     try:
         valid = quantity(size) >= _MIN_SIZE
     except ValueError:
@@ -81,12 +79,7 @@ def manifest(name: str, namespace: str, size: str, access: str, storage_class: s
     spec: Object = {"accessModes": [MODES[access]], "resources": {"requests": {"storage": size}}}
     if storage_class is not None:
         spec["storageClassName"] = storage_class
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"labels": labels(name, "volume"), "name": name, "namespace": namespace},
-        "spec": spec,
-    }
+    return named.manifest("volume", name, namespace, {"spec": spec})
 
 
 def create(options: VolumeCreate, cluster: Cluster, wait_s: float = _BIND_WAIT_S) -> int:
@@ -133,8 +126,7 @@ def delete(options: VolumeDelete, cluster: Cluster) -> int:
         UserError: the volume does not exist, worldsize did not create it, a pod uses it, or --yes is missing.
     """
     claim = existing(cluster, options.name)
-    if not is_ours(claim):
-        raise UserError(f"worldsize did not create volume {options.name}; delete it with: kubectl delete pvc {options.name}")
+    named.require_ours("volume", claim)
     pods = [item for item in cluster.list("Pod") if not item["metadata"].get("deletionTimestamp")]
     users = [item["metadata"]["name"] for item in users_of(options.name, pods)]
     if users:
@@ -161,7 +153,7 @@ def existing(cluster: Cluster, name: str) -> Object:
     if claim is None:
         names = [item["metadata"]["name"] for item in cluster.list("PersistentVolumeClaim")]
         hint = f"existing volumes: {', '.join(names)}" if names else "create it: worldsize cluster volume create"
-        raise UserError(f"no volume {name!r} in namespace {cluster.namespace}; {hint}")
+        raise named.missing("volume", name, cluster.namespace, hint)
     if claim["metadata"].get("deletionTimestamp"):
         raise UserError(f"volume {name} is being deleted")
     return claim

@@ -1,4 +1,4 @@
-"""The kinds of API objects that worldsize uses, in the supported versions."""
+"""The kinds of API objects that worldsize uses, in the supported versions (pure)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ class Kind:
     name: str
     plural: str
     namespaced: bool = True
+
+    @property
+    def group(self) -> str:
+        """The API group; empty for the core."""
+        return self.group_version.rpartition("/")[0]
 
     @property
     def root(self) -> str:
@@ -53,3 +58,8 @@ KINDS = {
         Kind("kueue.x-k8s.io/v1beta2", "Workload", "workloads"),
     )
 }
+
+
+def header(kind: str) -> dict[str, str]:
+    """The fields of an object that say which kind it is, in the version that worldsize uses."""
+    return {"apiVersion": KINDS[kind].group_version, "kind": kind}
