@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from processes import worldsize
-from worldsize.bench.scaling import command, jobs, measured, table
+from scaled import CONSTANT, TINY, record, result
+from worldsize.bench.scaling import measured, table
 from worldsize.bench.scaling.cases import Case, cases, in_rounds, recipe_of
 from worldsize.bench.scaling.jobs import settings_of
-from worldsize.bench.scaling.measured import PARTS, Measured
+from worldsize.bench.scaling.measured import PARTS
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.optim.schedules import peak_lr
-
-TINY = (
-    *("digits", "--synthetic", "--model.name", "resnet18", "--global-batch", "8", "--micro-batch", "4"),
-    *("--data.train-crop-size", "16", "--data.val-crop-size", "16", "--data.val-resize-size", "16"),
-    *("--steps", "2", "--warmup", "1", "--rounds", "2", "--precision", "fp32"),
-)
 
 
 def test_cases_are_all_combinations_in_order_of_their_size():
@@ -69,28 +60,8 @@ def test_a_run_measures_nothing_but_steps():
     assert recipe.data.samples >= 10 * recipe.global_batch == 640
 
 
-CONSTANT = Recipe.model_validate({"schedule": {"name": "constant", "warmup_epochs": 0}})
-
-
-def record(step_ms: float, communication_ms: float, straggler_ms: float, speeds: list[float], images: int = 64) -> dict:
-    """A step that waits 5 ms for images and spends 1 ms in the loop."""
-    compute_ms = step_ms - communication_ms - 6
-    return {
-        **{"step_ms": step_ms, "data_ms": 5.0, "compute_ms": compute_ms, "communication_ms": communication_ms},
-        **{"straggler_ms": straggler_ms, "overhead_ms": 1.0, "sent_bytes": 2_000_000, "rank_images_per_s": speeds},
-        **{"step": 1, "epoch": 0.5, "lr": 0.1},
-        "images_per_s": images / step_ms * 1000,
-    }
-
-
-def result(world_size: int, step_ms: float, communication_ms: float = 0.0, turn: int = 1, images: int = 32) -> Measured:
-    records = [record(step_ms, communication_ms, communication_ms / 4, [100.0] * world_size, images * world_size)] * 3
-    records = [one | {"lr": 0.1 * world_size} for one in records]
-    return measured.of_steps("local", Case("ddp", "weak", 1, world_size), turn, CONSTANT, records, 1, 2)
-
-
 def test_the_parts_of_a_step_add_up():
-    one = measured.of_steps("local", Case("ddp", "weak", 1, 2), 1, CONSTANT, [record(100, 40, 10, [9.0, 10.0])] * 4, 1, 3)
+    one = measured.of_steps(Case("ddp", "weak", 1, 2), 1, CONSTANT, [record(100, 40, 10, [9.0, 10.0])] * 4, 1, 3)
     assert sum(getattr(one, part) for part in PARTS) == pytest.approx(one.step_ms) == pytest.approx(100)
     assert (one.transfer_ms, one.straggler_ms, one.communication_ms) == (30, 10, 40)
     assert one.images_per_s == pytest.approx(640) and one.images_per_s_per_process == pytest.approx(320)
@@ -108,7 +79,7 @@ def test_the_parts_of_a_step_add_up():
 )
 def test_a_rank_is_slow_if_it_is_often_behind(speeds, rank):
     records = [record(100, 40, 10, step) for step in speeds]
-    assert measured.of_steps("local", Case("ddp", "weak", 1, 3), 1, CONSTANT, records, 0, 4).slowest_rank == rank
+    assert measured.of_steps(Case("ddp", "weak", 1, 3), 1, CONSTANT, records, 0, 4).slowest_rank == rank
 
 
 def test_of_many_ranks_the_slowest_are_listed():
@@ -120,7 +91,7 @@ def test_of_many_ranks_the_slowest_are_listed():
         return record(100, 40, 10, []) | many
 
     def slowest(*records):
-        return measured.of_steps("local", Case("ddp", "weak", 2, 16), 1, CONSTANT, records, 0, 4).slowest_rank
+        return measured.of_steps(Case("ddp", "weak", 2, 16), 1, CONSTANT, records, 0, 4).slowest_rank
 
     assert slowest(step(7, 1, 2, 3), step(7, 4, 5, 6), step(9, 7, 1, 2), step(7, 3, 8, 9)) == 7
     assert slowest(step(7, 1, 2, 3), step(8, 1, 2, 3), step(9, 1, 2, 3), step(10, 1, 2, 3)) is None
@@ -130,7 +101,7 @@ def test_the_learning_rate_is_that_of_the_run():
     """In its warmup a step has a part of the peak."""
     recipe = Recipe.model_validate({"schedule": {"warmup_epochs": 5, "warmup_start": 0.0}, "epochs": 90})
     steps = [record(100, 0, 0, [1.0]) | {"step": n, "epoch": n / 10, "lr": 0.4 * (n - 1) / 50} for n in range(1, 6)]
-    assert measured.of_steps("local", Case("ddp", "weak", 1, 1), 1, recipe, steps, 1, 4).lr == pytest.approx(0.4)
+    assert measured.of_steps(Case("ddp", "weak", 1, 1), 1, recipe, steps, 1, 4).lr == pytest.approx(0.4)
     results = [result(1, 100), result(2, 125)]
     assert "differ" not in table.what_scales("weak", results)
     other = dataclasses.replace(results[1], strategy="localsgd", lr=0.1)
@@ -188,6 +159,10 @@ def test_a_damaged_line_is_left_out(tmp_path, caplog):
         (("--strategies", "dpp"), "--strategies 'dpp' is unknown"),
         (("--steps", "0"), "--steps and --rounds must be positive"),
         (("--on", "pytorchjob"), "jobs on a cluster need --image"),
+        (
+            ("--on", "local,pytorchjobs"),
+            "'pytorchjobs' is unknown; did you mean 'pytorchjob'?; available: local, pytorchjob",
+        ),
         (("--on", "mpijob", "--strategies", "x", "--", "--image", "I", "--volume", "v"), "--strategies 'x' is unknown"),
         (("--", "--image", "I"), "--image: options after `--` are for jobs on a cluster"),
         (("--resume", "."), "not the folder of a scaling benchmark"),
@@ -196,145 +171,6 @@ def test_a_damaged_line_is_left_out(tmp_path, caplog):
 def test_mistakes_are_reported_before_any_run(fails, tmp_path, arguments, message):
     assert message in fails("bench", "scaling", *TINY, *arguments)
     assert not (tmp_path / "runs").exists()
-
-
-# Jobs on a cluster --------------------------------------------------------------------------------------------------------
-
-ON = ("--on", "pytorchjob", "--nodes", "1,2", "--procs", "1", "--rounds", "1")
-OPTIONS = ("--", "--image", "i:1", "--volume", "v")
-
-
-class FakeJobs(jobs.Jobs):
-    """Jobs that end at once. ``state`` is shared by all: the jobs that exist, the runs on the volume, and the commands."""
-
-    def find(self, name):
-        return self.state["jobs"].get(name)
-
-    def _start(self, *words):
-        self.state["commands"].append(words)
-        code = 0
-        if words[0] == "train":
-            name = words[words.index("--name") + 1]
-            code = self.state.get("train", 0)
-            self.state["jobs"][name] = SimpleNamespace(inactive=code != 1)
-            # A run that is on the volume is resumed: it has nothing left to do.
-            self.state["runs"].setdefault(name, self.state["speed"])
-        elif words[0] == "delete":
-            code = self.state.get("delete", 0)
-            if not code:
-                self.state["jobs"].pop(words[1], None)
-        elif words[0] == "cluster":
-            name, file = words[3].split("/")[-2:]
-            steps = [{"kind": "step"} | record(self.state["runs"][name], 0, 0, [100.0])] * 3
-            text = (
-                "".join(json.dumps(step) + "\n" for step in steps) + '{"kind": "st'
-                if file == "metrics.jsonl"
-                else '{"world_size": 1}'
-            )
-            Path(words[4]).write_text(text)
-        return subprocess.CompletedProcess(words, code, "said", "")
-
-
-@pytest.fixture
-def volume(tmp_path, monkeypatch):
-    """The state of `FakeJobs`, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "Jobs", FakeJobs)
-    monkeypatch.setattr(FakeJobs, "state", {"jobs": {}, "runs": {}, "commands": [], "speed": 100.0}, raising=False)
-    return FakeJobs.state
-
-
-def bench(*words, tell=lambda line: None) -> list[Measured]:
-    folder = command.run([*map(str, TINY), *ON, *map(str, words), *OPTIONS], tell)
-    return measured.read(folder.path / "results.jsonl")
-
-
-def test_a_benchmark_does_not_find_the_runs_of_another(volume):
-    """Runs stay on the volume, and each benchmark's folder may be runs/bench-scaling-1."""
-    assert [one.step_ms for one in bench("--out", "here")] == [100, 100]
-    volume["speed"] = 200.0
-    assert [one.step_ms for one in bench("--out", "there")] == [200, 200]
-    assert volume["jobs"] == {}
-    facts = json.loads(Path("here/bench-scaling-1/bench.json").read_text())
-    assert all(f"bench-scaling-1-{facts['token']}-" in name for name in list(volume["runs"])[:2])
-    assert "client" in facts and "environment" not in facts  # jobs run elsewhere
-    assert sorted(Path("here").glob("*/*/environment.json"))
-    assert "bench-scaling-1" in Path("here/bench-scaling-1/report.html").read_text()
-
-
-def test_an_incomplete_last_line_is_left_out_and_reported(volume):
-    told = []
-    assert len(bench(tell=told.append)) == 2
-    assert sum("metrics.jsonl: 1 incomplete line not used" in line for line in told) == 2
-
-
-def test_a_page_needs_altair_and_a_benchmark_does_not(volume, monkeypatch):
-    monkeypatch.setitem(sys.modules, "altair", None)
-    for name in [
-        name for name in sys.modules if name.startswith("worldsize.report.") and name != "worldsize.report.reading"
-    ]:
-        monkeypatch.delitem(sys.modules, name)
-    told = []
-    assert len(bench(tell=told.append)) == 2
-    assert any("pip install 'worldsize[report]'" in line for line in told)
-    assert not list(Path("runs").glob("*/report.html"))
-
-
-def test_batches_that_differ_are_reported(volume):
-    told = []
-    bench("--global-batch", "16", tell=told.append)  # the runs below have 64 images per step
-    assert any("the run computed 64 images per step, and the recipe has 16" in line for line in told)
-
-
-def test_a_lost_connection_leaves_the_job_and_resume_follows_it(volume):
-    volume["train"] = 1
-    with pytest.raises(UserError, match="still runs"):
-        bench()
-    assert len(volume["jobs"]) == 1 and [words[0] for words in volume["commands"]] == ["train"]
-    volume["train"] = 0
-    assert len(bench("--resume", "runs/bench-scaling-1")) == 2
-    assert [words[0] for words in volume["commands"]].count("train") == 2  # one for each case
-    assert "wait" in [words[0] for words in volume["commands"]] and volume["jobs"] == {}
-
-
-def test_a_job_that_failed_is_deleted(volume, monkeypatch):
-    volume["train"] = 2  # and the job has ended
-    with pytest.raises(UserError, match="ended with 2"):
-        bench()
-    assert volume["jobs"] == {}
-
-
-def test_a_job_that_cannot_be_deleted_ends_the_benchmark(volume):
-    volume["delete"] = 1
-    with pytest.raises(UserError, match="may still run, because it cannot be deleted: said"):
-        bench()
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        pytest.param(("--steps", "3"), "--steps: 2, now 3", marks=pytest.mark.slow),
-        (("--model.name", "resnet34"), "--model.name: resnet18, now resnet34"),
-        pytest.param(("--on", "mpijob"), "--on: pytorchjob, now mpijob", marks=pytest.mark.slow),
-        (("--both",), "scaling: weak, now weak+strong"),
-    ],
-)
-def test_resume_refuses_what_measures_something_else(volume, changed, says):
-    assert len(bench()) == 2
-    with pytest.raises(UserError, match=re.escape(f"runs/bench-scaling-1 measured something else: {says}.")):
-        bench(*changed, "--resume", "runs/bench-scaling-1")
-    assert len(bench("--rounds", "2", "--resume", "runs/bench-scaling-1")) == 4
-
-
-def test_benchmarks_of_older_versions_continue(volume):
-    """Their bench.json has neither token nor settings."""
-    assert len(bench()) == 2
-    file = Path("runs/bench-scaling-1/bench.json")
-    facts = json.loads(file.read_text())
-    file.write_text(json.dumps({key: facts[key] for key in ("kind", "recipe", "command")}))
-    assert len(bench("--resume", "runs/bench-scaling-1")) == 2
-    with pytest.raises(UserError, match="--steps: 2, now 3"):
-        bench("--steps", "3", "--resume", "runs/bench-scaling-1")
 
 
 @pytest.mark.slow

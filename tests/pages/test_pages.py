@@ -91,7 +91,7 @@ def _report(path: Path, name: str) -> None:
 
     table = pages.Table(name, [("name", name), (name, name)])
     data = Data("bench", name, {"series": "string", "images_per_s": "number"}, [{"series": name, "images_per_s": 3.0}])
-    [drawn] = bench_charts.of_bench(data, "speed")
+    [drawn] = bench_charts.of_bench([data], "speed")
     figure = charts.Figure(drawn.name, name, name, drawn.chart)
     gallery = Gallery(name, name, [Example([pages.data_uri(Image.new("L", (4, 4)))], name, name)])
     page = Page(name, name, [name], [figure], [gallery], [table], [table], [data])

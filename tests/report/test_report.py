@@ -7,101 +7,15 @@ import json
 import os
 import re
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
 from browser import browse, figures, marks
+from reported import bench, make, snapshot
 from worldsize.attribution.step_time import PARTS, USAGE
 from worldsize.cli import main
-from worldsize.config import recipe_files
-from worldsize.config.recipe import Recipe
-from worldsize.errors import UserError
 from worldsize.report import content, data, overview, reading, statistics, timeline
-from worldsize.runs.run_folder import RunFolder
-from worldsize.track import base, jsonl
-
-BENCH = {"kind_of_job": "pytorchjob", "strategy": "ddp", "scaling": "weak", "nodes": 1, "sent_mb": 1.0, "lr": 0.1}
-
-
-def make(
-    out: Path,
-    name: str,
-    top1: tuple[float, ...] = (0.3, 0.62, 0.91),
-    finished: bool = True,
-    **changes: object,
-) -> Path:
-    """A run folder with three steps per epoch of 64 images, 600 ms each, and an evaluation of 3 s after each epoch."""
-    folder, ranks = RunFolder(out / name), 2
-    folder.path.mkdir(parents=True)
-    recipe = Recipe.model_validate(recipe_files.load("digits").model_dump() | {"epochs": len(top1) + 2} | changes)
-    folder.recipe.write_text(recipe_files.to_yaml(recipe))
-    folder.environment.write_text(json.dumps({"world_size": ranks, "data": {"train": "aa", "val": "bb"}}))
-    tracker = jsonl.Tracker(recipe.track, folder, 0)
-    for epoch, value in enumerate(top1, 1):
-        for step in range(3 * epoch - 2, 3 * epoch + 1):
-            speeds = [100.0 + rank for rank in range(ranks)]
-            loss = 3.0 / step + recipe.seed
-            one = base.Step(step, step / 3, loss, value, 0.1, 1.0, 106.6, speeds, 600.0, 100.0, 400.0, 100.0, 10**6, 0)
-            tracker.steps([one])
-        tracker.epoch(base.Epoch(epoch, 3 * epoch, 1.0, value, 1.0 / epoch, value, 1.0, 360, 0, 106.6, 1.8, 3.0))
-    tracker.end(None)
-    if finished:
-        folder.result.write_text(json.dumps({"top1": top1[-1], "best_top1": max(top1), "chain": f"{recipe.seed:064}"}))
-    return folder.path
-
-
-def bench(out: Path) -> Path:
-    """Scaling at world sizes 1, 2 and 4 in two rounds."""
-    out.mkdir()
-    (out / "bench.json").write_text(json.dumps({"kind": "scaling", "command": "worldsize bench scaling digits"}))
-    rows = [
-        BENCH
-        | {
-            "procs": w,
-            "world_size": w,
-            "round": r,
-            "images_per_s": w * s,
-            "images_per_s_per_process": s,
-            "efficiency": s / 100,
-        }
-        | {"step_ms": 1e3 / s, "data_ms": 1.0, "compute_ms": 900 / s, "communication_ms": 100 / s, "slowest_rank": 0}
-        for r in (1, 2)
-        for w, s in ((1, 100.0), (2, 90.0 + r), (4, 80.0))
-    ]
-    (out / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return out
-
-
-def plan(path: Path) -> Path:
-    """A file of `worldsize plan`, with predictions for 4 and 8 devices."""
-
-    def around(value: float) -> dict[str, float]:
-        return {"value": value, "low": 0.9 * value, "high": 1.1 * value}
-
-    forecasts = [
-        {"devices": n, "images_per_s": around(n * s), "efficiency": around(s / 100), "step_s": around(0.1)}
-        | {"duration_s": around(3600.0), "price": None, "bottleneck": "computing"}
-        for n, s in ((4, 82.0), (8, 70.0))
-    ]
-    path.write_text(json.dumps({"format": "worldsize plan 1", "forecasts": forecasts}))
-    return path
-
-
-def messages(out: Path) -> Path:
-    """A benchmark of all-reduce at three sizes."""
-    out.mkdir()
-    rows = [
-        {"processes": 2, "through": "gloo", "bytes": size, "us": us, "low_us": 0.9 * us, "high_us": 1.2 * us}
-        | {"bus_gb_per_s": size / us / 1000}
-        for size, us in ((1024, 50.0), (2**20, 900.0), (2**26, 50000.0))
-    ]
-    (out / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return out
-
-
-def snapshot(folder: Path) -> dict[Path, tuple[bytes, int]]:
-    return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
+from worldsize.track import base
 
 
 def test_time_counts_steps_and_evaluations(tmp_path):
@@ -150,59 +64,6 @@ def test_verdicts(tmp_path):
     assert statistics.verdict([a, b, c]) == "b and c have the same best top-1, 75.00%."
     measured = reading.read_bench(bench(tmp_path / "bench"))
     assert statistics.verdict_of_bench(measured) == "Efficiency at world size 4: pytorchjob, ddp, weak 80.0%."
-
-
-def test_benchmarks_of_several_kinds_of_jobs_share_a_page(tmp_path):
-    first, second = bench(tmp_path / "a"), bench(tmp_path / "b")
-    results = (second / "results.jsonl").read_text()
-    (second / "results.jsonl").write_text(
-        results.replace("pytorchjob", "mpijob").replace('"efficiency": 0.8', '"efficiency": 0.6')
-    )
-    page = content.of_benches([reading.read_bench(first), reading.read_bench(second)])
-    assert page.verdict == "Efficiency at world size 4: mpijob, ddp, weak 60.0%, pytorchjob, ddp, weak 80.0%."
-    assert {row["series"] for row in page.data[0].rows} == {"pytorchjob, ddp, weak", "mpijob, ddp, weak"}
-    with pytest.raises(UserError, match="both measured pytorchjob, ddp, weak"):
-        content.of_benches([reading.read_bench(first)] * 2)
-
-
-def test_predictions_are_drawn_next_to_what_was_measured(tmp_path, capsys):
-    page, file = tmp_path / "page.html", plan(tmp_path / "plan.json")
-    assert main(["report", str(bench(tmp_path / "bench")), str(file), "--out", str(page)]) == 0
-    assert "weak 80.0%. Predicted efficiency: 70.0% (63.0% to 77.0%) on 8 devices (plan.json)." in capsys.readouterr().out
-    dom, console = browse(page, tmp_path)
-    assert console == []
-    drawn = figures(dom)
-    # Six measurements and two predictions; median, ideal and predicted line; the band of each.
-    assert [marks(drawn["scaling"], kind) for kind in ("symbol", "line", "area")] == [8, 3, 2]
-    assert marks(drawn["time"], "rect") == 9  # of what was measured
-    assert "<td>70 (63 to 77)</td>" in dom
-    assert main(["report", str(file), "--out", str(page)]) == 0
-    dom, console = browse(page, tmp_path)
-    assert console == [] and marks(figures(dom)["scaling"], "symbol") == 2
-
-
-def test_bandwidth_over_message_size(tmp_path, capsys):
-    page, folder = tmp_path / "page.html", messages(tmp_path / "bench")
-    assert main(["report", str(folder), "--out", str(page)]) == 0
-    assert "gloo, 2 processes: up to 1.34 GB/s; 50 us for 1024 bytes." in capsys.readouterr().out
-    dom, console = browse(page, tmp_path)
-    assert console == []
-    assert {name: marks(svg, "symbol") for name, svg in figures(dom).items()} == {"bandwidth": 3, "latency": 3}
-    assert main(["report", str(folder), str(plan(tmp_path / "p.json")), "--out", str(page)]) == 64
-    assert "p.json predicts world sizes, and bench did not measure them" in capsys.readouterr().err
-
-
-def test_a_file_that_is_not_a_plan_gives_one_message(tmp_path, capsys):
-    (tmp_path / "plan.json").write_text('{"format": "other"}')
-    assert main(["report", str(tmp_path / "plan.json")]) == 64
-    assert "is not a plan: write one with worldsize plan" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("forecasts", [[{}], [None], {"devices": 8}, [{"devices": 8, "images_per_s": {"value": 1.0}}]])
-def test_a_damaged_plan_gives_one_message(forecasts, tmp_path, capsys):
-    (tmp_path / "plan.json").write_text(json.dumps({"format": "worldsize plan 1", "forecasts": forecasts}))
-    assert main(["report", str(tmp_path / "plan.json")]) == 64
-    assert "a prediction in it is incomplete" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("price", ["-3", "nan", "inf"])
@@ -349,7 +210,7 @@ def test_the_page_in_a_browser(tmp_path, capsys):
     dom, console = browse(page, tmp_path)
     assert console == []  # the page's policy turns every request into an error here
     drawn = figures(dom)
-    assert list(drawn) == ["loss", "top1", "lr", "speed", "time", "ranks"]
+    assert list(drawn) == ["loss", "top1", "lr", "norm", "speed", "time", "ranks"]
     assert marks(drawn["loss"], "line") == 4  # training and evaluation of two runs
     assert marks(drawn["speed"], "line") == 2
     assert marks(drawn["time"], "rect") == 6  # three parts of two runs
@@ -408,14 +269,3 @@ def test_the_horizontal_axis_can_be_changed(tmp_path, capsys):
     assert console == []
     drawn = figures(dom)
     assert all(">500</text>" in drawn[name] for name in ("loss", "top1", "lr", "speed", "time"))  # of 576 images
-
-
-def test_a_benchmark_in_a_browser(tmp_path, capsys):
-    page = tmp_path / "page.html"
-    assert main(["report", str(bench(tmp_path / "bench")), "--out", str(page)]) == 0
-    dom, console = browse(page, tmp_path)
-    assert console == []
-    drawn = figures(dom)
-    assert (marks(drawn["scaling"], "symbol"), marks(drawn["scaling"], "line")) == (6, 2)
-    assert marks(drawn["time"], "rect") == 9
-    assert re.search(r'<td class="right">2</td>.*<td class="right">91.5%</td>', dom)

@@ -12,11 +12,15 @@ from worldsize.launch import entry_point
 from worldsize.parallel.base import Variant
 
 
+class RunFailed(UserError):
+    """A run of a benchmark failed. Other configurations may still work."""
+
+
 def train_here(variant: Variant, procs: int, threads: int, words: Sequence[str]) -> None:
     """Run ``worldsize train WORDS`` with ``procs`` processes of ``threads`` threads, as the variant's launcher does.
 
     Raises:
-        UserError: the run failed; the message is its own.
+        RunFailed: the message is the run's own.
     """
     command = [*entry_point.command(sys.executable), "train", *words, *variant.settings]
     if variant.threads:
@@ -29,4 +33,4 @@ def train_here(variant: Variant, procs: int, threads: int, words: Sequence[str])
     env = os.environ | {"OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode not in (SUCCESS, Stopped.exit_code):
-        raise UserError(f"{variant.name} failed ({done.returncode}): {(done.stderr or done.stdout).strip()}")
+        raise RunFailed(f"{variant.name} failed ({done.returncode}): {(done.stderr or done.stdout).strip()}")

@@ -15,7 +15,9 @@ def scaling(argv: list[str]) -> int:
     """``worldsize bench scaling``."""
     from worldsize.bench.scaling import command
 
-    return _show(command.run(argv, _line))
+    folder, code = command.run(argv, _line)
+    print(f"\nAll measurements: {folder.path / 'results.jsonl'}\n\n{(folder.path / 'table.md').read_text('utf-8')}", end="")
+    return code
 
 
 def step(argv: list[str]) -> int:

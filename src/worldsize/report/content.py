@@ -9,7 +9,7 @@ from worldsize.attribution import advice, causes
 from worldsize.config.listing import flat, shown
 from worldsize.errors import UserError
 from worldsize.pages import Rows, Table
-from worldsize.report import bench_charts, data, differences, run_charts, statistics
+from worldsize.report import bench_charts, data, differences, published, run_charts, statistics
 from worldsize.report.page import Page
 from worldsize.report.reading import Bench, Plan, Record, Run
 
@@ -75,21 +75,22 @@ def of_benches(benches: Sequence[Bench], plans: Sequence[Plan] = ()) -> Page:
     whole = _joined(benches) if benches else None
     if whole is not None and plans and whole.kind != "scaling":
         raise UserError(f"{plans[0].name} predicts world sizes, and {benches[0].name} did not measure them")
-    table = data.of_bench(whole, plans)
+    tables = data.of_bench(whole, plans)
     return Page(
         title=", ".join([bench.name for bench in benches] + [plan.name for plan in plans]),
         verdict=" ".join(
             ([statistics.verdict_of_bench(whole)] if whole is not None else [])
             + ([statistics.verdict_of_plans(plans)] if plans else [])
         ),
-        notes=[note for bench in benches for note in _damage(bench.name, "results.jsonl", bench.damaged)],
-        figures=bench_charts.of_bench(table, whole.kind if whole is not None else "scaling"),
+        notes=[note for bench in benches for note in _bench_notes(bench)],
+        figures=bench_charts.of_bench(tables, whole.kind if whole is not None else "scaling"),
         tables=[
             *([Table("Medians over rounds", _medians(whole))] if whole is not None else []),
             *(Table(f"Predictions: {plan.name}", _predictions(plan)) for plan in plans),
+            *([_published()] if any(table.name == "efficiency" for table in tables) else []),
         ],
         facts=[_command(bench) for bench in benches if bench.facts],
-        data=[table],
+        data=tables,
     )
 
 
@@ -100,8 +101,18 @@ def _joined(benches: Sequence[Bench]) -> Bench:
         if bench.kind != first.kind or same:
             why = f"both measured {min(same)}" if same else "they measured different things"
             raise UserError(f"{first.name} and {bench.name} cannot share a page: {why}; write a report of each")
-    results = [result for bench in benches for result in bench.results]
-    return Bench(first.path, first.facts, results, sum(bench.damaged for bench in benches))
+    results: list[Record] = []
+    steps: dict[int, list[Record]] = {}
+    for bench in benches:
+        steps |= {len(results) + index: records for index, records in bench.steps.items()}
+        results += bench.results
+    return Bench(first.path, first.facts, results, sum(bench.damaged for bench in benches), steps=steps)
+
+
+def _published() -> Table:
+    titles = ("published result", "GPUs", "efficiency", "source")
+    rows = [(one.system, str(one.processes), f"{one.efficiency:.1%}", one.source) for one in published.RESULTS]
+    return Table("Published results", [titles, *rows])
 
 
 def _predictions(plan: Plan) -> Rows:
@@ -136,6 +147,23 @@ def _series(bench: Bench) -> set[str]:
 def _command(bench: Bench) -> Table:
     facts = [(name, shown(value)) for name, value in flat(bench.facts).items()]
     return Table(f"{bench.name}: command and environment", [("name", "value"), *facts])
+
+
+def _bench_notes(bench: Bench) -> list[str]:
+    notes = _damage(bench.name, "results.jsonl", bench.damaged)
+    for one in bench.failed:
+        size = f"{one.get('nodes')} x {one.get('procs')}"
+        notes.append(f"{bench.name}: {statistics.series(one)}, {size}, round {one.get('round')}, failed: {one['failed']}")
+    for size, shared in sorted({(r["world_size"], r["shares"]) for r in bench.results if r.get("shares")}):
+        notes.append(
+            f"{bench.name}: with world size {size}, the processes of a node share {shared}. It is oversubscribed: its speed "
+            "says nothing about scaling, and it has no efficiency."
+        )
+    if "warmup" in bench.facts:
+        notes.append(
+            f"{bench.name}: steps of warm-up at the start of each run, which do not count: {bench.facts['warmup']}."
+        )
+    return notes
 
 
 def _notes(run: Run) -> list[str]:
@@ -230,7 +258,7 @@ def _medians(bench: Bench) -> Rows:
         key = (statistics.series(result), result.get("world_size", 0), result.get("bytes", 0))
         groups.setdefault(key, []).append(result)
     rows = [
-        (name, *(_cell(key, statistics.middle(group, key)) for key in columns))
+        (name, *(_cell(key, statistics.middle(group, key)) + _mark(key, group) for key in columns))
         for (name, *_), group in sorted(groups.items())
     ]
     return [("series", *columns.values()), *rows]
@@ -239,6 +267,10 @@ def _medians(bench: Bench) -> Rows:
 def _cell(key: str, value: float | None) -> str:
     counts = ("world_size", "global_batch", "slowest_rank", "bytes")
     return _number(value, ".1%" if key == "efficiency" else ".0f" if key in counts else ",.4g")
+
+
+def _mark(key: str, group: Sequence[Record]) -> str:
+    return f" ({data.SHARED})" if key == "world_size" and any(r.get("shares") for r in group) else ""
 
 
 def _number(value: float | None, form: str) -> str:

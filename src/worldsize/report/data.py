@@ -7,14 +7,16 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from worldsize.attribution import causes
-from worldsize.report import statistics, timeline
+from worldsize.report import published, statistics, timeline
 from worldsize.report.reading import Bench, Plan, Record, Run
 
-_TEXT = {"series", "part", "run", "row", "what"}
-_MEASURES = ("loss", "top1", "lr")
+_TEXT = {"series", "part", "run", "row", "what", "line", "system", "source", "cores"}
+_MEASURES = ("loss", "top1", "lr", "grad_norm")
+OWN, SHARED = "a core or GPU for each process", "oversubscribed"
+PUBLISHED = "published, see the table"
 # What a step consists of, by the names of `attribution.causes.split`.
 STEP_PARTS = {
     "compute_ms": "computing",
@@ -66,16 +68,61 @@ def of_runs(runs: Sequence[Run]) -> list[Data]:
     return [table for table in tables if table.rows]
 
 
-def of_bench(bench: Bench | None, plans: Sequence[Plan] = ()) -> Data:
+def of_bench(bench: Bench | None, plans: Sequence[Plan] = ()) -> list[Data]:
+    """The tables of a page about a benchmark: every measurement; of scaling, also efficiency and speed over the steps."""
+    found = [_measurements(bench, plans)]
+    if bench is not None and bench.kind == "scaling":
+        about = "efficiency of every measurement, and published results"
+        found += [_data("efficiency", about, _efficiency(bench)), _data("steps", "images/s at each step", _steps(bench))]
+    return [table for table in found if table.rows]
+
+
+def _measurements(bench: Bench | None, plans: Sequence[Plan]) -> Data:
     """One row per measurement with its series, and one per prediction: images/s of a device and their interval."""
     results = bench.results if bench is not None else []
-    rows = [{"series": statistics.series(r)} | {k: v for k, v in r.items() if isinstance(v, (int, float))} for r in results]
+    scaling = bench is not None and bench.kind == "scaling"
+    rows = []
+    for result in results:
+        cores = {"cores": SHARED if result.get("shares") else OWN} if scaling else {}
+        numbers = {k: v for k, v in result.items() if isinstance(v, (int, float))}
+        rows.append({"series": statistics.series(result)} | cores | numbers)
     for plan in plans:
         for forecast in plan.forecasts:
             rate, devices = forecast["images_per_s"], forecast["devices"]
             ends = {f"predicted{end}": rate[of] / devices for end, of in (("", "value"), ("_low", "low"), ("_high", "high"))}
             rows.append({"series": f"predicted, {plan.name}", "world_size": devices} | ends)
     return _data("bench", "every measurement and prediction" if plans else "every measurement", rows)
+
+
+def _efficiency(bench: Bench) -> list[Record]:
+    """One row per measured efficiency and, as context, per published one; none if nothing was measured."""
+    names = ("world_size", "round", "efficiency")
+    known = [r for r in bench.results if isinstance(r.get("efficiency"), (int, float)) and not r.get("shares")]
+    rows = [{"series": statistics.series(r)} | {name: r.get(name) for name in names} for r in known]
+    if not rows:
+        return []
+    return rows + [
+        {"series": PUBLISHED, "world_size": one.processes, "efficiency": one.efficiency, "system": one.system}
+        | {"source": one.source}
+        for one in published.RESULTS
+    ]
+
+
+def _steps(bench: Bench, most: int = statistics.MOST_POINTS) -> list[Record]:
+    """Images/s per process at each step that counted, the mean over the rounds; a line for each series and world size."""
+    warmup = bench.facts.get("warmup") or 0
+    groups: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for index, steps in bench.steps.items():
+        result = bench.results[index]
+        size = -(-len(steps) // most)
+        lines = groups.setdefault((statistics.series(result), result["world_size"]), {})
+        for number, step in enumerate(steps[warmup:]):
+            lines.setdefault(number // size * size + 1, []).append(step["images_per_s"] / result["world_size"])
+    return [
+        {"line": f"{name}, {ranks} process{'es' * (ranks > 1)}", "step": step, "images_per_s_per_process": fmean(speeds)}
+        for (name, ranks), lines in groups.items()
+        for step, speeds in lines.items()
+    ]
 
 
 def _curves(runs: Sequence[Run], size: int) -> list[Record]:
@@ -97,7 +144,8 @@ def _speed(runs: Sequence[Run], size: int) -> list[Record]:
         ranks = run.environment.get("world_size") or 1
         for step in statistics.thinned(statistics.located(run)[0], size):
             each = step.pop("images_per_s")
-            del step["loss"], step["top1"], step["lr"]
+            for name in _MEASURES:
+                del step[name]
             rows.append({"run": run.name, "images_per_s_per_process": each / ranks if each else None} | step)
     return rows
 

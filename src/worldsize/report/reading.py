@@ -91,12 +91,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Bench:
-    """The folder of a benchmark: ``facts`` from bench.json (empty without one), ``results`` one record per measurement."""
+    """The folder of a benchmark: ``facts`` from bench.json (empty without one), ``results`` one record per measurement.
+
+    Runs that ``failed`` have a record with the reason. ``steps`` has what the runs of ``results`` recorded of their steps,
+    by the index of the result; empty if the runs were not kept.
+    """
 
     path: Path
     facts: Record
     results: list[Record]
     damaged: int
+    failed: list[Record] = field(default_factory=list)
+    steps: dict[int, list[Record]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -166,8 +172,19 @@ def read_bench(path: Path) -> Bench:
     every, damaged = parse(_text(path / "results.jsonl"))
     for measure in ("images_per_s", "bus_gb_per_s"):
         if results := [r for r in every if isinstance(r.get(measure), (int, float))]:
-            return Bench(path, _json(path / "bench.json") or {}, results, damaged)
+            failed = [r for r in every if "failed" in r]
+            return Bench(path, _json(path / "bench.json") or {}, results, damaged, failed, _steps(path, results))
     raise UserError(f"{path / 'results.jsonl'} has no measurement of a speed")
+
+
+def _steps(path: Path, results: list[Record]) -> dict[int, list[Record]]:
+    found = {}
+    for index, result in enumerate(results):
+        # A folder next to the file, whatever results.jsonl says.
+        records, _ = parse(_text(path / Path(str(result.get("run"))).name / "metrics.jsonl"))
+        if steps := [r for r in records if r.get("kind") == "step" and isinstance(r.get("images_per_s"), (int, float))]:
+            found[index] = steps
+    return found
 
 
 def read_plan(path: Path) -> Plan:

@@ -34,6 +34,9 @@ def of_runs(tables: list[Data]) -> list[Figure]:
                     "lr", "Learning rate", "Of the first parameter group, at each step.", _curve(table, "lr", "lr", "~g")
                 ),
             ]
+            if "grad_norm" in table.columns:
+                caption = "L2 norm before clipping. Shaded: smallest to largest over seeds."
+                found.append(Figure("norm", "Gradient norm", caption, _curve(table, "grad_norm", "gradient norm", "~g")))
         elif table.name == "speed":
             found += [
                 Figure("speed", "Images/s per process", "Training steps only.", _rate(table)),

@@ -60,7 +60,7 @@ def thinned(steps: Sequence[Record], size: int) -> list[Record]:
     bins: dict[int, list[Record]] = {}
     for step in steps:
         bins.setdefault((step["step"] - 1) // size, []).append(step)
-    names = ("loss", "top1", "lr", *_SPEEDS)
+    names = ("loss", "top1", "lr", "grad_norm", *_SPEEDS)
     return [
         {key: group[-1].get(key) for key in POSITIONS} | {name: _mean(s.get(name) for s in group) for name in names}
         for group in bins.values()
@@ -144,10 +144,11 @@ def verdict_of_bench(bench: Bench) -> str:
     if bench.kind == "speed":
         best = max(rates(bench.results).items(), key=lambda item: item[1])
         return f"{best[0]} is the fastest: {best[1]:,.4g} images/s, the median of its rounds."
-    largest = max(r["world_size"] for r in bench.results)
-    efficient = [r for r in bench.results if r["world_size"] == largest and r.get("efficiency") is not None]
-    if not efficient:
-        return f"Measured up to world size {largest}."
+    known = [r for r in bench.results if r.get("efficiency") is not None and not r.get("shares")]
+    if not known:
+        return f"Measured up to world size {max(r['world_size'] for r in bench.results)}."
+    largest = max(r["world_size"] for r in known)
+    efficient = [r for r in known if r["world_size"] == largest]
     groups = sorted({series(r) for r in efficient})
     parts = [f"{name} {median([r['efficiency'] for r in efficient if series(r) == name]):.1%}" for name in groups]
     return f"Efficiency at world size {largest}: {', '.join(parts)}."

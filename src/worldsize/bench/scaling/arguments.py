@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from worldsize.config.command_line import RecipeFlags
-
-JobKind = Literal["local", "pytorchjob", "mpijob", "trainjob"]
 
 
 @dataclass
@@ -22,8 +19,9 @@ class BenchScaling:
     On a cluster, jobs run one after the other and are deleted afterwards. Pass their options (--image, --volume, --gpus,
     --cpu, ...) after `--`. They need a volume, on which the runs remain under runs/bench-*.
 
-    Prints a table and writes it, with all measurements and a page (report.html; needs the extra `report`), to
-    OUT/bench-scaling-N. --resume continues after an interruption.
+    Prints a table and writes it, with all measurements and a page (page.html; needs the extra `report`), to
+    OUT/bench-scaling-N. If a run fails, the others continue, and the table says why; the exit code is then 1. --resume makes
+    the runs that are missing. More processes than cores or GPUs are marked as oversubscribed and have no efficiency.
 
         worldsize bench scaling imagenet --synthetic --procs 1,2,4,8
         worldsize bench scaling imagenet --nodes 1,2 --procs 8 --on pytorchjob -- --image IMAGE --volume imagenet
@@ -34,8 +32,8 @@ class BenchScaling:
     """Processes per node, separated by commas."""
     nodes: str = "1"
     """Numbers of nodes, separated by commas; more than one requires a cluster."""
-    on: JobKind = "local"
-    """Where the runs are made."""
+    on: str = "local"
+    """Where the runs are made: local, pytorchjob, mpijob, trainjob, or several, separated by commas."""
     strategies: str = "ddp"
     """Strategies, separated by commas, by their names in `bench strategies`, such as 'ddp,ddp bf16,horovod'."""
     weak: bool = False

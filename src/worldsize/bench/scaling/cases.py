@@ -10,21 +10,26 @@ from typing import Any, Literal
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed import batch_plan
-from worldsize.errors import UserError
+from worldsize.errors import UserError, did_you_mean
 from worldsize.parallel.base import Variant
 from worldsize.reproduce.scratch_runs import only_steps
 
 Scaling = Literal["weak", "strong"]
+KINDS = ("local", "pytorchjob", "mpijob", "trainjob")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration: a strategy (the name of its variant) on ``nodes`` nodes with ``procs`` processes each."""
+    """One configuration: a strategy (the name of its variant) on ``nodes`` nodes with ``procs`` processes each.
+
+    ``on`` is ``local`` or a kind of job on clusters.
+    """
 
     strategy: str
     scaling: Scaling
     nodes: int
     procs: int
+    on: str = "local"
 
     @property
     def world_size(self) -> int:
@@ -32,25 +37,42 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A name for folders and jobs."""
-        return f"{self.strategy}-{self.scaling}-{self.nodes}x{self.procs}".replace(" ", "-").lower()
+        """A name for folders and jobs. Names of jobs are short, hence only the first letter of its kind."""
+        kind = "" if self.on == "local" else f"-{self.on[0]}"
+        return f"{self.strategy}-{self.scaling}-{self.nodes}x{self.procs}{kind}".replace(" ", "-").lower()
 
     def means(self, variant: Variant) -> bool:
         """Whether this is the variant: by its name, or, for the first variant of a strategy, by the strategy's."""
         return self.strategy in (variant.name, variant.name.partition(" ")[0])
 
     def __str__(self) -> str:
-        return f"{self.strategy}, {self.scaling}, {self.nodes} x {self.procs}"
+        kind = "" if self.on == "local" else f", {self.on}"
+        return f"{self.strategy}, {self.scaling}, {self.nodes} x {self.procs}{kind}"
 
 
-def cases(strategies: Sequence[str], scalings: Sequence[Scaling], nodes: str, procs: str) -> list[Case]:
-    """All combinations, ascending in the world size.
+def kinds_of(text: str) -> list[str]:
+    """The values of ``--on``.
+
+    Raises:
+        UserError: one of them is unknown.
+    """
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in KINDS:
+            raise UserError(f"--on {name!r} is unknown{did_you_mean(name, KINDS)}; available: {', '.join(KINDS)}")
+    return names
+
+
+def cases(
+    strategies: Sequence[str], scalings: Sequence[Scaling], nodes: str, procs: str, kinds: Sequence[str] = ("local",)
+) -> list[Case]:
+    """All combinations; those of one kind, strategy and scaling ascend in the world size.
 
     Raises:
         UserError: ``nodes`` or ``procs`` are no lists of positive numbers, or there is only one world size.
     """
     sizes = sorted(itertools.product(_numbers("--nodes", nodes), _numbers("--procs", procs)), key=lambda s: (s[0] * s[1], s))
-    found = [Case(name, scaling, n, p) for name in strategies for scaling in scalings for n, p in sizes]
+    found = [Case(name, scaling, n, p, on) for on in kinds for name in strategies for scaling in scalings for n, p in sizes]
     if len({case.world_size for case in found}) < 2:
         raise UserError("scaling needs several world sizes: pass more values to --procs or --nodes, such as --procs 1,2")
     return found

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from worldsize.bench.launching import RunFailed
 from worldsize.bench.scaling import local, measured, origin, table
 from worldsize.bench.scaling.arguments import BenchScaling
-from worldsize.bench.scaling.cases import Case, cases, in_rounds, recipe_of
+from worldsize.bench.scaling.cases import Case, cases, in_rounds, kinds_of, recipe_of
 from worldsize.bench.scaling.jobs import Jobs, settings_of
-from worldsize.bench.scaling.measured import Measured
+from worldsize.bench.scaling.measured import Failure, Measured
 from worldsize.config.recipe import Recipe
 from worldsize.distributed import batch_plan
 from worldsize.distributed.rank import cores
-from worldsize.errors import UserError
+from worldsize.errors import FAILED, SUCCESS, UserError
+from worldsize.jobs.terminal import age
 from worldsize.report import reading
 from worldsize.runs.run_folder import RunFolder, create
 
+_MOST_LETTERS = 400  # of a reason
 
-def run(argv: list[str], tell: Callable[[str], None]) -> RunFolder:
-    """Run the command and report each run with ``tell``. Returns the folder with ``results.jsonl`` and ``table.md``.
+
+def run(argv: list[str], tell: Callable[[str], None]) -> tuple[RunFolder, int]:
+    """Run the command and report each run with ``tell``. Returns the folder with ``results.jsonl`` and ``table.md``, and the
+    exit code: `FAILED` if some of the runs failed.
 
     Raises:
-        UserError: invalid options, or a run that failed; --resume continues after it.
+        UserError: invalid options, all runs failed, or a job is left that cannot be followed or deleted.
     """
     request = origin.parse(argv)
     asked = request.asked
-    found = cases(_names(asked.strategies), request.scalings, asked.nodes, asked.procs)
+    found = cases(_names(asked.strategies), request.scalings, asked.nodes, asked.procs, kinds_of(asked.on))
     bench = Benchmark(asked, found, request.job_options, tell)
     bench.check()
     folder = _folder(request)
-    bench.run(folder)
+    failures = bench.run(folder)
     _write_page(folder.path, tell)
-    return folder
+    return folder, FAILED if failures else SUCCESS
 
 
 def _write_page(folder: Path, tell: Callable[[str], None]) -> None:
-    """Write ``report.html``, if what draws it is installed."""
+    """Write ``page.html``, if what draws it is installed."""
     try:
         from worldsize.report import content, page
 
@@ -49,9 +57,9 @@ def _write_page(folder: Path, tell: Callable[[str], None]) -> None:
     except ModuleNotFoundError as error:
         if error.name != "altair":
             raise
-        tell("report.html is not written: it needs Altair (pip install 'worldsize[report]')")
+        tell("page.html is not written: it needs Altair (pip install 'worldsize[report]')")
     else:
-        (folder / "report.html").write_text(text, "utf-8")
+        (folder / "page.html").write_text(text, "utf-8")
 
 
 def _names(text: str) -> list[str]:
@@ -80,69 +88,105 @@ class Benchmark:
         asked = self.asked
         if asked.steps < 1 or asked.warmup < 0 or asked.rounds < 1:
             raise UserError("--steps and --rounds must be positive, and --warmup not negative")
-        if asked.on == "local" and any(case.nodes > 1 for case in self.cases):
+        kinds = {case.on for case in self.cases}
+        if any(case.nodes > 1 and case.on == "local" for case in self.cases):
             raise UserError(f"--nodes {asked.nodes}: several nodes require a cluster, such as --on pytorchjob")
-        if asked.on == "local" and self.job_options:
+        if kinds == {"local"} and self.job_options:
             raise UserError(f"{self.job_options[0]}: options after `--` are for jobs on a cluster; pass --on")
-        if asked.on != "local":
-            Jobs(asked.on, self.job_options)
+        for kind in kinds - {"local"}:
+            Jobs(kind, self.job_options)
         for case in self.cases:
             self.recipe(case)
-            local.variant_of(case) if asked.on == "local" else settings_of(case)
+            local.variant_of(case) if case.on == "local" else settings_of(case)
 
-    def run(self, folder: RunFolder) -> None:
-        """Make the runs that the folder does not have yet, and write its tables after each."""
+    def run(self, folder: RunFolder) -> list[Failure]:
+        """Make the runs that the folder does not have yet, and write its tables after each. Returns those that failed.
+
+        Raises:
+            UserError: no run worked, or a job is left that cannot be followed or deleted.
+        """
         path = folder.path / "results.jsonl"
         results = measured.read(path) if path.exists() else []
+        failures: list[Failure] = []
         done = {(one.round, one.case) for one in results}
-        largest = max(case.procs for case in self.cases)
-        threads = max(1, cores() // largest)
-        if self.asked.on == "local" and largest > cores():
-            self.tell(f"{largest} processes share {cores()} cores: beyond {cores()}, efficiency can only fall")
         waiting = [(turn, case) for turn, case in in_rounds(self.cases, self.asked.rounds) if (turn, case) not in done]
+        begun = time.monotonic()
         with progress_bar() as bar:
             task = bar.add_task("", total=len(waiting))
-            for turn, case in waiting:
+            for number, (turn, case) in enumerate(waiting, 1):
                 bar.update(task, description=str(case))
-                one = self._measure(turn, case, folder.path, threads)
-                results.append(one)
-                measured.write(path, results)
-                (folder.path / "table.md").write_text(self._report(measured.with_efficiency(results)), "utf-8")
+                said = self._make(turn, case, folder.path, results, failures)
+                self._write(folder.path, results, failures)
                 bar.advance(task)
-                self.tell(
-                    f"round {turn}/{self.asked.rounds}  {case!s:<32} {one.images_per_s:9.2f} images/s, "
-                    f"{one.images_per_s_per_process:.2f} per process"
-                )
+                left_s = (time.monotonic() - begun) / number * (len(waiting) - number)
+                left = f"; {age(left_s)} left" if left_s else ""
+                self.tell(f"{number} of {len(waiting)}, round {turn}/{self.asked.rounds}  {case!s:<32} {said}{left}")
+        if not results and failures:
+            raise UserError(f"all runs failed; the first, {failures[0].case}: {failures[0].reason}")
+        return failures
 
-    def _measure(self, turn: int, case: Case, folder: Path, threads: int) -> Measured:
+    def _make(self, turn: int, case: Case, folder: Path, results: list[Measured], failures: list[Failure]) -> str:
+        """Make a run, and add it to the results or the failures. Returns what to report of it."""
+        try:
+            one = self._measure(turn, case, folder)
+        except RunFailed as error:
+            lines = str(error).splitlines()
+            reason = " ".join(dict.fromkeys([lines[0].strip(), lines[-1].strip()]))[:_MOST_LETTERS]
+            failures.append(Failure(case, turn, reason))
+            (folder / f"{case.name}-{turn}.failed.txt").write_text(f"{error}\n", "utf-8")
+            return f"failed: {reason}"
+        results.append(one)
+        return f"{one.images_per_s:9.2f} images/s, {one.images_per_s_per_process:.2f} per process"
+
+    def _measure(self, turn: int, case: Case, folder: Path) -> Measured:
         recipe = self.recipe(case)
         name = f"{case.name}-{turn}"
-        if self.asked.on == "local":
+        if case.on == "local":
+            threads = max(1, cores() // max(one.procs for one in self.cases))
             metrics = local.run(case, recipe, folder, name, self.steps, threads)
         else:
             # Another benchmark may have had a folder of this name, and its runs are still on the volume.
             job = "-".join([folder.name, *origin.token(folder), name])
-            metrics = Jobs(self.asked.on, self.job_options).run(case, recipe, folder, job, self.steps)
+            metrics = Jobs(case.on, self.job_options).run(case, recipe, folder, job, self.steps)
         records, damaged = reading.parse(metrics.read_text("utf-8", errors="replace"))
         if damaged:
             self.tell(f"{metrics}: {damaged} incomplete line{'s' * (damaged > 1)} not used")
         records = [one for one in records if one.get("kind") == "step"]
-        one = measured.of_steps(self.asked.on, case, turn, recipe, records, self.asked.warmup, self.asked.steps)
+        one = measured.of_steps(case, turn, recipe, records, self.asked.warmup, self.asked.steps)
         planned = batch_plan.plan(recipe, case.world_size).global_batch
         if one.global_batch != planned:
             self.tell(f"{case}: the run computed {one.global_batch} images per step, and the recipe has {planned}")
-        return one
+        return replace(one, shares=measured.shared(case, _environment(metrics.parent)), run=metrics.parent.name)
 
-    def _report(self, results: Sequence[Measured]) -> str:
+    def _write(self, folder: Path, results: Sequence[Measured], failures: Sequence[Failure]) -> None:
+        measured.write(folder / "results.jsonl", results, failures)
+        (folder / "table.md").write_text(self._report(measured.with_efficiency(results), failures), "utf-8")
+
+    def _report(self, results: Sequence[Measured], failures: Sequence[Failure]) -> str:
+        """Everything that was measured; its last line is the sentence to quote."""
+        asked = self.asked
         kept = [table.what_scales(scaling, results) for scaling in dict.fromkeys(one.scaling for one in results)]
-        lines = [*kept, "", table.table(results), "", *table.verdicts(results)]
+        counted = (
+            f"means over {asked.steps} steps, after {asked.warmup} of warm-up that did not count; rounds: {asked.rounds}"
+        )
+        remarks = [*table.failed(failures), *table.oversubscribed(results), *table.verdicts(results)]
+        lines = [*kept, counted, "", table.table(results), "", *remarks]
         return "\n".join(lines).rstrip() + "\n"
+
+
+def _environment(run: Path) -> dict[str, Any]:
+    """What the run recorded of its machine; empty without it."""
+    try:
+        found = json.loads((run / "environment.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        found = None
+    return found if isinstance(found, dict) else {}
 
 
 def progress_bar() -> Progress:
     """Which run is being made, on stderr; nothing if it is not a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worldsize import parallel
+from worldsize.bench.launching import RunFailed
 from worldsize.bench.scaling.cases import Case
 from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Recipe
@@ -39,8 +40,8 @@ class Jobs:
         Follows the job if it exists: an interrupted benchmark left it.
 
         Raises:
-            UserError: the job failed, its metrics cannot be downloaded, or it cannot be deleted; or the connection was lost,
-                then the job is left, to be followed again.
+            RunFailed: the job failed, or its metrics cannot be downloaded.
+            UserError: it cannot be deleted; or the connection was lost, then the job is left, to be followed again.
         """
         (folder / name).mkdir(exist_ok=True)
         path = folder / f"{name}.yaml"
@@ -107,7 +108,7 @@ class Jobs:
 
 def _check(done: subprocess.CompletedProcess[str], command: str) -> None:
     if done.returncode:
-        raise UserError(f"worldsize {command} ended with {done.returncode}:\n{_said(done)}")
+        raise RunFailed(f"worldsize {command} ended with {done.returncode}:\n{_said(done)}")
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

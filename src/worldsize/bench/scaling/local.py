@@ -33,7 +33,7 @@ def run(case: Case, recipe: Recipe, folder: Path, name: str, steps: int, threads
     """Train ``steps`` steps as ``folder``/``name`` with ``threads`` threads per process. Returns the run's metrics.jsonl.
 
     Raises:
-        UserError: the run failed.
+        RunFailed: the run failed.
     """
     shutil.rmtree(folder / name, ignore_errors=True)  # left by an interrupted benchmark
     path = folder / f"{name}.yaml"

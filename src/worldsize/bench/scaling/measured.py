@@ -7,10 +7,11 @@ import logging
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from worldsize.bench.launching import RunFailed
 from worldsize.bench.scaling.cases import Case
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
@@ -31,7 +32,9 @@ class Measured:
     pass does not hide) plus ``straggler_ms`` (waiting for slower ranks); the others are as in `track.base.Step`.
     ``sent_mb`` is what one process sends per step, 10^6 bytes. ``efficiency`` is relative to the smallest world size of the
     same round, strategy and scaling; None until that is measured. ``slowest_rank`` is the rank that is at least 5 % slower
-    than the median rank in half of the steps; None: there is none.
+    than the median rank in half of the steps; None: there is none. ``shares`` is what the processes of a node share because
+    it has fewer of it, such as ``2 cores``: the configuration is oversubscribed, and has no efficiency; None: it is not.
+    ``run`` is the run's folder next to the file.
     """
 
     kind_of_job: str
@@ -55,23 +58,49 @@ class Measured:
     overhead_ms: float
     sent_mb: float
     slowest_rank: int | None
+    shares: str | None = None
+    run: str | None = None
 
     @property
     def case(self) -> Case:
-        return Case(self.strategy, self.scaling, self.nodes, self.procs)  # type: ignore[arg-type]
+        return Case(self.strategy, self.scaling, self.nodes, self.procs, self.kind_of_job)  # type: ignore[arg-type]
 
 
-def of_steps(
-    kind: str, case: Case, turn: int, recipe: Recipe, records: Sequence[dict[str, Any]], warmup: int, steps: int
-) -> Measured:
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed, in the round ``turn``, and why."""
+
+    case: Case
+    turn: int
+    reason: str
+
+    def record(self) -> dict[str, Any]:
+        """As a line of the file."""
+        case = asdict(self.case)
+        return {"kind_of_job": case.pop("on"), **case, "world_size": self.case.world_size} | {
+            "round": self.turn,
+            "failed": self.reason,
+        }
+
+
+def shared(case: Case, environment: dict[str, Any]) -> str | None:
+    """``Measured.shares``, from what the run recorded of its machine."""
+    gpus = environment.get("devices_here")
+    places = gpus or environment.get("cores")
+    if not isinstance(places, int) or case.procs <= places:
+        return None
+    return f"{places} {'GPU' if gpus else 'core'}{'s' * (places > 1)}"
+
+
+def of_steps(case: Case, turn: int, recipe: Recipe, records: Sequence[dict[str, Any]], warmup: int, steps: int) -> Measured:
     """The mean of a run's step records, without the first ``warmup``.
 
     Raises:
-        UserError: the run has fewer steps.
+        RunFailed: the run has fewer steps.
     """
     counted = records[warmup : warmup + steps]
     if len(counted) < steps:
-        raise UserError(
+        raise RunFailed(
             f"{case}: the run ended after {len(records)} steps, fewer than --warmup {warmup} and --steps {steps}: "
             "raise --epochs or lower --steps"
         )
@@ -80,7 +109,7 @@ def of_steps(
     images = counted[0]["images_per_s"] * counted[0]["step_ms"] / 1000
     speed = images / mean["step_ms"] * 1000
     return Measured(
-        kind_of_job=kind,
+        kind_of_job=case.on,
         strategy=case.strategy,
         scaling=case.scaling,
         nodes=case.nodes,
@@ -95,6 +124,8 @@ def of_steps(
         sent_mb=mean.pop("sent_bytes") / 1e6,
         transfer_ms=mean["communication_ms"] - mean["straggler_ms"],
         slowest_rank=_slowest(counted),
+        shares=None,
+        run=None,
         **mean,
     )
 
@@ -129,28 +160,30 @@ def with_efficiency(results: Sequence[Measured]) -> list[Measured]:
 
 
 def _with_efficiency(one: Measured, base: Measured | None) -> Measured:
-    ratio = None if base is None else one.images_per_s_per_process / base.images_per_s_per_process
+    comparable = base is not None and one.shares is base.shares is None
+    ratio = None if base is None or not comparable else one.images_per_s_per_process / base.images_per_s_per_process
     return Measured(**asdict(one) | {"efficiency": ratio})
 
 
 def reference(results: Sequence[Measured], one: Measured) -> Measured | None:
-    """The run of the same round, strategy and scaling with the smallest world size of the benchmark."""
-    smallest = min(r.world_size for r in results)
+    """The run of the same round, strategy, scaling and kind of job with the smallest world size of the benchmark."""
+    smallest = min(r.world_size for r in results if r.kind_of_job == one.kind_of_job)
     same = ("strategy", "scaling", "round", "kind_of_job")
     alike = (r for r in results if r.world_size == smallest and all(getattr(r, k) == getattr(one, k) for k in same))
     return next(alike, None)
 
 
-def write(path: Path, results: Sequence[Measured]) -> None:
-    """Replace the file by one line of JSON per result, with efficiencies."""
-    lines = "".join(json.dumps(asdict(one)) + "\n" for one in with_efficiency(results))
+def write(path: Path, results: Sequence[Measured], failures: Sequence[Failure] = ()) -> None:
+    """Replace the file by one line of JSON per result, with efficiencies, and per failure."""
+    records = [*map(asdict, with_efficiency(results)), *(failure.record() for failure in failures)]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
     partial = path.with_suffix(".partial")
     partial.write_text(lines, "utf-8")
     partial.replace(path)
 
 
 def read(path: Path) -> list[Measured]:
-    """The complete lines of the file; a damaged one is reported and left out.
+    """The results in the file. A damaged line is reported and left out, a failure too: its run is made again.
 
     Raises:
         UserError: it cannot be read.
@@ -159,12 +192,14 @@ def read(path: Path) -> list[Measured]:
         lines = path.read_text("utf-8").splitlines()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; --resume needs the folder of a scaling benchmark") from None
+    defaults = {field.name: field.default for field in fields(Measured) if field.default is not MISSING}
     names = {field.name for field in fields(Measured)}
     found = []
     for number, line in enumerate(lines, 1):
         try:
-            values = json.loads(line)
-            found.append(Measured(**{name: values[name] for name in names}))
+            values = defaults | json.loads(line)
+            if "failed" not in values:
+                found.append(Measured(**{name: values[name] for name in names}))
         except (ValueError, KeyError, TypeError):
             log.warning("%s: line %d is damaged and not used", path, number)
     return found

@@ -71,6 +71,8 @@ def write(folder: Path, request: Request, token: str) -> None:
         "recipe": request.source,
         "scaling": "+".join(request.scalings),
         "command": shlex.join(["worldsize", "bench", "scaling", *request.words, *options]),
+        "steps": request.asked.steps,
+        "warmup": request.asked.warmup,
         "token": token,
         # Jobs run on other machines than the one that starts them.
         "environment" if request.asked.on == "local" else "client": here,

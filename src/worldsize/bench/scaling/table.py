@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from worldsize.bench import tables
 from worldsize.bench.scaling.cases import Case
-from worldsize.bench.scaling.measured import PARTS, Measured, reference
+from worldsize.bench.scaling.measured import PARTS, Failure, Measured, reference
 
 _NAMES = {
     "data_ms": "waiting for images",
@@ -16,7 +16,18 @@ _NAMES = {
     "straggler_ms": "waiting for slower processes",
     "overhead_ms": "the training loop",
 }
-_HEADINGS = ("strategy", "scaling", "nodes x procs", "global batch", "lr", "images/s", "per process", "efficiency", "range")
+_HEADINGS = (
+    "kind of job",
+    "strategy",
+    "scaling",
+    "nodes x procs",
+    "global batch",
+    "lr",
+    "images/s",
+    "per process",
+    "efficiency",
+    "range",
+)
 _TIMES = ("data, ms", "compute", "transfer", "stragglers", "loop", "sent, MB", "slow rank")
 _NOTABLE = 0.01  # of a step
 
@@ -35,8 +46,9 @@ def _row(case: Case, own: Sequence[Measured]) -> tuple[str, ...]:
 
     ratios = [one.efficiency for one in own if one.efficiency is not None]
     slow = {one.slowest_rank for one in own}
+    size = f"{case.nodes} x {case.procs}" + (", oversubscribed" if own[0].shares else "")
     return (
-        *(case.strategy, case.scaling, f"{case.nodes} x {case.procs}", str(own[0].global_batch), f"{own[0].lr:g}"),
+        *(case.on, case.strategy, case.scaling, size, str(own[0].global_batch), f"{own[0].lr:g}"),
         *(f"{middle('images_per_s'):.2f}", f"{middle('images_per_s_per_process'):.2f}"),
         f"{statistics.median(ratios):.3f}" if ratios else "-",
         f"{min(ratios):.3f} to {max(ratios):.3f}" if ratios else "-",
@@ -44,6 +56,23 @@ def _row(case: Case, own: Sequence[Measured]) -> tuple[str, ...]:
         f"{middle('sent_mb'):.1f}",
         str(own[0].slowest_rank) if len(slow) == 1 and own[0].slowest_rank is not None else "-",
     )
+
+
+def failed(failures: Sequence[Failure]) -> list[str]:
+    """One line for each run that failed."""
+    return [f"failed: {one.case}, round {one.turn}: {one.reason}" for one in failures]
+
+
+def oversubscribed(results: Sequence[Measured]) -> list[str]:
+    """One sentence for each configuration with more processes than cores or GPUs."""
+    sentences = []
+    for case in dict.fromkeys(one.case for one in results if one.shares):
+        own = [one for one in results if one.case == case]
+        sentences.append(
+            f"{case}: {case.procs} processes of a node share {own[0].shares}, which says nothing about scaling: "
+            f"{statistics.median(one.images_per_s for one in own):.2f} images/s in total, no efficiency"
+        )
+    return sentences
 
 
 def verdicts(results: Sequence[Measured]) -> list[str]:
@@ -55,7 +84,9 @@ def verdicts(results: Sequence[Measured]) -> list[str]:
         base = reference(results, own[0])
         if not ratios or base is None or base.case == case:
             continue
-        text = f"{case.strategy}, {case.scaling} scaling: {case.world_size} processes keep {statistics.median(ratios):.1%}"
+        kind = "" if case.on == "local" else f"{case.on}, "
+        kept = f"{statistics.median(ratios):.1%}"
+        text = f"{kind}{case.strategy}, {case.scaling} scaling: {case.world_size} processes keep {kept}"
         text += f" of the images/s per process of {base.world_size}"
         part, share = largest_loss(own, [r for r in results if r.case == base.case])
         sentences.append(f"{text}; {_NAMES[part]} costs {share:.1%} of a step" if share > _NOTABLE else text)
