@@ -2,13 +2,15 @@
 
 Two processes, each in a network namespace of its own, train ResNet-18 over a cable of 10, 1 and 0.1 Gbit/s: with DDP, with
 bf16 and PowerSGD compression, and with local SGD. `worldsize plan` predicts the same from runs without communication: two
-of one process each, at the same time. Writes links.md and links.svg. Needs root, two processors, `ip` and `tc`; takes a
-quarter of an hour, in which the machine should have nothing else to do.
+of one process each, at the same time. Writes links.md, links.csv and links.svg. Needs root, two processors, `ip` and `tc`;
+takes a quarter of an hour, in which the machine should have nothing else to do. ``--draw`` only draws links.svg again from
+links.csv, without measuring.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import statistics
@@ -24,6 +26,8 @@ from cable import free_port, inside, network, place
 
 from worldsize.bench.tables import table
 from worldsize.distributed.rank import cores
+from worldsize.report.charts import Figure, layered, legend, svg
+from worldsize.report.data import Data
 from worldsize.training.environment import device_name
 
 GBIT = (10.0, 1.0, 0.1)
@@ -102,24 +106,53 @@ def report(base: float, measured: Speeds, plans: dict[tuple[str, float], dict[st
     return f"{where}: {what}. Without a network, the faster round: {base:.1f}.\n\n{table(rows)}\n\n{picture}\n"
 
 
-def chart(measured: Speeds, plans: dict[tuple[str, float], dict[str, float]]) -> Any:
-    """Speed over the cable's rate: points are measured, lines and bands predicted."""
-    points = [{"strategy": s, "Gbit/s": g, "images/s": v} for (s, g), values in measured.items() for v in values]
-    lines = [{"strategy": s, "Gbit/s": g, **plan} for (s, g), plan in plans.items()]
-    x = alt.X("Gbit/s:Q", scale=alt.Scale(type="log"), title="rate of the cable, Gbit/s")
-    color = alt.Color("strategy:N", sort=list(STRATEGIES), title=None)
-    expected = alt.Chart(alt.Data(values=lines)).encode(x=x, color=color)
-    band = expected.mark_area(opacity=0.15).encode(y="low:Q", y2="high:Q")
-    line = expected.mark_line().encode(y=alt.Y("value:Q", title="images/s per process"))
-    dots = alt.Chart(alt.Data(values=points)).mark_point(filled=True, size=60).encode(x=x, y="images/s:Q", color=color)
-    title = "Strategies over slow networks: measured (points) and predicted (lines, 5th to 95th percentile)"
-    return (band + line + dots).properties(width=620, height=340, title=title)
+def rows_of(measured: Speeds, plans: dict[tuple[str, float], dict[str, float]]) -> list[dict[str, Any]]:
+    """What the chart draws: images/s of one process, the mean over the rounds, and the prediction with its interval."""
+    return [
+        {"strategy": strategy, "gbit": gbit, "measured": statistics.fmean(speeds)}
+        | {f"predicted{end}": plans[strategy, gbit][of] for end, of in (("", "value"), ("_low", "low"), ("_high", "high"))}
+        for (strategy, gbit), speeds in measured.items()
+    ]
+
+
+def table_of(rows: list[dict[str, Any]]) -> Data:
+    columns = {name: "string" if name == "strategy" else "number" for name in rows[0]}
+    return Data("links", "images/s per process over the rate of the cable", columns, rows)
+
+
+def chart(data: Data) -> Figure:
+    """Speed over the cable's rate: where the lines of two strategies cross, one overtakes the other."""
+    title = "images/s per process"
+    x = alt.X("gbit:Q", scale=alt.Scale(type="log"), title="rate of the cable, Gbit/s", axis=alt.Axis(values=list(GBIT)))
+    color = alt.Color("strategy:N", sort=list(STRATEGIES), legend=legend())
+    solid = alt.Chart().mark_line(point={"size": 50}).encode(x, alt.Y("measured:Q", title=title), color)
+    dotted = alt.Chart().mark_line(strokeDash=[2, 3], opacity=0.6).encode(x, alt.Y("predicted:Q", title=title), color)
+    caption = "Solid: measured. Dotted: predicted by `worldsize plan`."
+    return Figure(
+        "links", "Strategies over slow networks: measured (solid) and predicted", caption, layered(data, solid, dotted)
+    )
+
+
+def draw(folder: Path) -> None:
+    """Draw links.svg from links.csv."""
+    with open(folder / "links.csv", encoding="utf-8", newline="") as file:
+        rows = [{k: v if k == "strategy" else float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    data = table_of(rows)
+    (folder / "links.svg").write_text(svg(chart(data), [data]), "utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(), help="folder for links.md and links.svg")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for links.md, links.csv and links.svg")
+    parser.add_argument("--draw", action="store_true", help="draw links.svg from links.csv; measure nothing")
     asked = parser.parse_args()
+    if not asked.draw:
+        measure(asked.out)
+    draw(asked.out)
+
+
+def measure(out: Path) -> None:
+    """Measure and predict everything; write links.md and links.csv."""
     measured: Speeds = {}
     bases = []
     with tempfile.TemporaryDirectory(prefix="worldsize-links-") as name:
@@ -136,8 +169,8 @@ def main() -> None:
     ordered = {(strategy, gbit): measured[strategy, gbit] for strategy in STRATEGIES for gbit in GBIT}
     text = report(max(bases), ordered, plans)
     print("\n" + text)
-    (asked.out / "links.md").write_text(text)
-    chart(ordered, plans).save(asked.out / "links.svg")
+    (out / "links.md").write_text(text)
+    (out / "links.csv").write_text(table_of(rows_of(ordered, plans)).csv(), "utf-8")
 
 
 if __name__ == "__main__":
