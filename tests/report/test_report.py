@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import time
 from dataclasses import asdict
 
 import pytest
@@ -108,12 +109,19 @@ def test_the_timeline_of_a_run(tmp_path, capsys):
     texts = [event.text for event in run.events]
     assert texts[:2] == ["started after step 0, 2 processes on x: worldsize train digits", "checkpoint after step 3"]
     assert texts[4] == "stopped after step 6 of 9"
+    metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    ends = iter((1055.0, 1145.0, 1235.0))
+    assert all(abs(time.time() - line["time"]) < 600 for line in metrics if line["kind"] == "epoch")
+    metrics = [line | {"time": next(ends)} if line["kind"] == "epoch" else line for line in metrics]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    rows = timeline.rows(reading.read(path))
+    assert [row["begin"] for row in rows if row["what"] == timeline.EVALUATION] == [55 / 60, 145 / 60, 235 / 60]
     page = tmp_path / "page.html"
     assert main(["report", str(path), "--out", str(page)]) == 0
     dom, console = browse(page, tmp_path)
     assert console == []
     drawn = figures(dom)["timeline"]
-    assert (marks(drawn, "rect"), marks(drawn, "symbol")) == (4, 2)
+    assert (marks(drawn, "rect"), marks(drawn, "symbol")) == (4, 2 + 3)
 
 
 def test_what_a_run_lost_time_to_is_on_its_page(tmp_path, capsys):

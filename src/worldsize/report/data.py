@@ -63,7 +63,7 @@ def of_runs(runs: Sequence[Run]) -> list[Data]:
         _data("speed", f"speed and step time: {over}", _speed(runs, size)),
         _data("parts", "milliseconds of a step on each rank, the mean over the run", _parts(runs)),
         _data("ranks", "images/s of each rank, of many the slowest, without communication", _ranks(runs)),
-        _data("timeline", "starts, ends and checkpoints, minutes since the first start", _timeline(runs)),
+        _data("timeline", "starts, ends, checkpoints and evaluations, minutes since the first start", _timeline(runs)),
     ]
     return [table for table in tables if table.rows]
 

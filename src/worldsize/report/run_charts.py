@@ -49,8 +49,8 @@ def of_runs(tables: list[Data]) -> list[Figure]:
             caption = "Images/s without communication: a darker row slows down all others."
             found.append(Figure("ranks", "Speed of each rank", caption, _ranks(table)))
         else:
-            caption = "Each bar is a start of the run on a machine or pod; triangles are checkpoints."
-            found.append(Figure("timeline", "Starts, ends and checkpoints", caption, _timeline(table)))
+            caption = "Each bar is a start of the run on a machine or pod; triangles are checkpoints, circles evaluations."
+            found.append(Figure("timeline", "Starts, ends, checkpoints and evaluations", caption, _timeline(table)))
     return found
 
 
@@ -128,7 +128,7 @@ def _parts(table: Data) -> alt.LayerChart:
 
 def _timeline(table: Data) -> alt.LayerChart:
     rows = len({row["row"] for row in table.rows})
-    colors = ["#1b8a4c", "#1667c0", "#c7343b", "#8a6a14", "#7b4bc0"]
+    colors = ["#1b8a4c", "#1667c0", "#c7343b", "#8a6a14", "#7b4bc0", "#d9730d"]
     known = _present(table, "what")
     scale = alt.Scale(domain=known, range=[colors[timeline.WHAT.index(name)] for name in known])
     color = alt.Color("what:N", scale=scale, legend=legend())
@@ -136,9 +136,12 @@ def _timeline(table: Data) -> alt.LayerChart:
     y = alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelLimit=170))
     bars = alt.Chart().mark_bar(height=10).transform_filter("isValid(datum.end)")
     bars = bars.encode(x, y, color, alt.X2("end"), tooltip=["run:N", "row:N", "what:N", "begin:Q", "end:Q"])
-    saves = alt.Chart().mark_point(shape="triangle-up", filled=True, size=40, yOffset=12)
-    saves = saves.transform_filter("!isValid(datum.end)").encode(x, y, color, tooltip=["run:N", "what:N", "begin:Q"])
-    return layered(table, bars, saves, height=max(70, 40 * rows))
+    layers = [bars]
+    for what, shape, below in ((timeline.CHECKPOINT, "triangle-up", 12), (timeline.EVALUATION, "circle", -12)):
+        points = alt.Chart().mark_point(shape=shape, filled=True, size=40, yOffset=below)
+        points = points.transform_filter(f"datum.what == '{what}'")
+        layers.append(points.encode(x, y, color, tooltip=["run:N", "what:N", "begin:Q"]))
+    return layered(table, *layers, height=max(70, 40 * rows))
 
 
 def _present(table: Data, column: str) -> list[str]:

@@ -9,7 +9,8 @@ from worldsize.report.reading import Record, Run
 _ENDS = {"finished": "finished", "stopped": "stopped and saved", "failed": "failed"}
 NO_END = "killed, or still running"
 CHECKPOINT = "checkpoint"
-WHAT = (*_ENDS.values(), NO_END, CHECKPOINT)
+EVALUATION = "evaluation"
+WHAT = (*_ENDS.values(), NO_END, CHECKPOINT, EVALUATION)
 _MOST_HOSTS = 16
 
 
@@ -39,8 +40,8 @@ def attempts(run: Run) -> list[Attempt]:
 
 
 def rows(run: Run, prefix: str = "") -> list[Record]:
-    """A bar from ``begin`` to ``end`` for each start on each host, and a point without ``end`` for each checkpoint; minutes
-    since the first start."""
+    """A bar from ``begin`` to ``end`` for each start on each host, and a point without ``end`` for each checkpoint and each
+    evaluation, at its end; minutes since the first start."""
     found: list[Record] = []
     every = attempts(run)
     if not every:
@@ -54,5 +55,6 @@ def rows(run: Run, prefix: str = "") -> list[Record]:
         found += [{"run": run.name, "row": prefix + name} | bar for name in names]
     saves = [line for line in run.history if line["event"] == "saved"]
     where = found[-1]["row"]
-    found += [{"run": run.name, "row": where, "begin": (s["time"] - zero) / 60, "what": CHECKPOINT} for s in saves]
-    return found
+    points = [(CHECKPOINT, line["time"]) for line in saves]
+    points += [(EVALUATION, epoch["time"]) for epoch in run.epochs if isinstance(epoch.get("time"), (int, float))]
+    return found + [{"run": run.name, "row": where, "begin": (time - zero) / 60, "what": what} for what, time in points]

@@ -1,13 +1,14 @@
 """metrics.jsonl: one JSON object per line, ``{"kind": "step" | "epoch", ...}``; numbers as in `track.base`.
 
-The numbers that a fingerprint covers are written without rounding, all others with seven digits. timing.jsonl has one
-`track.base.Window` per line.
+The numbers that a fingerprint covers are written without rounding, all others with seven digits. Epochs also have the
+``time`` at the end of their evaluation, in seconds since 1970. timing.jsonl has one `track.base.Window` per line.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +34,7 @@ class Tracker(base.Tracker):
             self._line("step", asdict(step))
 
     def epoch(self, epoch: base.Epoch) -> None:
-        self._line("epoch", asdict(epoch))
+        self._line("epoch", asdict(epoch), time=round(time.time(), 3))
 
     def window(self, window: base.Window) -> None:
         self._timing.write(json.dumps(_rounded(asdict(window))) + "\n")
@@ -43,10 +44,10 @@ class Tracker(base.Tracker):
         self._file.close()
         self._timing.close()
 
-    def _line(self, kind: str, values: dict[str, Any]) -> None:
+    def _line(self, kind: str, values: dict[str, Any], **exact: float) -> None:
         present = {k: v for k, v in (values | values.pop("details")).items() if v not in ([], {}, None)}
         plain = {k: _rounded(v, k in COVERED) for k, v in present.items()}
-        self._file.write(json.dumps({"kind": kind, **plain}) + "\n")
+        self._file.write(json.dumps({"kind": kind, **plain, **exact}) + "\n")
         self._file.flush()
 
 
