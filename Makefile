@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-cluster test-full check native wheel bench horovod clean
+.PHONY: demo test test-slow test-cluster test-full check site native wheel bench horovod clean
 
 # Tests run more threads than there are cores. Waiting OpenMP threads must then sleep, not spin: torch is three times as fast.
 test: export OMP_WAIT_POLICY = passive
@@ -28,6 +28,9 @@ check: $(VENV)/ready  ## check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+site: $(VENV)/ready  ## build the documents as a site in build/site, for reading without a network
+	$(BIN)/python docs/make_site.py build/site
+
 native: $(VENV)/ready  ## test the native decoder with sanitizers; fuzz it for FUZZ_SECONDS (60)
 	$(MAKE) -C native check PYTHON=$(abspath $(BIN)/python)
 
@@ -45,7 +48,7 @@ horovod: $(VENV)/ready  ## build Horovod for .venv's torch and install it: 2 min
 $(VENV)/ready: pyproject.toml constraints.txt setup.py $(wildcard native/src/*)
 	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "worldsize requires Python 3.10 to 3.13; pass another one: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,k8s,report,tensorboard,wandb]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,k8s,report,tensorboard,wandb]"
 	touch $@
 
 clean:

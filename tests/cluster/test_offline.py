@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 import pytest
 
-from paths import ROOT
 from worldsize import cli
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
@@ -103,40 +101,3 @@ def test_what_the_message_offers_works(settings, world, offered):
     for name, size in found:
         changed = recipe_files.validate(recipe.model_dump() | {name.replace("-", "_"): int(size)}, "")
         batch_plan.plan(changed, world, devices)
-
-
-def documented() -> list[str]:
-    """The commands in README and docs that name a recipe and a number of processes."""
-    found = []
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        text = path.read_text("utf-8").replace("\\\n", " ")
-        lines = [
-            *re.findall(r"^(?:worldsize|torchrun|mpirun) .*", text, re.MULTILINE),
-            *re.findall(r"`(worldsize [^`]*)`", text),
-        ]
-        for line in lines:
-            words = re.search(r"worldsize (?:train|render) ([a-z0-9-]+) (.*)", line.partition("#")[0].partition(">")[0])
-            if words is not None and words[1] in recipe_files.names() and re.search(r"proc|--hosts|-np ", line):
-                found.append(" ".join(line.partition("#")[0].partition(">")[0].split()))
-    return sorted({*found})
-
-
-@pytest.mark.parametrize("command", documented())
-def test_documented_commands_have_batches_that_can_be_shared(command, capsys):
-    launcher, _, rest = command.partition("worldsize ")
-    nodes, procs = (re.search(rf"--{name} (\d+)", launcher) for name in ("nnodes", "nproc-per-node"))
-    ranks = int(nodes[1]) * int(procs[1]) if nodes and procs else int((re.search(r"-np (\d+)", launcher) or [0, 0])[1])
-    words = [word for word in shlex.split(rest)[1:] if word != "..."]
-    if "--on" not in words:
-        words += ["--on", "local"]
-    if ranks:
-        words += ["--procs", str(ranks)]
-    if {"pytorchjob", "trainjob", "mpijob"} & {*words} and "--image" not in words:
-        words += PODS
-    pods = {"IMAGE": "registry/me:1", "VOLUME": "v"}
-    assert cli.main(["render", *(pods.get(word, word) for word in words)]) == 0, capsys.readouterr().err
-
-
-def test_commands_are_documented():
-    assert len(documented()) > 15
-    assert {*re.findall(r"--on ([a-z]+)", "\n".join(documented()))} >= {"pytorchjob", "trainjob", "slurm", "ssh", "skypilot"}

@@ -26,8 +26,8 @@ SECTIONS = (
                 "config.command_line:Train",
                 more=(
                     ("--resume RUN [--procs N]", "resume a run at the exact step where it stopped"),
-                    ("RECIPE --on slurm --nodes 2 --procs 8 ...", "submit a Slurm job and follow it (docs/slurm.md)"),
-                    ("RECIPE --on ssh --hosts h1:8,h2:8", "run on hosts that you reach by ssh (docs/hosts.md)"),
+                    ("RECIPE --on slurm --nodes 2 --procs 4 ...", "submit a Slurm job and follow it (docs/slurm.md)"),
+                    ("RECIPE --on ssh --hosts h1:4,h2:4", "run on hosts that you reach by ssh (docs/hosts.md)"),
                     ("RECIPE --on pytorchjob|mpijob|trainjob ...", "run on Kubernetes with Kubeflow (docs/kubernetes.md)"),
                 ),
             ),
@@ -125,7 +125,7 @@ SECTIONS = (
         (
             Command(
                 "plan",
-                "RECIPE --devices 8,64,512",
+                "RECIPE --devices 8,64,512 --weak",
                 "predict speed, time, price and the bottleneck at each size",
                 "plan.command:run",
                 "plan.arguments:Plan",
@@ -257,7 +257,7 @@ SECTIONS = (
             ),
             Command(
                 "cluster data fetch",
-                "DATASET --volume NAME",
+                "DATASET --volume NAME --image IMAGE",
                 "download a dataset to a volume",
                 "cluster.jobs.fetch:fetch",
                 "cluster.jobs.fetch:Fetch",
@@ -289,8 +289,8 @@ SECTIONS = (
             ),
             Command(
                 "cluster files browse",
-                "[FOLDER]",
-                "show downloaded runs in a browser",
+                "VOLUME",
+                "print the manifests of a web page that shows a volume",
                 "cluster.commands:browse",
                 "cluster.storage.browse:FilesBrowse",
             ),
