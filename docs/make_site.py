@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -35,7 +36,7 @@ def collect(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.py", "*.yml", "__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.py", "mkdocs.yml", "__pycache__"))
     (folder / "docs" / "api.md").write_text(api(), "utf-8")
     (folder / "docs" / "commands.md").write_text(commands(), "utf-8")
 
@@ -72,7 +73,16 @@ def commands() -> str:
         for command in section.commands:
             if not command.hidden:
                 text = _help(command.words)
-                lines += ["", f"### {command.words}", "", f"{command.summary}.", "", "```text", text, "```"]
+                lines += [
+                    "",
+                    f"### {command.words}",
+                    "",
+                    f"{command.summary[0].upper()}{command.summary[1:]}.",
+                    "",
+                    "```text",
+                    text,
+                    "```",
+                ]
     return "\n".join(lines) + "\n"
 
 
@@ -94,8 +104,8 @@ def build(out: Path) -> int:
         collect(source)
         text = (ROOT / "docs" / "mkdocs.yml").read_text("utf-8")
         config.write_text(f"{text}docs_dir: {source}\nsite_dir: {out.resolve()}\n", "utf-8")
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(config)]
-        return subprocess.run(command, check=False).returncode
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config)]
+        return subprocess.run(command, check=False, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}).returncode
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ NAMES = {
     **dict.fromkeys(("RUN", "RUN|CHECKPOINT"), "runs/digits-1"),
     **{"SHARDS": "shards", "OTHER": "runs/digits-2", "CHECKPOINT": "runs/digits-1", "EXPORT": "exported"},
     **{"RECIPE": "imagenet", "FILE": "my.yaml", "IMAGE": "registry.example/me/worldsize:1", "VOLUME": "imagenet"},
-    **{"NAME": "r50", "DATASET": "imagenet", "TARGET": "local", "PAGE": "page.html", "SIZE": "400Gi", "N": "2"},
+    **{"NAME": "r50", "DATASET": "cifar10", "TARGET": "local", "PAGE": "page.html", "SIZE": "400Gi", "N": "2"},
     **{"NAMES": "torchvision", "FORMAT": "onnx", "PLAN": "plan.json", "BENCH": "runs/bench-scaling-1", "PATH": "images"},
     **{"REPOSITORY": "registry.example/me/worldsize", "CIFAR10": "images", "--SETTING": "--epochs", "VALUE": "90"},
     **{"BUCKET": "bucket", "PARAMETER": "x", "OUT": "runs"},
@@ -183,6 +183,10 @@ class Shell:
 
     def run(self, line: Line) -> None:
         """Run it, and note what is wrong."""
+        if (loop := re.fullmatch(r"for (\w+) in (.*?); do (.*); done", line.text)) is not None:
+            for value in loop[2].split():
+                self.run(Line(line.where, loop[3].replace(f"${loop[1]}", value)))
+            return
         try:
             problem = self._problem(line)
         except UserError as error:
@@ -228,7 +232,7 @@ class Shell:
         before, words = self._split(line)
         if not line.complete and (named := self._named(words)) is not True:
             return named or None
-        with self._patch.context() as patch, self._redirected(patch, before, line.text):
+        with self._patch.context() as patch, self._redirected(patch, before, line.text, words[0] == "agent"):
             return self._main(words)
 
     def _split(self, line: Line) -> tuple[str, list[str]]:
@@ -258,10 +262,10 @@ class Shell:
         return f"no flag {', '.join(unknown)}" if unknown else ""
 
     @contextlib.contextmanager
-    def _redirected(self, patch: pytest.MonkeyPatch, before: str, text: str) -> Iterator[None]:
+    def _redirected(self, patch: pytest.MonkeyPatch, before: str, text: str, agent: bool) -> Iterator[None]:
         """The variables of the launcher, the home and the standard input that the command has."""
         patch.setenv("HOME", str(Path("home").resolve()))
-        for name, value in _launched(before).items():
+        for name, value in _launched(before, agent).items():
             patch.setenv(name, value)
         data = b""
         if before.rstrip().endswith("|"):
@@ -322,7 +326,7 @@ def _flags(words: str) -> set[str]:
     return {*re.findall(r"--[\w.-]+", out.getvalue())}
 
 
-def _launched(before: str) -> dict[str, str]:
+def _launched(before: str, agent: bool) -> dict[str, str]:
     """The variables that the launcher before `worldsize` sets in rank 0, or on the first node."""
     words = shlex.split(before.rstrip("| "))
     first = words[0] if words else ""
@@ -340,4 +344,5 @@ def _launched(before: str) -> dict[str, str]:
         size = words[words.index("-n") + 1]
         return master | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": size, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     agents = {"pbsdsh": {"PBS_NODEFILE": str(hosts)}, "blaunch": {"LSB_DJOB_HOSTFILE": str(hosts)}}
-    return agents.get(first, {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "h1", "SKYPILOT_NUM_GPUS_PER_NODE": "1"})
+    skypilot = {"SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "h1", "SKYPILOT_NUM_GPUS_PER_NODE": "1"}
+    return agents.get(first, skypilot) if agent else {}

@@ -216,3 +216,5 @@ def test_the_reference_is_up_to_date():
     assert (docs / "recipe.md").read_text() == made["reference"]()
     guide = (docs / "recipes.md").read_text()
     assert guide == made["guide"](guide)
+    platform = (docs / "platform.md").read_text()
+    assert platform == made["platform"](platform)
