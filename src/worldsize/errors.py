@@ -113,8 +113,6 @@ class PeerLost(PeersUnreachable):
 class NcclFailed(PeerLost):
     """NCCL reported an error on this rank."""
 
-    of_one_rank = True
-
 
 class RunInUse(Unavailable):
     """Another process trains the run that a scheduler starts again; it may end soon."""
