@@ -49,7 +49,18 @@ def validate(values: Mapping[str, Any], where: str) -> Recipe:
 
 def to_yaml(recipe: Recipe) -> str:
     """The complete recipe, every field in declaration order; `load` reads it back unchanged."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(recipe.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as it is, if YAML can."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
 
 
 def parse(text: str, where: str) -> Any:

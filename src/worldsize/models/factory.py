@@ -40,8 +40,11 @@ def build(recipe: Recipe, classes: int, device: torch.device, dtype: torch.dtype
     return model
 
 
-def check_input(model: nn.Module, size: int, micro_batch: int, name: str) -> None:
+def check_input(model: nn.Module, size: int, micro_batch: int, name: str, classes: int | None = None) -> None:
     """Check that the model accepts micro-batches of ``micro_batch`` images of ``size`` x ``size`` pixels.
+
+    Args:
+        classes: also check that it returns the logits of so many classes.
 
     Raises:
         UserError: it does not (vision transformers support one size only; some models need larger images).
@@ -58,7 +61,7 @@ def check_input(model: nn.Module, size: int, micro_batch: int, name: str) -> Non
     was_training = model.training
     try:
         with torch.inference_mode():
-            model.eval()(torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype))
+            logits = model.eval()(torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, AssertionError, ValueError) as error:  # timm's networks assert
@@ -69,6 +72,11 @@ def check_input(model: nn.Module, size: int, micro_batch: int, name: str) -> Non
         ) from None
     finally:
         model.train(was_training)
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if classes is not None and shape != (1, classes):
+        raise UserError(
+            f"{name} returned {shape} for one image: it must return the logits of {classes} classes, (n, {classes})"
+        )
 
 
 def norms(model: nn.Module) -> list[_BatchNorm]:

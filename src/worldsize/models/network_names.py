@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from worldsize.config.recipe import own_network
 from worldsize.errors import UserError
 
 PREFIXES = ("", "timm")  # without a prefix: torchvision
@@ -18,6 +19,8 @@ def check(setting: str, name: str) -> None:
     Raises:
         UserError: says what is known, or how to install it.
     """
+    if own_network.is_own(name):
+        return
     prefix = name.rpartition(":")[0]
     if prefix not in PREFIXES:
         known = ", ".join(f"{prefix}:" for prefix in PREFIXES if prefix)

@@ -160,7 +160,7 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
     if weights:
         pretrained.load(network, recipe)
     for size in {recipe.data.val_crop_size, *crops.crop_sizes(recipe.data, recipe.epochs)}:
-        factory.check_input(network, size, recipe.micro_batch, recipe.model.name)
+        factory.check_input(network, size, recipe.micro_batch, recipe.model.name, len(dataset.classes))
     return network
 
 

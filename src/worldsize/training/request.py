@@ -11,7 +11,7 @@ from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Model, Recipe
 from worldsize.distributed.rank import RankInfo
 from worldsize.errors import UserError
-from worldsize.models import network_names
+from worldsize.models import network_names, trusted_code
 from worldsize.runs import resumable, run_folder
 from worldsize.runs.run_folder import RunFolder
 
@@ -68,6 +68,8 @@ def from_arguments(argv: list[str]) -> TrainRequest:
     rest = argv[1:] if source else argv
     recorded = base if folder is not None or _autoresumes(argv) else None
     parsed = command_line.parse(command_line.Train, rest, command_line.Train(base), f"train {source or 'RECIPE'}", recorded)
+    if folder is None or parsed.settings.model.name != base.model.name:
+        trusted_code.trust(parsed.settings)
     if folder is not None and (parsed.name is not None or command_line.value_of("--out", argv) is not None):
         raise UserError(f"--resume continues in {folder.path}: leave out --name and --out")
     return TrainRequest(

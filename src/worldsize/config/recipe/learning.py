@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from worldsize.config.recipe import own_network
 from worldsize.config.recipe.base import Section, operational
 
 
 class Model(Section):
     """The network and its initial weights."""
 
-    name: str = Field("resnet50", description="a classification network of torchvision, or timm:NAME")
+    name: str = Field(
+        "resnet50", description="a classification network of torchvision; timm:NAME; or your own: FILE.py:FUNCTION"
+    )
+    source: str | None = operational(None, description="the code of your own network, taken from the file of model.name")
     stem: Literal["imagenet", "cifar"] = Field(
         "imagenet",
         description="ResNets: imagenet is 7x7 stride 2 and pooling; cifar is 3x3 stride 1 without pooling, for tiny images",
@@ -38,6 +42,15 @@ class Model(Section):
     )
     channels_last: bool = operational(True, description="NHWC memory layout")
     compile: bool = operational(False, description="torch.compile normalization, network and loss as one function")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_in_own_network(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        name = values.get("name", "")
+        own = own_network.settings(name, values.get("source")) if own_network.is_own(name) else {"source": None}
+        return values | own
 
 
 class Optimizer(Section):

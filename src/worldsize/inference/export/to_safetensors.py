@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from worldsize.config.recipe import Recipe
+from worldsize.config.recipe import Recipe, own_network
 from worldsize.errors import CheckpointError
 from worldsize.inference.export.base import Format, Options, Runner, Source
 from worldsize.inference.export.served import Served
@@ -43,6 +43,9 @@ class Form(Format):
 def _build(source: Source) -> list[str]:
     """Lines of Python that build the network, with the changes that we make to the library's."""
     settings, network = source.recipe.model, source.found.network
+    if own_network.is_own(settings.name):
+        function = own_network.function(settings.name)
+        return [f"# {function} is in model.source of recipe.yaml", f"network = {function}({len(source.found.classes)})"]
     library, _, name = settings.name.rpartition(":")
     options = f"{name!r}, num_classes={len(source.found.classes)}"
     if library and getattr(network, "pretrained_cfg", {}).get("fixed_input_size"):

@@ -1,4 +1,5 @@
-"""Networks by name: torchvision's, or with a prefix those of another library, such as ``timm:vit_small_patch16_224``.
+"""Networks by name: torchvision's, with a prefix those of another library, such as ``timm:vit_small_patch16_224``, or the
+user's own.
 
 A source is one module of this package with a function ``build``, one line in `_SOURCES`, and a prefix in
 `worldsize.models.network_names`.
@@ -13,10 +14,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from worldsize.config.recipe import Recipe
+from worldsize.config.recipe import Recipe, own_network
 from worldsize.errors import UserError
 from worldsize.models import blurpool, network_names
-from worldsize.models.networks import from_timm, from_torchvision
+from worldsize.models.networks import from_file, from_timm, from_torchvision
 
 _SOURCES: dict[str, Callable[[str, int, Recipe], nn.Module]] = {
     "": from_torchvision.build,
@@ -32,8 +33,11 @@ def build(recipe: Recipe, classes: int) -> nn.Module:
     """
     settings = recipe.model
     network_names.check("--model.name", settings.name)
-    source, _, name = settings.name.rpartition(":")
-    network = _SOURCES[source](name, classes, recipe)
+    if own_network.is_own(settings.name):
+        network = from_file.build(recipe, classes)
+    else:
+        source, _, name = settings.name.rpartition(":")
+        network = _SOURCES[source](name, classes, recipe)
     if settings.blurpool and not blurpool.blur(network):
         raise UserError(f"--model.blurpool: {settings.name} has no convolution that it could blur; leave it out")
     if settings.zero_head:

@@ -1,0 +1,57 @@
+"""The user's own networks: the code that the recipe has taken in, see `worldsize.config.recipe.own_network`."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+from types import ModuleType
+
+from torch import nn
+
+from worldsize.config.recipe import Recipe, own_network
+from worldsize.errors import UserError
+from worldsize.models import trusted_code
+
+
+def build(recipe: Recipe, classes: int) -> nn.Module:
+    """What the function returns for this number of classes.
+
+    Raises:
+        UserError: the code is somebody else's, or fails, or returns something else; or the recipe has a setting that is for
+            known networks.
+    """
+    settings = recipe.model
+    if settings.stem != "imagenet":
+        raise UserError(f"--model.stem {settings.stem} works with torchvision's ResNets, not with {settings.name}")
+    if settings.drop_path is not None:
+        raise UserError(f"--model.drop-path works with known networks, not with {settings.name}: leave it out")
+    trusted_code.check(recipe)
+    file = settings.name.rpartition(":")[0]
+    try:
+        network = getattr(_module(recipe), own_network.function(settings.name))(classes)
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == settings.name]
+        where = f"{file}, line {lines[-1]}" if lines else file
+        raise UserError(f"--model.name: {where}: {type(error).__name__}: {error}") from None
+    if not isinstance(network, nn.Module):
+        raise UserError(f"--model.name {settings.name} returned {type(network).__name__}, not a torch.nn.Module")
+    return network
+
+
+def _module(recipe: Recipe) -> ModuleType:
+    """The code as a module of its own, executed once in a process."""
+    source = recipe.model.source
+    assert source is not None
+    name = f"own_network_{own_network.digest(source)}"
+    if name not in sys.modules:
+        module = ModuleType(name)
+        # For tracebacks and for compilers that look at the source of a function.
+        linecache.cache[recipe.model.name] = (len(source), None, source.splitlines(keepends=True), recipe.model.name)
+        sys.modules[name] = module
+        try:
+            exec(compile(source, recipe.model.name, "exec"), module.__dict__)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
