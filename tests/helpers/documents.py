@@ -109,3 +109,53 @@ def forms(text: str) -> list[str]:
     if (word := re.search(r"\S+\|\S+", text)) is not None:
         return [form for part in word[0].split("|") for form in forms(text.replace(word[0], part, 1))]
     return [text]
+
+
+# Numbers ------------------------------------------------------------------------------------------------------------------
+
+# Before a paragraph, list or table: <!-- measured: FILE ... --> or <!-- not measured: REASON -->
+_SOURCE = re.compile(r"<!-- (measured|not measured): (.+) -->")
+_UNITS = r"\d\s*(?:%|images/s|JPEGs/s|ms\b|µs|MB/s|GB/s)"
+_NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-]|\.\d)")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph, a list or a table outside of fenced blocks.
+
+    ``files`` are those that hold its numbers; ``reason`` says why its numbers are no measurements.
+    """
+
+    where: str
+    text: str
+    files: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def numbers(self) -> list[str]:
+        """Its numbers, without those of code and of names such as ResNet-50."""
+        return _NUMBER.findall(self.text)
+
+    @property
+    def looks_measured(self) -> bool:
+        """Whether a number has the unit of a measurement."""
+        return re.search(_UNITS, self.text) is not None
+
+
+def texts(page: str) -> Iterator[Text]:
+    """The paragraphs, lists and tables of a page, without code and the targets of links."""
+    text = (ROOT / page).read_text("utf-8")
+    text = re.sub(r"^ *```.*?^ *```$", lambda block: "\n" * block[0].count("\n"), text, flags=re.M | re.S)
+    files, reason, line = (), "", 1
+    for part in re.split(r"(\n\s*\n)", text):
+        body = part.strip("\n")
+        if (mark := _SOURCE.match(body)) is not None:
+            files = tuple(mark[2].split()) if mark[1] == "measured" else ()
+            reason = "" if files else mark[2]
+            body = body[mark.end() :].strip("\n")
+        body = re.sub(r"^<!--.*?-->\n*", "", body)
+        if body.strip():
+            plain = re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+", " ", body)
+            yield Text(f"{page}:{line}", plain, files, reason)
+            files, reason = (), ""
+        line += part.count("\n")
