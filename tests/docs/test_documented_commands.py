@@ -1,7 +1,11 @@
-"""Every command line of README, docs and the help texts works: copied, with names for the words in capitals."""
+"""Every command line of README, docs and the help texts works: copied, with names for the words in capitals.
+
+So do the programs and recipes in README and docs, and every flag and setting that they name exists.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import yaml
 import documents
 import workshop
 from documents import PAGES
+from paths import ROOT
 from workshop import Shell
 
 FAKE_CLUSTER = workshop.Cluster
@@ -39,9 +44,7 @@ def shell(furnished, tmp_path, monkeypatch, request) -> Shell:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_work(page, shell):
     for block in documents.blocks(page):
-        if block.language == "sh" and not block.reason:
-            for line in documents.commands(block):
-                shell.run(line)
+        shell.run_block(block)
     for line in documents.inline(page):
         shell.run(line)
     assert not shell.problems, "\n".join(["", *shell.problems])
@@ -52,3 +55,24 @@ def test_the_commands_of_the_help_texts_can_be_read(shell):
     for line in documents.of_help():
         shell.run(line)
     assert not shell.problems, "\n".join(["", *shell.problems])
+
+
+def test_blocks_have_a_language_and_few_are_not_run():
+    found = [block for page in PAGES for block in documents.blocks(page)]
+    assert not [f"{block.page}:{block.line}" for block in found if block.language not in documents.LANGUAGES]
+    reasons = {block.reason for block in found if block.reason}
+    assert len(reasons) <= 6, reasons
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/migrate.md"])  # names flags of others
+def test_flags_and_settings_exist(page):
+    named = documents.flags(page)
+    known = documents.known_flags()
+    assert not {flag for flag in named if flag not in known}
+
+
+def test_settings_in_tables_of_other_trainers_exist():
+    rows = [line for line in (ROOT / "docs/migrate.md").read_text().splitlines() if line.startswith("| ")]
+    ours = re.findall(r"--[a-z][\w.-]*\.[\w-]+", "\n".join(row.split(" | ")[1] for row in rows))
+    assert len(ours) > 50
+    assert not {*ours} - documents.known_flags()

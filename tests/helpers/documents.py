@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import io
 import itertools
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 
 from paths import ROOT
+from worldsize import cli
 from worldsize.cli import usage
 from worldsize.cli.command import load
 from worldsize.cli.commands import COMMANDS
+from worldsize.jobs.targets import TARGETS
 
 PAGES = tuple(
     str(path.relative_to(ROOT))
@@ -109,6 +114,36 @@ def forms(text: str) -> list[str]:
     if (word := re.search(r"\S+\|\S+", text)) is not None:
         return [form for part in word[0].split("|") for form in forms(text.replace(word[0], part, 1))]
     return [text]
+
+
+# Flags --------------------------------------------------------------------------------------------------------------------
+
+LANGUAGES = ("sh", "text", "python", "yaml")
+# Of Slurm, timm, a benchmark and other programs; `--augment.` is the beginning of some.
+_FOREIGN = (
+    *("--array", "--cpus-per-task", "--gpus-per-node", "--mem", "--no-requeue", "--ntasks-per-node", "--signal"),
+    *("--augment", "--cifar10", "--class-map", "--enable-scheme", "--help", "--nnodes", "--nproc-per-node", "--version"),
+)
+
+
+def flags(page: str) -> set[str]:
+    """The flags that the text of a page names in backticks, as ours."""
+    text = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text("utf-8"), flags=re.M | re.S)
+    spans = [span for span in re.findall(r"`([^`\n]+)`", text) if span.startswith(("--", "worldsize "))]
+    return {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", span)} - {*_FOREIGN}
+
+
+@functools.cache
+def known_flags() -> frozenset[str]:
+    """Every flag of every command, on every target."""
+    helps = [[*command.words.split(), "--help"] for command in COMMANDS if command.options]
+    helps += [["train", "digits", "--on", on, "--help"] for on in TARGETS if on not in ("skypilot", "dstack")]
+    helps += [["render", "digits", "--on", on, "--help"] for on in TARGETS] + [["recipes", "--help"]]
+    printed = io.StringIO()
+    for words in helps:
+        with redirect_stdout(printed), suppress(SystemExit):
+            cli.main(words)
+    return frozenset(re.findall(r"--[a-z][\w.-]*\w", printed.getvalue()))
 
 
 # Numbers ------------------------------------------------------------------------------------------------------------------

@@ -21,17 +21,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch.distributed.run import get_args_parser
 
-from documents import Line
+import documents
+from documents import Block, Line
 from fake_cluster import KeepingCluster, gpu_node, is_in
 from paths import ROOT
 from processes import worldsize
 from worldsize import cli
 from worldsize.bench import allreduce
 from worldsize.cli import usage
-from worldsize.config import command_line
+from worldsize.config import command_line, recipe_files
 from worldsize.errors import UserError
 
 # Where the long part of a command begins.
@@ -52,6 +54,8 @@ LONG = (
     "bench.allreduce:_measure",
     "bench.explain:_small_passes",
     "report.page:write",
+    "inference.details.command:write_all",
+    "cli.completion:script",
     "inference.export.command:_work",
     "data.fetch.command:_downloaded",
     "cluster.image.build:build",
@@ -91,14 +95,13 @@ def furnish(folder: Path) -> Path:
     """Fill the folder: runs of digits, benchmarks, images, shards, an export, a recipe and a home."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.chdir(folder)
-        for seed in ("0", "1"):
-            done = worldsize("train", "digits", *SETTINGS, "--seed", seed, cwd=folder)
-            assert done.returncode == 0, done.stderr
         _images(Path("images"), Path("home/images"), Path("home/cifar10"))
-        done = worldsize("train", "digits", *SETTINGS, *OWN_IMAGES, cwd=folder)
-        assert done.returncode == 0, done.stderr
-        for name in ("imagenet-1", "imagenet-2", "relay"):
+        for more in ((), OWN_IMAGES):
+            done = worldsize("train", "digits", *SETTINGS, *more, cwd=folder)
+            assert done.returncode == 0, done.stderr
+        for name in ("digits-2", "imagenet-1", "imagenet-2", "relay"):
             shutil.copytree("runs/digits-1", f"runs/{name}")
+        _edit(Path("runs/digits-2/recipe.yaml"), ("seed: 0", "seed: 1"))
         imagenet = (("shufflenet_v2_x0_5", "resnet50"), ("crop_size: 16", "crop_size: 224"), ("size: 16", "size: 256"))
         for name in ("imagenet-1", "imagenet-2"):
             _edit(Path("runs", name, "recipe.yaml"), *imagenet)
@@ -202,6 +205,21 @@ class Shell:
             return None
         return getattr(self, f"_{first}", lambda _: f"no rule for {first!r} in {Path(__file__).name}")(line.text)
 
+    def run_block(self, block: Block) -> None:
+        """Run the commands or the program of a fenced block, or load its recipe; with a reason not to, do nothing."""
+        try:
+            if block.language == "sh" and not block.reason:
+                for line in documents.commands(block):
+                    self.run(line)
+            elif block.language == "python" and not block.reason:
+                network = block.text.replace("resnet50", "shufflenet_v2_x0_5")
+                exec(compile(network, f"{block.page}:{block.line}", "exec"), _images_in_memory())
+            elif block.language == "yaml" and "base:" in block.text:
+                Path("document.yaml").write_text(block.text)
+                recipe_files.load("document.yaml")
+        except Exception as error:
+            self.problems.append(f"{block.page}:{block.line}: {type(error).__name__}: {error}")
+
     # Programs that are not ours ------------------------------------------------------------------------------------------
 
     def _python(self, text: str) -> str | None:
@@ -298,6 +316,13 @@ class Shell:
         if code == 0 or (words[0] == "compare" and code == 1):
             return None
         return f"exit code {code}: {err.getvalue().strip() or out.getvalue().strip()[-300:]}"
+
+
+def _images_in_memory() -> dict[str, object]:
+    """What the programs of the documents take as given: an image, as several types, and the file a.png."""
+    array = np.zeros((16, 16, 3), np.uint8)
+    Image.fromarray(array).save("a.png")
+    return {"array": array, "pil_image": Image.fromarray(array), "tensor": torch.zeros(2, 3, 16, 16, dtype=torch.uint8)}
 
 
 def _begin(*_: object, **__: object) -> None:
