@@ -120,4 +120,5 @@ def _obey(orders: IO[bytes]) -> None:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.close()
+    process.kill()  # it may still be starting
     process.wait()
