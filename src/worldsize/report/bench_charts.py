@@ -5,9 +5,8 @@ from __future__ import annotations
 import altair as alt
 
 from worldsize.report.charts import TIMES, Figure, bars, layered, legend
-from worldsize.report.data import OWN, PUBLISHED, SHARED, Data
+from worldsize.report.data import MEASURED, OWN, PUBLISHED, SHARED, Data
 
-_COLORS = ("#4c78a8", "#f58518", "#e45756", "#72b7b2", "#54a24b", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d")
 _WORLD = "datum.world_size + ': ' + datum.series"
 
 
@@ -79,23 +78,22 @@ def _total(table: Data, first: int) -> alt.LayerChart:
 
 
 def _efficiency(table: Data) -> alt.LayerChart:
-    names = list(dict.fromkeys(row["series"] for row in table.rows if row["series"] != PUBLISHED))
-    colors = [_COLORS[i % len(_COLORS)] for i in range(len(names))]
-    scale = alt.Scale(domain=[*names, PUBLISHED], range=[*colors, "#888888"])
-    x, color = _x(), alt.Color("series:N", legend=legend(), scale=scale)
-    y = alt.Y("efficiency:Q", title="efficiency", axis=alt.Axis(format="%"), scale=alt.Scale(zero=True))
-    own = alt.Chart().transform_filter("!isValid(datum.source)")
+    title = "efficiency"
+    x, color = _x(), alt.Color("series:N", legend=legend())
+    y = alt.Y("efficiency:Q", title=title, axis=alt.Axis(format="%"), scale=alt.Scale(zero=True))
+    shape = alt.Shape("kind:N", legend=legend(), scale=alt.Scale(domain=[MEASURED, PUBLISHED], range=["circle", "diamond"]))
     percent = alt.Tooltip("efficiency:Q", format=".1%")
+    own = alt.Chart().transform_filter(f"datum.kind == '{MEASURED}'")
     points = own.mark_point(filled=True, opacity=0.6).encode(
-        x, y, color, tooltip=["series:N", "world_size:Q", "round:Q", percent]
+        *(x, y, color, shape), tooltip=["series:N", "world_size:Q", "round:Q", percent]
     )
-    middle = own.mark_line().encode(x, alt.Y("median(efficiency):Q", title="efficiency"), color)
+    middle = own.mark_line().encode(x, alt.Y("median(efficiency):Q", title=title), color)
     ideal = alt.Chart().transform_aggregate(low="min(world_size)", high="max(world_size)").transform_calculate(one="1")
     ideal = ideal.mark_rule(strokeDash=[5, 4], opacity=0.7).encode(
-        alt.X("low:Q", title="world size (processes)"), alt.X2("high"), alt.Y("one:Q", title="efficiency")
+        alt.X("low:Q", title="world size (processes)"), alt.X2("high"), alt.Y("one:Q", title=title)
     )
-    others = alt.Chart().transform_filter("isValid(datum.source)").mark_point(shape="diamond", filled=True, size=60)
-    others = others.encode(x, y, color, tooltip=["system:N", "world_size:Q", percent, "source:N"])
+    others = alt.Chart().transform_filter(f"datum.kind == '{PUBLISHED}'").mark_point(filled=True, size=60, color="#888888")
+    others = others.encode(x, y, shape, tooltip=["series:N", "world_size:Q", percent, "source:N"])
     return layered(table, others, ideal, middle, points)
 
 

@@ -13,10 +13,10 @@ from worldsize.attribution import causes
 from worldsize.report import published, statistics, timeline
 from worldsize.report.reading import Bench, Plan, Record, Run
 
-_TEXT = {"series", "part", "run", "row", "what", "line", "system", "source", "cores"}
+_TEXT = {"series", "part", "run", "row", "what", "line", "kind", "source", "cores"}
 _MEASURES = ("loss", "top1", "lr", "grad_norm")
 OWN, SHARED = "a core or GPU for each process", "oversubscribed"
-PUBLISHED = "published, see the table"
+MEASURED, PUBLISHED = "measured", "published, see the table"
 # What a step consists of, by the names of `attribution.causes.split`.
 STEP_PARTS = {
     "compute_ms": "computing",
@@ -98,11 +98,11 @@ def _efficiency(bench: Bench) -> list[Record]:
     """One row per measured efficiency and, as context, per published one; none if nothing was measured."""
     names = ("world_size", "round", "efficiency")
     known = [r for r in bench.results if isinstance(r.get("efficiency"), (int, float)) and not r.get("shares")]
-    rows = [{"series": statistics.series(r)} | {name: r.get(name) for name in names} for r in known]
+    rows = [{"kind": MEASURED, "series": statistics.series(r)} | {name: r.get(name) for name in names} for r in known]
     if not rows:
         return []
     return rows + [
-        {"series": PUBLISHED, "world_size": one.processes, "efficiency": one.efficiency, "system": one.system}
+        {"kind": PUBLISHED, "series": one.system, "world_size": one.processes, "efficiency": one.efficiency}
         | {"source": one.source}
         for one in published.RESULTS
     ]

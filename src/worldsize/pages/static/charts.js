@@ -12,7 +12,7 @@ function theme() {
     font: "system-ui, sans-serif",
     view: { stroke: null },
     axis: { ...text, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 11, titleFontWeight: "normal" },
-    legend: { ...text, labelFontSize: 12 },
+    legend: { ...text, labelFontSize: 12, layout: { bottom: { direction: "vertical", anchor: "start" } } },
     range: { category: dark.matches ? ["#6cb0ff", "#ffa85c", "#5fd08c", "#ff8c8c", "#c8a4ff", "#d3b36e"]
                                     : ["#1667c0", "#d2620b", "#1b8a4c", "#c7343b", "#7b4bc0", "#8a6a14"] },
   };
