@@ -155,6 +155,7 @@ def test_a_damaged_line_is_left_out(tmp_path, caplog):
         (("--procs", "2"), "several world sizes"),
         (("--procs", "1,many"), "--procs '1,many': pass positive numbers"),
         (("--nodes", "1,2"), "several nodes require a cluster"),
+        (("--strong", "--procs", "1,3"), "ddp, strong, 1 x 3: "),
         (("--strong", "--procs", "1,3"), "World sizes that fit: 1, 2"),
         (("--strategies", "dpp"), "--strategies 'dpp' is unknown"),
         (("--steps", "0"), "--steps and --rounds must be positive"),

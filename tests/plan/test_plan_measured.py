@@ -107,6 +107,22 @@ def test_an_incomplete_line_is_left_out_and_noted(tmp_path, capsys):
     assert "results.jsonl: 1 incomplete line not used." in capsys.readouterr().out.replace("\n", "")
 
 
+def test_of_several_kinds_of_jobs_one_is_used(tmp_path, capsys):
+    folder, _, _ = results(tmp_path / "bench")
+    out = tmp_path / "plan.json"
+    words = ("cifar10", *OF_RESULTS, "--global-batch", "16", "--devices", "1", "--from", folder, "--json", out)
+    plan(*words)
+    alone = forecasts(out)
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    with (folder / "results.jsonl").open("a") as file:
+        for line in lines:
+            file.write(json.dumps(line | {"kind_of_job": "mpijob", "step_ms": 9 * line["step_ms"]}) + "\n")
+    capsys.readouterr()
+    plan(*words)
+    assert "of several kinds of jobs, only local is used." in " ".join(capsys.readouterr().out.split())
+    assert forecasts(out) == alone
+
+
 @pytest.mark.parametrize("content", [None, "{}", "[", '{"world_size": 1, "hardware": null}'])
 def test_a_run_without_its_environment_is_refused(tmp_path, fails, content):
     run = tmp_path / "run"

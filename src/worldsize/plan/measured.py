@@ -120,6 +120,10 @@ def _bench(path: Path, job: Job) -> Calibration:
     if not lines:
         raise UserError(f"--from {path}: results.jsonl has no lines of `bench scaling`")
     _check_network(path, _measured_recipe(path), job.recipe)
+    kinds = list(dict.fromkeys(str(line.get("kind_of_job")) for line in lines))
+    if len(kinds) > 1:
+        lines = [line for line in lines if str(line.get("kind_of_job")) == kinds[0]]
+        notes = (*notes, f"{path}: of several kinds of jobs, only {kinds[0]} is used.")
     kept = [line for line in lines if line["world_size"] == 1 or _uses(str(line["strategy"]), job.recipe)]
     if all(line["world_size"] == 1 for line in kept) and any(line["world_size"] > 1 for line in lines):
         there = ", ".join(sorted({str(line["strategy"]) for line in lines}))

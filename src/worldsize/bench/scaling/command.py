@@ -96,7 +96,10 @@ class Benchmark:
         for kind in kinds - {"local"}:
             Jobs(kind, self.job_options)
         for case in self.cases:
-            self.recipe(case)
+            try:
+                self.recipe(case)
+            except UserError as error:
+                raise UserError(f"{case}: {error}") from None
             local.variant_of(case) if case.on == "local" else settings_of(case)
 
     def run(self, folder: RunFolder) -> list[Failure]:
