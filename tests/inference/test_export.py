@@ -52,6 +52,7 @@ def normalized(model: Model, images: list[np.ndarray]) -> torch.Tensor:
 # Formats ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_timm_loads_the_folder(exported: Exported, model: Model):
     out = exported("timm")
     network = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
@@ -181,12 +182,13 @@ def source_of(tmp_path: Path, **settings: Any) -> Source:
     return Source(found, "Run_1", "step-00000001", {}, lambda count: torch.zeros(count, 3, 32, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"data": {"val_mirror": True}}, marks=pytest.mark.slow),
-        pytest.param({"stem": "cifar"}, marks=pytest.mark.slow),
-        pytest.param({"blurpool": True}, marks=pytest.mark.slow),
+        {"data": {"val_mirror": True}},
+        {"stem": "cifar"},
+        {"blurpool": True},
         {"data": {"val_mirror": True, "interpolation": "bicubic"}, "stem": "cifar", "blurpool": True},
     ],
     ids=str,

@@ -210,6 +210,7 @@ def test_exports_have_one_preprocessing_and_one_set_of_weights(exported: Exporte
         worldsize.load(out).logits([b"nothing"])
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(run: Path, tmp_path: Path):
     process = start("export", run, "--to", "onnx", "--out", tmp_path / "out", cwd=tmp_path)
     until(lambda: list(tmp_path.glob(".out.tmp-*")), "the export has begun", running=process)

@@ -174,6 +174,7 @@ def triton_schema() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig"))()
 
 
+@pytest.mark.slow
 def test_layouts(exported: Exported, model: Model):
     out = exported("onnx", "--preprocess", "--layout", "kserve")
     images = pictures(2)
