@@ -51,7 +51,7 @@ class Train:
     """Resume OUT/NAME if it exists, and start again after a failure that may pass; also for schedulers that restart jobs.
     Requires --name."""
     retries: int = 3
-    """With --autoresume: give up after this many starts in a row without a new checkpoint."""
+    """With --autoresume: give up after this many restarts in a row without a new checkpoint."""
     stop_after: int | None = None
     """Save and stop after this step, as after Ctrl-C (exit code 75); --resume continues."""
 

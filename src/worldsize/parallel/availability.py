@@ -29,11 +29,11 @@ def _this_machine() -> Machine:
 def show() -> None:
     """Print the strategies and which ways to run them work here; then each reason once."""
     console = Console()
-    kinds = _table("strategy", "what it does", "processes", "rate is for")
+    kinds = _table("strategy", "what it does", "processes", "lr scaled to")
     for strategy in map(load, STRATEGIES):
         kinds.add_row(strategy.name, strategy.about, strategy.processes, strategy.rate)
     console.print(kinds, "")
-    table = _table("strategy", "device", "backend", "launchers", "here")
+    table = _table("strategy", "device", "backend", "launchers", "usable here")
     notes: list[str] = []
     named = ""
     for row in support():

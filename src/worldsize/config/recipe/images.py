@@ -77,7 +77,7 @@ class Data(Section):
     workers: int | None = operational(
         None, ge=1, description="decoding threads per process; None: one per core of the process"
     )
-    readers: int = operational(16, ge=1, description="reads in flight per process, each of 8 to 32 images")
+    readers: int = operational(16, ge=1, description="reads in flight per process")
     dct_scaling: bool = Field(
         False,
         description="random_resized, native decoder: decode large images at 1/2 or 1/4 size; faster, but different pixels",

@@ -30,7 +30,7 @@ class Strategy(base.Strategy):
     """Adasum of the optimizers' steps; each rank keeps its own optimizer state."""
 
     name = "adasum"
-    about = "combines the steps by their angle"
+    about = "adds orthogonal steps, averages parallel ones"
     processes = "2, 4, 8, ..."
     rate = "process"
     identity_settings = ("hierarchical",)

@@ -20,7 +20,7 @@ class Strategy(base.Strategy):
     """The replica of one worker."""
 
     name = "async"
-    about = "a parameter server: nobody waits"
+    about = "a parameter server: no worker waits"
     processes = "any"
     identity_settings = ("max_staleness",)
     settings = identity_settings

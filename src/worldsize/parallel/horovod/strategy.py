@@ -29,7 +29,7 @@ class Strategy(base.Strategy):
     """Horovod's DistributedOptimizer around the recipe's optimizer."""
 
     name = "horovod"
-    about = "the real Horovod: average or Adasum"
+    about = "Horovod: average or Adasum"
     processes = "any"
     identity_settings = ("compression", "op")
     settings = ("predivide", *identity_settings)

@@ -22,7 +22,7 @@ class Strategy(base.Strategy):
     """``local_steps`` (H) local steps, then the mean; the first ``local_after`` epochs average gradients instead."""
 
     name = "localsgd"
-    about = "steps alone, then averages weights"
+    about = "several local steps, then averages weights"
     identity_settings = ("local_steps", "local_after", "average_momentum")
     settings = identity_settings
     averages = False
