@@ -17,6 +17,7 @@ import workshop
 from documents import PAGES
 from paths import ROOT
 from workshop import Shell
+from worldsize import cli
 
 FAKE_CLUSTER = workshop.Cluster
 
@@ -76,3 +77,13 @@ def test_settings_in_tables_of_other_trainers_exist():
     ours = re.findall(r"--[a-z][\w.-]*\.[\w-]+", "\n".join(row.split(" | ")[1] for row in rows))
     assert len(ours) > 50
     assert not {*ours} - documents.known_flags()
+
+
+def test_the_prediction_that_is_shown_is_what_plan_prints(capsys):
+    """Its numbers are those of the model; other pages show output that depends on the machine."""
+    block, shown = (block for block in documents.blocks("docs/scaling.md") if block.line < 20)
+    [line] = documents.commands(block)
+    assert cli.main(line.text.split()[1:]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for row in shown.text.splitlines():
+        assert " ".join(row.split()) in printed
