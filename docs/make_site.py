@@ -53,16 +53,36 @@ def api() -> str:
             members = [(key, one) for key, one in vars(value).items() if not key.startswith("_")]
             for key, one in members:
                 if isinstance(one, property) or inspect.isfunction(one):
-                    lines += ["", f"### {name}.{key}", "", _described(key, one.fget if isinstance(one, property) else one)]
+                    text = inspect.getdoc(one) or "" if isinstance(one, property) else _described(key, one)
+                    lines += ["", f"### {name}.{key}", "", text]
     return "\n".join(lines) + "\n"
 
 
 def _described(name: str, value: object) -> str:
     signature = ""
     with suppress(TypeError, ValueError):
-        signature = f"```python\n{name}{inspect.signature(value)}\n```\n\n"
+        signature = f"```python\n{name}{_plain(inspect.signature(value))}\n```\n\n"
     text = re.sub(r"``([^`]+)``", r"`\1`", inspect.getdoc(value) or "")
+    text = re.sub(r"\n((?: *>>> .*\n?)+)", lambda found: f"\n\n```python\n{inspect.cleandoc(found[1])}\n```\n", text)
     return signature + re.sub(r"^(Args|Returns|Raises|Attributes):$", r"**\1**\n", text, flags=re.MULTILINE)
+
+
+class _Annotation(str):
+    """An annotation that is shown as it is written, without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _plain(signature: inspect.Signature) -> inspect.Signature:
+    """The signature without ``self``, with annotations as they are written."""
+    parameters = [one for one in signature.parameters.values() if one.name != "self"]
+    shown = [one.replace(annotation=_shown(one.annotation)) for one in parameters]
+    return signature.replace(parameters=shown, return_annotation=_shown(signature.return_annotation))
+
+
+def _shown(annotation: object) -> object:
+    return _Annotation(annotation) if isinstance(annotation, str) else annotation
 
 
 def commands() -> str:
