@@ -53,7 +53,7 @@ def runs(ranks):
 
 def same_as_reference(run: Path, expected: tuple[list[float], list[Replica]]) -> None:
     expected_losses, replicas = expected
-    assert losses(run) == pytest.approx(expected_losses, rel=1e-6)  # metrics.jsonl stores seven digits
+    assert losses(run) == pytest.approx(expected_losses, rel=1e-6)
     state = reference.mean_state(replicas, len(expected_losses))
     assert distance(weights(run), state) < 1e-9  # running statistics included
     own = {name: torch.from_numpy(array) for name, array in replicas[0].momentum().items()}

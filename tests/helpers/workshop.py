@@ -173,7 +173,7 @@ class Shell:
     """Runs the commands of documents in the current folder. ``problems`` are those that failed."""
 
     def __init__(self, patch: pytest.MonkeyPatch, connect: Callable[[], object], only_parse: bool = False) -> None:
-        self._patch, self._connect = patch, connect
+        self._patch, self._connect, self._only_parse = patch, connect, only_parse
         self._flags: dict[str, set[str]] = {}
         self.problems: list[str] = []
         if only_parse:
@@ -295,6 +295,8 @@ class Shell:
 
     def _main(self, words: list[str]) -> str | None:
         on = words[words.index("--on") + 1] if "--on" in words[:-1] else ""
+        if words[0] == "train" and not self._only_parse and not on.endswith("job") and _lacks_data(words):
+            return "the recipe's dataset needs --data.root"
         if words[0] == "train" and on in ("slurm", "ssh"):  # these need a Slurm, and hosts
             words = ["render", *words[1:]]
         if words[0] == "init":
@@ -316,6 +318,13 @@ class Shell:
         if code == 0 or (words[0] == "compare" and code == 1):
             return None
         return f"exit code {code}: {err.getvalue().strip() or out.getvalue().strip()[-300:]}"
+
+
+def _lacks_data(words: list[str]) -> bool:
+    """Whether these arguments of `train` name no folder of images, although the recipe has to read one."""
+    if words[1] not in recipe_files.names() or {"--data.root", "--help"} & {*words}:
+        return False
+    return recipe_files.load(words[1]).data.name not in ("digits", "synthetic")
 
 
 def _images_in_memory() -> dict[str, object]:
