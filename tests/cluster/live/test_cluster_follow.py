@@ -68,7 +68,7 @@ def test_all_lines_of_all_pods_arrive_in_order(cluster, image):
     got: dict[str, list[str]] = {}
     for event in follower.events():
         if isinstance(event, Line):
-            got.setdefault(event.pod, []).append(event.text)
+            got.setdefault(event.source, []).append(event.text)
     assert follower.state.phase == "Succeeded"
     expected = [str(number) for number in range(1, LINES + 1)]
     assert sorted(got) == ["worker-0", "worker-1"]
@@ -259,7 +259,7 @@ def test_a_name_that_is_too_long_is_reported(cluster, image, kind, length):
 def test_a_missing_runtime_is_refused_and_leaves_nothing(cluster, image):
     spec = spec_of(cluster, image, runtime="no-such-runtime")
     with pytest.raises(ClusterError, match="no-such-runtime"):
-        submit(cluster, "trainjob", spec, "true")
+        manage.submit(cluster, spec, load_target("trainjob").render(spec))
     assert [item for item in cluster.list("ConfigMap") if item["metadata"]["name"] == "j"] == []
 
 
