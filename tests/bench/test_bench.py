@@ -27,7 +27,7 @@ def test_every_strategy_is_known_everywhere():
     assert set(STRATEGIES) == names == {way.strategy for way in availability.support()}
     assert [parallel.load(name).name for name in STRATEGIES] == list(STRATEGIES)
     special = {setting for name in STRATEGIES for setting in parallel.load(name).settings}
-    assert special | {"strategy", "timeout_s"} == set(recipe.Parallel.model_fields)
+    assert special | {"strategy", "timeout_s", "stall_s"} == set(recipe.Parallel.model_fields)
 
 
 def test_what_is_known_of_strategies_needs_no_torch():

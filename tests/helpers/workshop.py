@@ -120,6 +120,7 @@ def furnish(folder: Path) -> Path:
         shutil.copytree("images/val", "imagenetv2-matched-frequency-format-val")
         assert cli.main(["data", "pack", "--root", "images", "--out", "packed"]) == 0
         Path("my.yaml").write_text("base: digits\n")
+        Path("net.py").write_text("from torch import nn\n\ndef build(classes):\n    return nn.Linear(1, classes)\n")
         Path("real.json").write_text("[[0], [0], [1], []]\n")
         Path("rn50_88_epochs.yaml").write_text("training: {batch_size: 64, epochs: 3}\nlr: {lr: 0.1}\n")
         Path("corrected.csv").write_text("image,label\ncat/1.png,dog\n")

@@ -32,9 +32,9 @@ STALLS = "stalls"  # in the run folder
 _POLL_S = 0.5
 _BUSY = 0.1  # cores: more than this much computing since the last beat is not waiting
 _KEPT = 1000  # newest steps that set the limit
-_TOLD_S = 3.0  # so long the verdict travels to the other watchers
+_TOLD_S = 5.0  # so long the verdict travels to the other watchers
 _EXIT_S = 5.0  # so long a process may take to end by itself
-_STACKS_S = 2.0
+_STACKS_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,8 @@ def main(argv: Sequence[str]) -> int:
             break
     if finding is not None and finding.ends:
         voice.tell(finding)
+        if task.rank in (finding.rank, 0 if finding.rank else 1):
+            _write_stacks(task)
         # The other watchers ask rank 0's, and the process that is stuck keeps the others waiting until they know.
         until = time.monotonic() + _TOLD_S
         while time.monotonic() < until and (task.listens is not None or finding.rank == task.rank):
@@ -216,15 +218,13 @@ class _Voice:
         self._say(f"warning: {finding.message}" if finding else "all processes make progress again")
 
     def tell(self, finding: Finding) -> None:
-        """Report why the run ends, with the stacks of the process that is stuck and of one that waits for it."""
+        """Report why the run ends."""
         run = Path(self._task.folder)
         message = (
             f"{finding.message}. What its threads do is in {run / STALLS}. "
             f"Resume the run with: worldsize train --resume {quoted(run)}"
         )
         report(message, Stalled.exit_code)
-        if self._task.rank in (finding.rank, 0 if finding.rank else 1):
-            _write_stacks(self._task)
         if not self._task.launched:
             self._say(message)
 
@@ -235,19 +235,20 @@ class _Voice:
 
 
 def _write_stacks(task: Task) -> None:
-    """Write what the process's threads do into the run folder."""
+    """Write what the process's threads do into the run folder: those of the stuck one, and of one that waits for it."""
     if STACKS is None:
         return
     with suppress(OSError):
         os.kill(task.pid, STACKS)
-        os.kill(task.pid, signal.SIGCONT)  # a stopped process shows them as soon as it continues, and is ended anyway
+        os.kill(task.pid, signal.SIGCONT)  # a stopped process shows them as soon as it continues
         content, until = b"", time.monotonic() + _STACKS_S
         while time.monotonic() < until:
-            time.sleep(0.1)
+            time.sleep(0.02)
             newest = os.pread(task.stacks, 1 << 20, 0)
             if newest and newest == content:
                 break
             content = newest
+        os.kill(task.pid, signal.SIGSTOP)  # it must not go on: the others know by now that the run ends
         if content:
             folder = Path(task.folder) / STALLS
             folder.mkdir(exist_ok=True)
@@ -258,6 +259,7 @@ def _end(task: Task) -> None:
     """End the process with the exit code of a stall; kill it if it cannot."""
     with suppress(OSError):
         os.write(1, b"\n")
+        os.kill(task.pid, signal.SIGCONT)
     until = time.monotonic() + _EXIT_S
     while time.monotonic() < until and is_alive(task.pid):
         time.sleep(0.05)
