@@ -126,6 +126,15 @@ def test_a_pod_without_local_variables_has_one_process():
         discover_rank_info(env | {"LOCAL_WORLD_SIZE": "2"})
 
 
+@pytest.mark.parametrize(("launcher", "rank", "size", "local"), [(SLURM, 5, 8, (1, 4)), (OPEN_MPI, 1, 2, (1, 2))])
+def test_scripts_that_set_rank_and_world_size_alone_keep_the_launchers_local_rank(launcher, rank, size, local):
+    """As in many batch scripts: RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS python -m worldsize train ..."""
+    env = launcher | {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    found = discover_rank_info(env)
+    assert (found.rank, found.size, found.local_rank, found.local_size, found.master) == (rank, size, *local, ("a", 1))
+    assert discover_rank_info(env | {"RANK": "0", "WORLD_SIZE": "9"}).local_size == 1  # of another world
+
+
 def test_horovodrun():
     job = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"}
     rank_info = discover_rank_info(job | {"HOROVOD_GLOO_RENDEZVOUS_PORT": "41282"})

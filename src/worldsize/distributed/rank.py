@@ -6,7 +6,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worldsize.errors import UserError
@@ -115,14 +115,33 @@ def discover_rank_info(env: Mapping[str, str] = os.environ) -> RankInfo:
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         rank_info = _torchrun(env)
-    elif (launcher := next((one for one in _LAUNCHERS if one.started(env)), None)) is not None:
-        rank_info = _of_launcher(launcher, env)
-    elif "SLURM_STEP_ID" in env and "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
-        rank_info = _slurm(env)
     else:
-        _refuse_unknown(env)
-        rank_info = RankInfo("none", 0, 1, 0, 1)
+        rank_info = _mpi_or_slurm(env) or _alone(env)
     return _check_expected(rank_info, env)
+
+
+def _mpi_or_slurm(env: Mapping[str, str]) -> RankInfo | None:
+    launcher = next((one for one in _LAUNCHERS if one.started(env)), None)
+    if launcher is not None:
+        return _of_launcher(launcher, env)
+    if "SLURM_STEP_ID" in env and "SLURM_STEP_NUM_TASKS" in env and "SLURM_PROCID" in env:
+        return _slurm(env)
+    return None
+
+
+def _alone(env: Mapping[str, str]) -> RankInfo:
+    """Refuses a launcher of several processes that worldsize does not know: each would train on its own."""
+    sizes = ("PMI_SIZE", *(one.size[0] for one in _LAUNCHERS), "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE", "ALPS_APP_SIZE")
+    ranks = ("PMI_RANK", *(one.rank for one in _LAUNCHERS), "PMIX_RANK", "FLUX_TASK_RANK")
+    ranks += ("JSM_NAMESPACE_RANK", "ALPS_APP_PE")
+    several = [name for name in sizes if env.get(name, "1") != "1"] + [name for name in ranks if env.get(name, "0") != "0"]
+    if several:
+        raise UserError(
+            f"{several[0]}={env[several[0]]}: this process is one of several, but its launcher did not set its local rank; "
+            "use torchrun, srun, or mpirun of Open MPI, MPICH, Intel MPI or MVAPICH, or set RANK, WORLD_SIZE, LOCAL_RANK, "
+            "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        )
+    return RankInfo("none", 0, 1, 0, 1)
 
 
 def _check_expected(rank_info: RankInfo, env: Mapping[str, str]) -> RankInfo:
@@ -146,17 +165,17 @@ def local_rank_info(processes: int) -> RankInfo:
 def _torchrun(env: Mapping[str, str]) -> RankInfo:
     size = _number(env, "WORLD_SIZE")
     rank = _number(env, "RANK")
+    master = _master(env, None, None) if size > 1 else None
+    if "LOCAL_RANK" not in env and "LOCAL_WORLD_SIZE" not in env:
+        # A script under srun or mpirun often sets RANK and WORLD_SIZE alone: the processes of a node must still differ.
+        around = _mpi_or_slurm(env)
+        if around is not None and (around.rank, around.size) == (rank, size):
+            return replace(around, master=master)
     # Kubeflow's operators set neither of the local variables in pods with one process.
     local_size = _number(env, "LOCAL_WORLD_SIZE", size if "LOCAL_RANK" in env else 1)
-    rank_info = RankInfo(
-        "worldsize --procs" if LOCAL_LAUNCH in env else "torchrun",
-        rank,
-        size,
-        _number(env, "LOCAL_RANK", 0 if local_size == 1 else None),
-        local_size,
-        _master(env, None, None) if size > 1 else None,
-    )
-    return _validated(rank_info)
+    local_rank = _number(env, "LOCAL_RANK", 0 if local_size == 1 else None)
+    launcher = "worldsize --procs" if LOCAL_LAUNCH in env else "torchrun"
+    return _validated(RankInfo(launcher, rank, size, local_rank, local_size, master))
 
 
 def _of_launcher(launcher: _Launcher, env: Mapping[str, str]) -> RankInfo:
@@ -170,20 +189,6 @@ def _of_launcher(launcher: _Launcher, env: Mapping[str, str]) -> RankInfo:
     job = next((env[variable] for variable in launcher.job if variable in env), launcher.job_default)
     master = _master(env, "127.0.0.1" if local_size == size else None, job) if size > 1 else None
     return _validated(RankInfo(name, _number(env, launcher.rank), size, local_rank, local_size, master))
-
-
-def _refuse_unknown(env: Mapping[str, str]) -> None:
-    """Refuse a launcher of several processes that worldsize does not know: each would train on its own."""
-    sizes = ("PMI_SIZE", *(one.size[0] for one in _LAUNCHERS), "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE", "ALPS_APP_SIZE")
-    ranks = ("PMI_RANK", *(one.rank for one in _LAUNCHERS), "PMIX_RANK", "FLUX_TASK_RANK")
-    ranks += ("JSM_NAMESPACE_RANK", "ALPS_APP_PE")
-    several = [name for name in sizes if env.get(name, "1") != "1"] + [name for name in ranks if env.get(name, "0") != "0"]
-    if several:
-        raise UserError(
-            f"{several[0]}={env[several[0]]}: this process is one of several, but its launcher did not set its local rank; "
-            "use torchrun, srun, or mpirun of Open MPI, MPICH, Intel MPI or MVAPICH, or set RANK, WORLD_SIZE, LOCAL_RANK, "
-            "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-        )
 
 
 def _slurm(env: Mapping[str, str]) -> RankInfo:
