@@ -48,7 +48,8 @@ horovod: $(VENV)/ready  ## build Horovod for .venv's torch and install it: 2 min
 $(VENV)/ready: pyproject.toml constraints.txt setup.py $(wildcard native/src/*)
 	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "worldsize requires Python 3.10 to 3.13; pass another one: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,k8s,report,tensorboard,wandb]"
+	# Without --no-compile, pip compiles every module of torch and others, of which few are imported: half a minute.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable ".[dev,docs,k8s,report,tensorboard,wandb]"
 	touch $@
 
 clean:

@@ -110,7 +110,7 @@ class Runner:
             if attempt < step.tries:
                 print(f"{step.name}: {why}; another try in {PAUSE:.0f} s", flush=True)
                 time.sleep(PAUSE)
-        result.failed[step.name] = f"{why}; its last line: {_last_line(step.name)}"
+        result.failed[step.name] = f"{why}; its last lines:\n{_last_lines(step.name)}"
 
     def _test(self, step: Step, result: Result) -> None:
         """Run the tests, then each failed one once more, alone. One that passes then is flaky, and not a failure."""
@@ -222,9 +222,11 @@ def log_of(name: str) -> Path:
     return LOGS / f"{name.replace(' ', '-')}.log"
 
 
-def _last_line(name: str) -> str:
+def _last_lines(name: str, count: int = 5) -> str:
+    """The end of a step's output, without what make says about it."""
     lines = log_of(name).read_text(errors="replace").split("\n")
-    return next((line.strip()[:160] for line in reversed(lines) if line.strip()), "(none)")
+    own = [line.rstrip()[:160] for line in lines if line.strip() and not line.startswith("make")]
+    return "\n".join(f"    {line}" for line in own[-count:]) or "    (none)"
 
 
 def _one_line(longrepr: Any) -> str:

@@ -109,6 +109,11 @@ def test_a_command_that_does_not_end_is_ended(tmp_path):
     assert "failed: endless: not finished after 0 s" in done.stdout
 
 
+def test_a_command_that_fails_shows_its_last_lines_without_those_of_make(tmp_path):
+    done = suite(tmp_path, "r.run(Step('check', ['bash', '-c', 'echo found; echo make: Error 1; exit 2']))")
+    assert "failed: check: exit code 2; its last lines:\n    found\n" in done.stdout
+
+
 def test_servers_stay_until_they_are_no_longer_needed(tmp_path):
     server = "sleep 3600 & echo $! > server"
     steps = f"""
