@@ -113,10 +113,7 @@ def discover_rank_info(env: Mapping[str, str] = os.environ) -> RankInfo:
     Raises:
         UserError: the variables contradict each other or are incomplete.
     """
-    if "RANK" in env and "WORLD_SIZE" in env:
-        rank_info = _torchrun(env)
-    else:
-        rank_info = _mpi_or_slurm(env) or _alone(env)
+    rank_info = _torchrun(env) if {"RANK", "WORLD_SIZE"} <= env.keys() else _mpi_or_slurm(env) or _alone(env)
     return _check_expected(rank_info, env)
 
 
