@@ -27,6 +27,9 @@ class FakeJobs(jobs.Jobs):
         return self.state["jobs"].get(name)
 
     def _start(self, *words):
+        if "--check-only" in words:
+            self.state["checked"].append([*words[words.index("--on") + 1 :][:3], words[-1]])
+            return subprocess.CompletedProcess(words, self.state.get("check", 0), "volume v does not exist", "")
         self.state["commands"].append(words)
         code = 0
         if words[0] == "train":
@@ -60,7 +63,9 @@ def volume(tmp_path, monkeypatch):
     """The state of `FakeJobs`, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "Jobs", FakeJobs)
-    monkeypatch.setattr(FakeJobs, "state", {"jobs": {}, "runs": {}, "commands": [], "speed": 100.0}, raising=False)
+    monkeypatch.setattr(
+        FakeJobs, "state", {"jobs": {}, "runs": {}, "commands": [], "checked": [], "speed": 100.0}, raising=False
+    )
     return FakeJobs.state
 
 
@@ -124,6 +129,13 @@ def test_a_job_that_failed_is_deleted(volume, monkeypatch):
     assert volume["jobs"] == {}
 
 
+def test_what_no_job_can_run_with_is_reported_before_the_first(volume):
+    volume["check"] = 2
+    with pytest.raises(UserError, match=r"1 x 2, pytorchjob: its job cannot run:\nvolume v does not exist"):
+        bench("--on", "local,pytorchjob", "--nodes", "1", "--procs", "1,2")
+    assert volume["commands"] == [] and not Path("runs").exists()
+
+
 def test_the_others_continue_after_a_job_that_failed(volume):
     told, volume["fails"] = [], "-2x1-"
     folder, code = command.run([*map(str, TINY), *ON, *OPTIONS], told.append)
@@ -159,6 +171,7 @@ def test_several_kinds_of_jobs_are_measured_apart(volume):
     submitted = [words for words in volume["commands"] if words[0] == "train"]
     assert [words[words.index("--on") + 1] for words in submitted] == ["mpijob", "mpijob", "trainjob", "trainjob"]
     assert len({words[words.index("--name") + 1] for words in submitted}) == 4
+    assert volume["checked"] == [[kind, "--nodes", "2", "--check-only"] for kind in ("mpijob", "trainjob")]  # the largest
     text = Path("runs/bench-scaling-1/table.md").read_text()
     assert "mpijob, ddp, weak scaling: 2 processes keep" in text and "trainjob, ddp, weak scaling: 2 processes keep" in text
 

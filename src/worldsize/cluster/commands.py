@@ -26,11 +26,13 @@ def train_on(argv: list[str]) -> int:
     asked = command_line.parse(options.Submit, rest, options.Submit(settings=recipe), f"train {stem} --on KIND")
     cluster = _cluster(asked.where)
     spec, manifests = _rendered(asked, stem, cluster.namespace)
-    if asked.preflight:
+    if asked.preflight or asked.check_only:
         from worldsize.cluster.preflight import runner
 
-        if not runner.run(cluster, asked.on, spec, manifests, quiet=True):
+        if not runner.run(cluster, asked.on, spec, manifests, quiet=not asked.check_only):
             return PREFLIGHT_FAILED
+    if asked.check_only:
+        return SUCCESS
     from worldsize.cluster.jobs import manage
     from worldsize.cluster.jobs.scheduler import Jobs
 

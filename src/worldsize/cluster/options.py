@@ -115,6 +115,8 @@ class Submit:
     """Stop following after this many seconds (exit code 3); the job keeps running."""
     preflight: bool = True
     """Run preflight checks before submitting the job."""
+    check_only: bool = False
+    """Run the preflight checks, print every finding, and submit nothing."""
     job: Flat[JobOptions] = JobOptions()
     where: Flat[Where] = Where()
     settings: RecipeFlags

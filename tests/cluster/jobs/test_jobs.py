@@ -186,9 +186,18 @@ def test_what_preflight_refuses_ends_with_2_and_is_not_sent(fake_cluster, capsys
     job = ("--on", "pytorchjob", "--image", "worldsize:1", "--volume", "absent", "--name", "r50", "--gpus", "0")
     assert cli.main(["train", "digits", *job, "--namespace", "team"]) == 2
     assert "volume absent does not exist" in capsys.readouterr().err
+    assert cli.main(["train", "digits", *job, "--check-only", "--namespace", "team"]) == 2
     assert created(fake_cluster) == []
     assert cli.main(["train", "digits", *job, "--no-preflight", "--detach", "--namespace", "team"]) == 0
     assert ("pytorchjobs", "r50") in created(fake_cluster)
+
+
+def test_check_only_shows_every_finding_and_submits_nothing(fake_cluster, capsys):
+    fake_cluster.add("PersistentVolumeClaim", "data", spec={"accessModes": ["ReadWriteMany"]}, status={"phase": "Bound"})
+    job = ("--on", "pytorchjob", "--image", "worldsize:1", "--volume", "data", "--gpus", "0")
+    assert cli.main(["train", "digits", *job, "--check-only", "--namespace", "team"]) == 0
+    assert "volume data" in capsys.readouterr().err
+    assert created(fake_cluster) == []
 
 
 @pytest.mark.parametrize("on", ["pytorchjob", "mpijob"])

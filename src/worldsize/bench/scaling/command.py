@@ -93,14 +93,16 @@ class Benchmark:
             raise UserError(f"--nodes {asked.nodes}: several nodes require a cluster, such as --on pytorchjob")
         if kinds == {"local"} and self.job_options:
             raise UserError(f"{self.job_options[0]}: options after `--` are for jobs on a cluster; pass --on")
-        for kind in kinds - {"local"}:
-            Jobs(kind, self.job_options)
+        on_cluster = {kind: Jobs(kind, self.job_options) for kind in sorted(kinds - {"local"})}
         for case in self.cases:
             try:
                 self.recipe(case)
             except UserError as error:
                 raise UserError(f"{case}: {error}") from None
             local.variant_of(case) if case.on == "local" else settings_of(case)
+        for kind, jobs in on_cluster.items():
+            largest = max((case for case in self.cases if case.on == kind), key=lambda case: case.world_size)
+            jobs.check(largest, self.recipe(largest))
 
     def run(self, folder: RunFolder) -> list[Failure]:
         """Make the runs that the folder does not have yet, and write its tables after each. Returns those that failed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,19 @@ class Jobs:
                     f"jobs on a cluster need {flag}: pass the options of `worldsize train --on {self.kind}` after `--`"
                 )
 
+    def check(self, case: Case, recipe: Recipe) -> None:
+        """Run the preflight checks of the case's job.
+
+        Raises:
+            UserError: it cannot run: the image or a volume is missing, or the cluster has no room.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{case.name}.yaml"
+            path.write_text(recipe_files.to_yaml(recipe), "utf-8")
+            done = self._start("train", str(path), *self._where(case), *self.options, "--check-only")
+        if done.returncode:
+            raise UserError(f"{case}: its job cannot run:\n{_said(done)}")
+
     def run(self, case: Case, recipe: Recipe, folder: Path, name: str, steps: int) -> Path:
         """Train ``steps`` steps as the job ``name`` and delete it. Returns its metrics.jsonl, downloaded to ``folder``.
 
@@ -48,8 +62,7 @@ class Jobs:
         path.write_text(recipe_files.to_yaml(recipe.model_copy(update={"max_steps": steps})), "utf-8")
         try:
             if self.find(name) is None:
-                where = ("--on", self.kind, "--nodes", str(case.nodes), "--procs", str(case.procs), "--name", name)
-                done = self._start("train", str(path), *where, *settings_of(case), *self.options)
+                done = self._start("train", str(path), *self._where(case), "--name", name, *self.options)
             else:
                 done = self._start("wait", name, *self._access())
         except KeyboardInterrupt:
@@ -66,6 +79,9 @@ class Jobs:
         finally:
             self.delete(name)
         return folder / name / "metrics.jsonl"
+
+    def _where(self, case: Case) -> list[str]:
+        return ["--on", self.kind, "--nodes", str(case.nodes), "--procs", str(case.procs), *settings_of(case)]
 
     def find(self, name: str) -> Job | None:
         """The job of this name; None if there is none."""
