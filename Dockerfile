@@ -38,7 +38,7 @@ RUN set -eu; \
     echo '__version__ = "0"' >src/worldsize/__init__.py; \
     touch LICENSE README.md; \
     pip="/opt/worldsize/bin/pip --no-cache-dir --disable-pip-version-check"; \
-    $pip install --constraint constraints.txt "setuptools>=77" ".[k8s,tensorboard,wandb,kaggle]"; \
+    $pip install --constraint constraints.txt "setuptools>=77" ".[k8s,tensorboard,wandb,kaggle,nvml]"; \
     $pip uninstall --yes worldsize; \
     rm -rf /tmp/build
 ENV PATH=/opt/worldsize/bin:$PATH HOME=/home/worldsize USER=worldsize PYTHONUNBUFFERED=1

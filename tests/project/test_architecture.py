@@ -52,6 +52,7 @@ TRAINING_LAYERS = [
     (
         "average_precision",
         "cuda_graph",
+        "device_usage",
         "losses",
         "margins",
         "precision",

@@ -26,6 +26,10 @@ _BENCH_COLUMNS = {
     "communication_ms": "communication, ms",
     "sent_mb": "sent, MB",
     "slowest_rank": "slowest rank",
+    "gpu_busy": "GPU busy",
+    "gpu_memory_gb": "GPU memory, GB",
+    "gpu_watts": "power, W",
+    "images_per_wh": "images/Wh",
     "us": "time, us",
     "bus_gb_per_s": "bus bandwidth, GB/s",
 }
@@ -252,7 +256,7 @@ def _time(time: float | None) -> str:
 
 
 def _medians(bench: Bench) -> Rows:
-    columns = {key: title for key, title in _BENCH_COLUMNS.items() if any(key in r for r in bench.results)}
+    columns = {key: title for key, title in _BENCH_COLUMNS.items() if any(r.get(key) is not None for r in bench.results)}
     groups: dict[tuple[str, int, int], list[Record]] = {}
     for result in bench.results:
         key = (statistics.series(result), result.get("world_size", 0), result.get("bytes", 0))
@@ -266,7 +270,7 @@ def _medians(bench: Bench) -> Rows:
 
 def _cell(key: str, value: float | None) -> str:
     counts = ("world_size", "global_batch", "slowest_rank", "bytes")
-    return _number(value, ".1%" if key == "efficiency" else ".0f" if key in counts else ",.4g")
+    return _number(value, ".1%" if key in ("efficiency", "gpu_busy") else ".0f" if key in counts else ",.4g")
 
 
 def _mark(key: str, group: Sequence[Record]) -> str:

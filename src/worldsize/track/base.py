@@ -56,7 +56,9 @@ class Step:
     slowest ranks with theirs. ``samples`` is a digest of the samples in order and ``chain``
     the run's fingerprint after this step (see `worldsize.runs.step_hashes`); empty: not recorded. ``details`` has values of
     specific strategies; for async: the worker that computed the gradient, its staleness in updates, and the number of
-    active workers.
+    active workers. ``gpu_watts`` is the mean power of all GPUs together since the last steps were collected, ``gpu_busy``
+    the share of that time in which a GPU computed (0 to 1, the mean), ``gpu_memory_gb`` the most memory that tensors had on
+    one GPU, 10^9 bytes; None: unknown, or on CPUs.
     """
 
     step: int
@@ -79,7 +81,13 @@ class Step:
     slowest_ranks: dict[int, float] = field(default_factory=dict)
     straggler_ms: float = 0.0
     overhead_ms: float = 0.0
+    gpu_watts: float | None = None
+    gpu_busy: float | None = None
+    gpu_memory_gb: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
+
+
+GPU = ("gpu_watts", "gpu_busy", "gpu_memory_gb")  # fields of `Step` that only GPUs have
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,9 @@ def step_scalars(step: Step) -> dict[str, float]:
     """A step as named scalars, for trackers that plot curves."""
     names = ("loss", "top1", "lr", "grad_norm")
     speed = ("images_per_s", "step_ms", "data_ms", "compute_ms", "communication_ms", "straggler_ms", "overhead_ms")
-    return {f"train/{n}": getattr(step, n) for n in names} | {f"speed/{n}": getattr(step, n) for n in speed} | step.details
+    gpu = [name for name in GPU if getattr(step, name) is not None]
+    scalars = {f"train/{n}": getattr(step, n) for n in names} | {f"speed/{n}": getattr(step, n) for n in (*speed, *gpu)}
+    return scalars | step.details
 
 
 def epoch_scalars(epoch: Epoch) -> dict[str, float]:

@@ -20,6 +20,7 @@ from worldsize.distributed.world import World
 from worldsize.parallel.base import Exchange, Strategy
 from worldsize.runs import step_hashes
 from worldsize.track.base import Step, Window
+from worldsize.training.device_usage import DeviceUsage, of_all
 from worldsize.training.gradients import Computed
 from worldsize.training.process_usage import UsageClock
 
@@ -82,6 +83,7 @@ class StepMetrics:
         self._pending: list[_Pending] = []
         self._work = work or Work()
         self._usage = UsageClock()
+        self._gpu = DeviceUsage(world.device) if world.device.type == "cuda" else None
         self._spent: _Seconds = defaultdict(float)  # since the last step ended
         self._in_steps: _Seconds = defaultdict(float)  # since the last window, between two steps of an epoch
         self._between: _Seconds = defaultdict(float)  # since the last window, between epochs
@@ -108,6 +110,8 @@ class StepMetrics:
         self._spent["other"] += now - self._ended - sum(self._spent.values())
         _move(self._spent, self._between)
         self._ended = self._began = now
+        if self._gpu is not None:
+            self._gpu.restart()
         self._since = self._usage.read()
         self._worked = (self._work.reading_s, self._work.decoding_s)
 
@@ -143,10 +147,12 @@ class StepMetrics:
         ranks = self._world.to_main(torch.cat([values, costs], dim=1))
         samples = self._world.to_main(torch.tensor([p.computed.samples for p in pending]))
         totals = self._world.to_main(self._totals(device_wait_ms))
+        gpus = None if self._gpu is None else self._world.to_main(self._gpu.take())
         steps: list[Step] = []
         where = None
         if ranks is not None and samples is not None and totals is not None:
-            steps = [self._step(p, ranks[:, i], samples[:, i], broken) for i, p in enumerate(pending)]
+            used = {} if gpus is None else of_all(gpus)
+            steps = [self._step(p, ranks[:, i], samples[:, i], broken, used) for i, p in enumerate(pending)]
             times = step_time.Steps(*ranks[:, :, -_COSTS:-1].permute(2, 1, 0))
             where = step_time.window(pending[-1].step, times, totals, self._take_between(), self._every_rank)
         return self._world.from_main(steps), where
@@ -171,7 +177,7 @@ class StepMetrics:
         self._in_steps.clear()
         return torch.tensor(values, dtype=torch.float64)
 
-    def _step(self, pending: _Pending, ranks: torch.Tensor, samples: torch.Tensor, broken: int) -> Step:
+    def _step(self, pending: _Pending, ranks: torch.Tensor, samples: torch.Tensor, broken: int, gpu: dict[str, Any]) -> Step:
         """One step of ``ranks`` (W, 2 A + 6): of each micro-batch the loss and the correct predictions; norm; costs."""
         sums = ranks[:, : -_COSTS - 1].reshape(-1, 2)
         norms, step_ms, data_ms, wait_ms, outside_ms, sent = ranks[:, -_COSTS - 1 :].T
@@ -200,6 +206,7 @@ class StepMetrics:
             broken=broken,
             samples=step_hashes.of_samples(samples.reshape(-1).numpy()),
             **_of_ranks(speeds, self._every_rank),
+            **gpu,
         )
 
 

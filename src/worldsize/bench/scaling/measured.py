@@ -16,6 +16,7 @@ from worldsize.bench.scaling.cases import Case
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.optim import schedules
+from worldsize.track.base import GPU
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ class Measured:
     same round, strategy and scaling; None until that is measured. ``slowest_rank`` is the rank that is at least 5 % slower
     than the median rank in half of the steps; None: there is none. ``shares`` is what the processes of a node share because
     it has fewer of it, such as ``2 cores``: the configuration is oversubscribed, and has no efficiency; None: it is not.
-    ``run`` is the run's folder next to the file.
+    ``run`` is the run's folder next to the file. ``gpu_*`` are means of those of `track.base.Step`, and
+    ``images_per_wh`` is what the GPUs' energy buys, images per watt-hour; None: unknown.
     """
 
     kind_of_job: str
@@ -60,6 +62,10 @@ class Measured:
     slowest_rank: int | None
     shares: str | None = None
     run: str | None = None
+    gpu_watts: float | None = None
+    gpu_busy: float | None = None
+    gpu_memory_gb: float | None = None
+    images_per_wh: float | None = None
 
     @property
     def case(self) -> Case:
@@ -104,10 +110,13 @@ def of_steps(case: Case, turn: int, recipe: Recipe, records: Sequence[dict[str, 
             f"{case}: the run ended after {len(records)} steps, fewer than --warmup {warmup} and --steps {steps}: "
             "raise --epochs or lower --steps"
         )
-    mean = {key: statistics.fmean(r[key] for r in counted) for key in ("step_ms", "communication_ms", "sent_bytes")}
+    mean: dict[str, Any] = {
+        key: statistics.fmean(r[key] for r in counted) for key in ("step_ms", "communication_ms", "sent_bytes")
+    }
     mean |= {key: statistics.fmean(r[key] for r in counted) for key in PARTS if key != "transfer_ms"}
     images = counted[0]["images_per_s"] * counted[0]["step_ms"] / 1000
     speed = images / mean["step_ms"] * 1000
+    mean |= {name: _mean_known([record.get(name) for record in counted]) for name in GPU}
     return Measured(
         kind_of_job=case.on,
         strategy=case.strategy,
@@ -124,10 +133,14 @@ def of_steps(case: Case, turn: int, recipe: Recipe, records: Sequence[dict[str, 
         sent_mb=mean.pop("sent_bytes") / 1e6,
         transfer_ms=mean["communication_ms"] - mean["straggler_ms"],
         slowest_rank=_slowest(counted),
-        shares=None,
-        run=None,
+        images_per_wh=speed * 3600 / mean["gpu_watts"] if mean["gpu_watts"] else None,
         **mean,
     )
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _peak_lr(recipe: Recipe, record: dict[str, Any], global_batch: int) -> float:

@@ -29,20 +29,25 @@ _HEADINGS = (
     "range",
 )
 _TIMES = ("data, ms", "compute", "transfer", "stragglers", "loop", "sent, MB", "slow rank")
+_GPU = {"gpu_busy": "GPU busy", "gpu_memory_gb": "memory, GB", "gpu_watts": "power, W", "images_per_wh": "images/Wh"}
 _NOTABLE = 0.01  # of a step
 
 
 def table(results: Sequence[Measured]) -> str:
     """A Markdown table of medians over the rounds; the range is that of the efficiencies of the rounds."""
-    rows: list[Sequence[str]] = [(*_HEADINGS, *_TIMES)]
+    gpu = [name for name in _GPU if any(getattr(one, name) is not None for one in results)]
+    rows: list[Sequence[str]] = [(*_HEADINGS, *_TIMES, *(_GPU[name] for name in gpu))]
     for case in dict.fromkeys(one.case for one in results):
-        rows.append(_row(case, [one for one in results if one.case == case]))
+        rows.append(_row(case, [one for one in results if one.case == case], gpu))
     return tables.table(rows)
 
 
-def _row(case: Case, own: Sequence[Measured]) -> tuple[str, ...]:
+def _row(case: Case, own: Sequence[Measured], gpu: Sequence[str]) -> tuple[str, ...]:
     def middle(key: str) -> float:
         return statistics.median(getattr(one, key) for one in own)
+
+    def known(key: str) -> str:
+        return "-" if any(getattr(one, key) is None for one in own) else f"{middle(key):.4g}"
 
     ratios = [one.efficiency for one in own if one.efficiency is not None]
     slow = {one.slowest_rank for one in own}
@@ -55,6 +60,7 @@ def _row(case: Case, own: Sequence[Measured]) -> tuple[str, ...]:
         *(f"{middle(part):.1f}" for part in PARTS),
         f"{middle('sent_mb'):.1f}",
         str(own[0].slowest_rank) if len(slow) == 1 and own[0].slowest_rank is not None else "-",
+        *(known(name) for name in gpu),
     )
 
 
