@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import math
 import os
 import signal
 import sys
@@ -306,6 +307,18 @@ def flipped_bit() -> None:
     step.StepRunner.run = flipping
     if "OTHER_HARDWARE" in os.environ:
         replicas.device_name = lambda kind: os.environ["RANK"]
+
+
+def nan_on_rank_1() -> None:
+    """Before the third step, a weight of rank 1 becomes NaN."""
+    run, steps = step.StepRunner.run, itertools.count(1)
+
+    def damaged(self, *arguments):
+        if os.environ["RANK"] == "1" and next(steps) == 3:
+            self.compute.state.model.fc.weight.data[0, 0] = math.nan
+        return run(self, *arguments)
+
+    step.StepRunner.run = damaged
 
 
 def no_heartbeat() -> None:

@@ -75,3 +75,8 @@ def test_different_hardware_may_round_differently(tmp_path):
     assert process.returncode == 0, output
     assert output.count("the processes have different hardware, which may round differently") == 1
     assert weights(tmp_path / "runs" / "a") and newest(tmp_path / "runs" / "a").name == "step-00000027"
+
+
+def test_the_rank_whose_loss_is_not_a_number_is_named(ranks):
+    output = ranks(2, "nan_on_rank_1").run("train", "digits", *SETTINGS, "--max-steps", "5", code=76)
+    assert "the loss is nan on rank 1, and finite on the others, at step 3 of 5" in output

@@ -58,7 +58,8 @@ class Step:
     specific strategies; for async: the worker that computed the gradient, its staleness in updates, and the number of
     active workers. ``gpu_watts`` is the mean power of all GPUs together since the last steps were collected, ``gpu_busy``
     the share of that time in which a GPU computed (0 to 1, the mean), ``gpu_memory_gb`` the most memory that tensors had on
-    one GPU, 10^9 bytes; None: unknown, or on CPUs.
+    one GPU, 10^9 bytes; None: unknown, or on CPUs. ``nonfinite_ranks`` are those with a loss of their own that is NaN or
+    infinite; empty if all ranks have one.
     """
 
     step: int
@@ -84,6 +85,7 @@ class Step:
     gpu_watts: float | None = None
     gpu_busy: float | None = None
     gpu_memory_gb: float | None = None
+    nonfinite_ranks: list[int] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
 
 

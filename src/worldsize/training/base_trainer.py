@@ -73,7 +73,9 @@ class BaseTrainer(ABC):
             # With fp16, infinite gradients are expected while the loss scaler adjusts; it skips those steps.
             norm_matters = not self.state.scaler.is_enabled()
             if not math.isfinite(step.loss):
-                self.diverged(f"the loss is {step.loss}", step.step, step.lr)
+                ranks = ", ".join(map(str, step.nonfinite_ranks))
+                where = f" on rank {ranks}, and finite on the others" if ranks else ""
+                self.diverged(f"the loss is {step.loss}{where},", step.step, step.lr)
             elif norm_matters and not math.isfinite(step.grad_norm):
                 self.diverged(f"the gradient's norm is {step.grad_norm}", step.step, step.lr)
 

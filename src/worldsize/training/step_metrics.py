@@ -205,6 +205,7 @@ class StepMetrics:
             sent_bytes=round(float(sent.mean())),
             broken=broken,
             samples=step_hashes.of_samples(samples.reshape(-1).numpy()),
+            nonfinite_ranks=_nonfinite(ranks[:, : -_COSTS - 1 : 2]),
             **_of_ranks(speeds, self._every_rank),
             **gpu,
         )
@@ -214,6 +215,12 @@ def _move(spent: _Seconds, to: _Seconds) -> None:
     for name, seconds in spent.items():
         to[name] += seconds
     spent.clear()
+
+
+def _nonfinite(losses: torch.Tensor) -> list[int]:
+    """The ranks with a loss that is not finite, of losses (W, A); none if all have one."""
+    ranks = (~losses.isfinite()).any(1).nonzero().flatten().tolist()
+    return ranks if len(ranks) < len(losses) else []
 
 
 def _of_ranks(speeds: torch.Tensor, every_rank: bool) -> dict[str, Any]:
