@@ -20,6 +20,7 @@ from worldsize.watchdog.process import is_alive
 # As short as a test needs; the default is 30 s.
 QUICK = ("--parallel.stall-s", "2")
 PROGRESS = "has made no progress for"
+UNIFIED = Path("/sys/fs/cgroup/cgroup.procs").exists()  # cgroup v2, which can kill frozen processes
 
 
 def watchers(rank: int) -> list[int]:
@@ -125,6 +126,41 @@ def test_a_slow_run_goes_on(tmp_path, rule):
     output = warning + process.communicate(timeout=400)[0]
     assert process.returncode == 0, output
     assert PROGRESS in warning
+
+
+@pytest.fixture
+def freezer():
+    """freezer(pids, frozen=True): freeze these processes together, as a container is frozen, or let them go on."""
+    group = Path("/sys/fs/cgroup" if UNIFIED else "/sys/fs/cgroup/freezer") / f"worldsize-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error.strerror}")
+    state, words = (group / "cgroup.freeze", "01") if UNIFIED else (group / "freezer.state", ("THAWED", "FROZEN"))
+
+    def set_state(pids: list[int], frozen: bool = True) -> None:
+        for pid in pids:
+            (group / "cgroup.procs").write_text(str(pid))
+        state.write_text(words[frozen])
+
+    yield set_state
+    set_state([], frozen=False)
+    until(lambda: not (group / "cgroup.procs").read_text(), "its processes have ended")
+    group.rmdir()
+
+
+@pytest.mark.slow
+def test_a_frozen_process_is_named_and_not_waited_for(tmp_path, freezer):
+    """Its watcher is frozen with it, and with cgroup v1 it cannot even be killed; a process that waits for dead storage
+    cannot, either."""
+    process = start_until(tmp_path, "a", 2, 6, *QUICK)
+    frozen = workers(process.pid)[1]
+    freezer([frozen, *watchers(frozen)])
+    assert process.wait(400) == 72
+    freezer([], frozen=False)  # it still has the other end of the output
+    output = process.communicate(timeout=400)[0]
+    assert f"worldsize: rank 1 ({os.uname().nodename}, process {frozen}) has not been heard of for" in output
+    assert f"worldsize: process {frozen} cannot be ended now" in output or UNIFIED
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from worldsize.distributed.stop_signals import end_with_parent
 from worldsize.errors import SIGNAL_BASE
+from worldsize.launch.unkillable import children
 
 BEAT_S = 5.0
 SILENCE_S = 30.0
@@ -118,15 +119,9 @@ def _say(text: str) -> None:
 
 def _kill_descendants() -> None:
     """Kill what the command has left behind, until nothing is."""
-    while children := _children(os.getpid()):
-        for pid in children:
+    while left := children(os.getpid()):
+        for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(-1, 0)
-
-
-def _children(pid: int) -> list[int]:
-    with suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []

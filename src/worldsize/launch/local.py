@@ -17,8 +17,8 @@ from typing import Any
 
 from worldsize.distributed.rank import LOCAL_LAUNCH
 from worldsize.distributed.stop_signals import handled
-from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS, PeersUnreachable
-from worldsize.launch import entry_point
+from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS, PeersUnreachable, Stalled
+from worldsize.launch import entry_point, unkillable
 
 ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 # What a rank may report because another one has ended.
@@ -91,7 +91,8 @@ def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mappi
     os.environ[LOCAL_LAUNCH] = str(processes)
     try:
         program, *words = entry_point.command(sys.executable)
-        elastic_launch(LaunchConfig(**supported), program)(*words, *argv)
+        with unkillable.not_waited_for(logs, lambda: _stall(logs)):
+            elastic_launch(LaunchConfig(**supported), program)(*words, *argv)
     finally:
         del os.environ[LOCAL_LAUNCH]
 
@@ -102,6 +103,12 @@ def report(message: str, code: int) -> None:
     if path:
         content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
         Path(path).write_text(json.dumps(content | {"worldsize": {"code": code, "time": time.time()}}))
+
+
+def _stall(logs: Path) -> tuple[float, str] | None:
+    """When the newest hang was reported, and its message."""
+    found = [(at, outcome.message) for at, outcome in reports(logs) if outcome.code == Stalled.exit_code]
+    return max(found, default=None)
 
 
 def _silence(package: str) -> None:
