@@ -310,7 +310,7 @@ class Gathered:
 
 def test_ranks_on_different_hardware_are_reported(caplog, monkeypatch):
     here = {"device": "H100", "driver": "550.54.15", "nccl": "2.27.5"}
-    monkeypatch.setattr(environment, "hardware", lambda world: here)
+    monkeypatch.setattr(environment, "hardware", lambda kind, threads: here)
     facts = {"data": {}, "precision": "bf16"}
     other = Gathered(lambda own, hardware: (own, hardware | {"device": "A100"}))
     with caplog.at_level(logging.WARNING):

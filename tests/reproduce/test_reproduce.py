@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from processes import records, start, worldsize
@@ -22,12 +23,13 @@ from waiting import until
 from worldsize import cli
 from worldsize.checkpoint import list_checkpoints
 from worldsize.checkpoint.retention import thinned
-from worldsize.config.recipe import Data
+from worldsize.config.recipe import Data, Recipe
 from worldsize.data.datasets.digits import open_dataset
 from worldsize.data.images.crops import PadCrop
 from worldsize.data.sampling.random_numbers import Use, uniforms
 from worldsize.errors import UserError
-from worldsize.reproduce import prove, replay
+from worldsize.reproduce import promise, prove, replay
+from worldsize.reproduce.promise import Promise
 from worldsize.runs import step_hashes
 
 # Eight steps of digits per epoch; checkpoints after steps 8, 16 and 24.
@@ -224,6 +226,100 @@ def test_an_audit_computes_windows_again(run, tmp_path):
     done = worldsize("audit", run, cwd=tmp_path)
     assert done.returncode == 1
     assert "INCONSISTENT: step-00000016/model.safetensors is not what its steps compute" in done.stdout
+
+
+@pytest.mark.slow
+def test_steps_of_other_processes_are_compared_up_to_rounding(run, tmp_path):
+    """As those of a GPU without --deterministic are."""
+    done = worldsize("audit", run, "--procs", "2", "--windows", "1", "--seed", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(
+        r"window +steps \d+ to \d+: the same samples, the same numbers up to rounding \(0.0001\); after", done.stdout
+    )
+    assert "CONSISTENT up to rounding: the records agree; bits are not promised, because 2 processes computed" in done.stdout
+    done = worldsize("replay", run, "--step", "18:20", "--procs", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bit-identical" in done.stdout or "up to rounding (0.0001): this holds" in done.stdout
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    wrong = [line | {"loss": 1.01 * line["loss"]} if line.get("step") == 17 else line for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in wrong))
+    done = worldsize("replay", run, "--step", "18:20", "--procs", "2", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "from step 17, loss is" in done.stdout and "up to rounding (0.0001): this does not hold" in done.stdout
+
+
+GPU = {"device": "NVIDIA H100 80GB HBM3", "instructions": "AVX512", "threads": None, "cuda": "12.8", "driver": "550.54.15"}
+
+
+def on_gpu(run: Path) -> dict:
+    """Let environment.json say that the run was on a GPU."""
+    environment = json.loads((run / "environment.json").read_text())
+    environment |= {"device": GPU["device"], "hardware": GPU, "precision": "bf16"}
+    (run / "environment.json").write_text(json.dumps(environment))
+    return environment
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_run_of_a_gpu_is_computed_again_on_a_gpu_only(run, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    on_gpu(run)
+    assert cli.main(["audit", str(run), "--windows", "0"]) == 0
+    said = capfd.readouterr().out
+    assert "the bits may differ: device: was NVIDIA H100 80GB HBM3, is none" in said
+    assert "the bits may differ: driver: was 550.54.15, is" in said
+    for arguments in (["audit", str(run)], ["replay", str(run), "--step", "20"]):
+        assert cli.main(arguments) == 64
+        said = capfd.readouterr().err
+        assert "was trained on a GPU (NVIDIA H100 80GB HBM3), and torch finds none here: use a machine" in said
+        assert ("--windows 0" in said) == (arguments[0] == "audit")
+
+
+def test_another_number_of_threads_is_named(run, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    _, said = audit(run, capsys, "--windows", "0")
+    assert re.search(r"the bits may differ: threads: was \d+, is 7", said)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "deterministic", "procs", "says"),
+    [
+        ("auto", False, 1, "the same samples, the same numbers up to rounding (0.02)"),
+        ("auto", True, 1, "the same bits"),
+        ("auto", True, 2, "the same samples, the same numbers up to rounding (0.02)"),
+        ("bitwise", False, 2, "the same bits"),
+        ("localsgd", True, 2, "the same samples"),
+    ],
+)
+def test_what_is_promised_of_a_run_on_a_gpu(run, strategy, deterministic, procs, says):
+    recipe = Recipe.model_validate({"deterministic": deterministic, "parallel": {"strategy": strategy}})
+    assert str(promise.of(on_gpu(run), recipe, 1, procs)) == says
+    recorded_on_a_cpu = {"precision": "fp32", "hardware": {"cuda": None}}
+    assert not promise.of(recorded_on_a_cpu, recipe, procs, procs).no_bits
+
+
+@pytest.mark.parametrize(
+    ("change", "bits", "rounded"),
+    [
+        ({}, None, None),
+        ({0: {"loss": 1 + 1e-6}}, 1, None),
+        ({0: {"grad_norm": 1 + 1e-3}}, 1, None),
+        ({0: {"grad_norm": 1.1}}, 1, 1),
+        ({0: {"loss": 1.1}}, 1, 1),
+        ({2: {"loss": 1.1}}, 3, None),  # rounding grows
+        ({2: {"lr": 1 + 1e-9}}, 3, 3),
+    ],
+)
+def test_rounding_is_told_from_other_numbers(finished, change, bits, rounded):
+    recorded = records(finished, "step")
+    again = [dict(step) for step in recorded]
+    for at, factors in change.items():
+        again[at] |= {name: again[at][name] * factor for name, factor in factors.items()}
+    for kept, expected in ((Promise(), bits), (Promise("of a GPU", 0.01), rounded)):
+        found = kept.broken(recorded, again)
+        assert (found and found.step) == expected
+    again[5]["samples"] = "0" * 16
+    for tolerance in (0.01, None):
+        assert Promise("of a GPU", tolerance).broken(recorded, again).name in ("samples", "lr")
 
 
 # replay

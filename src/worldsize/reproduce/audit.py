@@ -8,17 +8,20 @@ import json
 import random
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file
 
 from worldsize import checkpoint, parallel
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data import file_sizes, open_dataset
 from worldsize.errors import CheckpointError
-from worldsize.reproduce import compare, scratch_runs
-from worldsize.reproduce.compare import processes
+from worldsize.reproduce import compare, promise, scratch_runs
+from worldsize.reproduce.compare import StepDifference, processes
+from worldsize.reproduce.promise import Promise
 from worldsize.runs import step_hashes
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training.resume import same_names_other_sizes
@@ -26,12 +29,27 @@ from worldsize.training.resume import same_names_other_sizes
 
 @dataclass(frozen=True)
 class Window:
-    """Steps between two checkpoints, ``first`` to ``last``, that were computed again with ``procs`` processes."""
+    """Steps between two checkpoints, ``first`` to ``last``, that were computed again with ``procs`` processes.
+
+    ``no_bits`` says why their bits were not compared, see `Promise`; empty: they are equal. Otherwise ``promise`` was, and
+    ``loss`` is the relative difference of the last loss, ``weights`` that of all weights and statistics together.
+    """
 
     first: int
     last: int
     procs: int
     sha256: str
+    no_bits: str = ""
+    promise: str = ""
+    loss: float = 0.0
+    weights: float = 0.0
+
+    def __str__(self) -> str:
+        steps = f"steps {self.first:,} to {self.last:,}"
+        if not self.no_bits:
+            return f"{steps}: bit-identical, {processes(self.procs)}"
+        differ = f"after it the loss differs by {self.loss:.1e}, the weights by {self.weights:.1e}"
+        return f"{steps}: {self.promise}; {differ}; {processes(self.procs)}"
 
 
 @dataclass
@@ -90,7 +108,9 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
         environment=scratch_runs.environment_of(run),
         seed=seed,
     )
-    for warning in scratch_runs.warnings(run, recipe, procs):
+    if windows:
+        scratch_runs.check_device(run, ", or pass --windows 0 to verify only its records")
+    for warning in scratch_runs.warnings(run, recipe, procs or int(certificate.environment["world_size"])):
         tell(f"the bits may differ: {warning}")
     try:
         _verify_origin(recipe, data, looked_at, last)
@@ -167,6 +187,7 @@ def _replay_windows(
     procs: int | None,
     tell: Callable[[str], None],
 ) -> None:
+    recipe = recipe_files.load(str(run.recipe))
     ends = [0, *sorted(found)]
     pairs = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
     chosen = sorted(random.Random(certificate.seed).sample(pairs, min(windows, len(pairs))))
@@ -175,20 +196,32 @@ def _replay_windows(
         tell(f"computing steps {first + 1:,} to {last:,} again, with {processes(size)}")
         with tempfile.TemporaryDirectory(prefix="worldsize-audit-") as folder:
             again = scratch_runs.compute_again(run, found[first][0] if first else None, last, size, Path(folder))
-            _compare(records[first:last], again, found[last][0])
-            certificate.windows.append(Window(first + 1, last, size, again.sha256))
+            kept = promise.of(certificate.environment, recipe, int(found[last][1]["world_size"]), size)
+            _compare(records[first:last], again, found[last][0], kept)
+            window = Window(first + 1, last, size, again.sha256)
+            certificate.windows.append(_measured(window, kept, records[last - 1], again, found[last][0]))
 
 
-def _compare(records: list[dict[str, Any]], again: scratch_runs.Steps, expected: Path) -> None:
-    names = tuple(name for name in step_hashes.COVERED if records and name in records[0])
-    if found := compare.first_difference(records, again.records, names):
+def _compare(records: list[dict[str, Any]], again: scratch_runs.Steps, expected: Path, kept: Promise) -> None:
+    if found := kept.broken(records, again.records):
         raise Inconsistent(
             f"step {found.step:,}: {found.name} is {found.a} in metrics.jsonl and {found.b} when computed again", found.step
         )
+    if kept.no_bits:
+        return
     for name in ("model", "optimizer"):
         file = f"{name}.safetensors"
         if (expected / file).read_bytes() != (again.checkpoint / file).read_bytes():
             raise Inconsistent(f"{expected.name}/{file} is not what its steps compute", again.records[-1]["step"])
+
+
+def _measured(window: Window, kept: Promise, last: dict[str, Any], again: scratch_runs.Steps, expected: Path) -> Window:
+    """The window with how far it is from what the run recorded, if not bit-identical."""
+    if not kept.no_bits:
+        return window
+    loss = StepDifference(window.last, "loss", last["loss"], again.records[-1]["loss"]).relative
+    own, theirs = (load_file(path / "model.safetensors") for path in (again.checkpoint, expected))
+    return replace(window, no_bits=kept.no_bits, promise=str(kept), loss=loss, weights=compare.overall(own, theirs))
 
 
 def text(certificate: Certificate) -> list[str]:
@@ -204,10 +237,13 @@ def text(certificate: Certificate) -> list[str]:
         f"environment  {environment['device']}, torch {environment['versions']['torch']}, {environment['precision']}, "
         f"{environment['strategy']}, {processes(environment['world_size'])}",
         *(f"checkpoint   {name}  sha256 {sha256[:16]}" for name, sha256 in certificate.checkpoints.items()),
-        *(f"window       steps {w.first:,} to {w.last:,}: bit-identical, {processes(w.procs)}" for w in certificate.windows),
+        *(f"window       {window}" for window in certificate.windows),
         f"seed         {certificate.seed}",
         "",
     ]
+    rounded = next((window.no_bits for window in certificate.windows if window.no_bits), "")
+    if certificate.problem is None and rounded:
+        return [*lines, f"CONSISTENT up to rounding: the records agree; bits are not promised, because {rounded}."]
     if certificate.problem is None:
         return [*lines, "CONSISTENT: the records agree, and every window leads from one checkpoint's bits to the next."]
     return [*lines, f"INCONSISTENT: {certificate.problem}"]

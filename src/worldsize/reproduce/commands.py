@@ -40,7 +40,7 @@ def replay(argv: list[str]) -> int:
 
     result = replays.replay(folder, asked.step, asked.procs, asked.from_start, asked.out, tell)
     print("\n".join(replays.report(result)))
-    return FAILED if result.difference is not None and result.promised else SUCCESS
+    return FAILED if result.broken is not None else SUCCESS
 
 
 def audit(argv: list[str]) -> int:

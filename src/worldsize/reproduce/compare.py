@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worldsize.runs.step_hashes import COVERED
@@ -41,21 +40,6 @@ class TensorDifference:
     relative: float
     count: int
     total: int
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The steps ``first`` to ``last``: the run's records and those computed again; their first difference."""
-
-    first: int
-    last: int
-    start: int
-    procs: int
-    promised: bool
-    recorded: list[dict[str, Any]]
-    again: list[dict[str, Any]]
-    difference: StepDifference | None
-    page: Path
 
 
 def first_difference(

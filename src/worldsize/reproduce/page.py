@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from worldsize import checkpoint, pages
-from worldsize.reproduce.compare import Replay, processes
+from worldsize.reproduce.compare import processes
 from worldsize.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from worldsize.reproduce.replay import Replay
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from worldsize.errors import UserError
 from worldsize.reproduce import compare, scratch_runs
 from worldsize.reproduce.compare import StepDifference, TensorDifference, processes
 from worldsize.reproduce.options import Prove
+from worldsize.reproduce.promise import ROUNDING
 from worldsize.reproduce.scratch_runs import Steps
 
-# How far losses and gradient norms of the first step may differ by rounding alone.
-_ROUNDING = {"fp64": 1e-10, "fp32": 1e-4, "tf32": 1e-2, "bf16": 2e-2, "fp16": 2e-2}
 # What differs between machines and settings, by its name in environment.json.
 _CAUSES = {
     "threads": "the number of threads per process",
@@ -225,7 +224,7 @@ def _cause(a: Path, b: Path) -> str:
 
 def _rounding(run: Path) -> float:
     environment = json.loads((run / "environment.json").read_text("utf-8"))
-    return _ROUNDING[environment["precision"]]
+    return ROUNDING[environment["precision"]]
 
 
 def _first_step_agrees(a: Steps, b: Steps, tolerance: float) -> bool:

@@ -6,16 +6,36 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worldsize import parallel
 from worldsize.config import recipe_files
 from worldsize.errors import UserError
-from worldsize.reproduce import compare, page, scratch_runs
-from worldsize.reproduce.compare import Replay, processes
+from worldsize.reproduce import page, promise, scratch_runs
+from worldsize.reproduce.compare import StepDifference, processes
+from worldsize.reproduce.promise import Promise
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training.step_recorder import VARIABLE
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The steps ``first`` to ``last``: the run's records, and those computed again from step ``start``.
+
+    ``difference`` is the first one; ``broken`` the first that breaks the ``promise``, of all steps since ``start``.
+    """
+
+    first: int
+    last: int
+    start: int
+    procs: int
+    promise: Promise
+    recorded: list[dict[str, Any]]
+    again: list[dict[str, Any]]
+    difference: StepDifference | None
+    broken: StepDifference | None
+    page: Path
 
 
 def steps(text: str) -> tuple[int, int]:
@@ -46,10 +66,13 @@ def replay(
         UserError: the run does not have the step, or no checkpoint before it.
     """
     first, last = steps(wanted)
-    recorded = _recorded(run, first, last)
+    _recorded(run, first, last)
     start, path = _start(run, first, from_start)
-    size = procs or int(scratch_runs.environment_of(run)["world_size"])
+    scratch_runs.check_device(run, "")
+    environment = scratch_runs.environment_of(run)
+    size = procs or int(environment["world_size"])
     recipe = recipe_files.load(str(run.recipe))
+    kept = promise.of(environment, recipe, int(environment["world_size"]), size)
     for warning in scratch_runs.warnings(run, recipe, size):
         tell(f"the bits may differ: {warning}")
     tell(f"computing steps {start + 1:,} to {last:,} again, with {processes(size)}")
@@ -60,12 +83,11 @@ def replay(
             again = scratch_runs.compute_again(run, path, last, size, Path(folder)).records
         finally:
             del os.environ[VARIABLE]
-        again = [record for record in again if first <= record["step"] <= last]
-        names = tuple(name for name in ("samples", *compare.NUMBERS) if name in recorded[0])
-        found = compare.first_difference(recorded, again, names)
-        same_size = size == scratch_runs.environment_of(run)["world_size"]
-        promised = same_size or parallel.strategy_class(recipe.parallel).same_bits
-        result = Replay(first, last, start, size, promised, recorded, again, found, out)
+        recorded = _recorded(run, start + 1, last)
+        broken = kept.broken(recorded, again)
+        recorded, again = (records[first - start - 1 :] for records in (recorded, again))
+        found = Promise().broken(recorded, again)
+        result = Replay(first, last, start, size, kept, recorded, again, found, broken, out)
         page.write(out, run, result, page.read_step(Path(folder), first, size))
     return result
 
@@ -96,10 +118,12 @@ def _start(run: RunFolder, first: int, from_start: bool) -> tuple[int, Path | No
 def report(result: Replay) -> list[str]:
     """What the user reads."""
     count = f"step {result.first:,}" if result.first == result.last else f"steps {result.first:,} to {result.last:,}"
-    if result.difference is None:
+    found = result.broken or result.difference
+    if found is None:
         verdict = f"{count}: bit-identical to metrics.jsonl"
     else:
-        found = result.difference
         verdict = f"{count}: from step {found.step:,}, {found.name} is {found.b} instead of {found.a} ({found.relative:.1e})"
-        verdict += "" if result.promised else "; this strategy promises equal bits only with the run's number of processes"
+    if found is not None and result.promise.no_bits:
+        holds = "this does not hold" if result.broken else "this holds"
+        verdict += f". Bits are not promised, because {result.promise.no_bits}, but {result.promise}: {holds}"
     return [verdict, f"what the model saw in step {result.first:,}: {result.page}"]

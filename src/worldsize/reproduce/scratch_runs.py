@@ -7,11 +7,12 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from worldsize import checkpoint, parallel
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe, Track
+from worldsize.distributed.rank import local_rank_info, threads_per_process
 from worldsize.errors import SUCCESS, CheckpointError, Stopped, UserError, WorldsizeError
 from worldsize.reproduce import training_process
 from worldsize.runs.run_folder import RunFolder
@@ -124,7 +125,8 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
         ComputationFailed: the training failed.
         UserError: the run is asynchronous.
     """
-    recipe = recipe_files.load(str(run.recipe))
+    # `auto` could mean another device here.
+    recipe = recipe_files.load(str(run.recipe)).model_copy(update={"device": device_of(run)})
     if parallel.strategy_class(recipe.parallel).asynchronous:
         raise UserError(
             f"{run.path} is asynchronous: the order of its updates depends on time, so it cannot be computed again"
@@ -152,13 +154,31 @@ def environment_of(run: RunFolder) -> dict[str, Any]:
     return found
 
 
-def warnings(run: RunFolder, recipe: Recipe, procs: int | None) -> list[str]:
-    """Why bits may differ from the run's although nothing is wrong: another machine, other versions, other processes."""
+def device_of(run: RunFolder) -> Literal["cpu", "cuda"]:
+    """The kind of device that the run was computed on."""
+    return "cuda" if environment_of(run).get("hardware", {}).get("cuda") else "cpu"
+
+
+def check_device(run: RunFolder, otherwise: str) -> None:
+    """Refuse to compute a run's steps again on a machine without its kind of device.
+
+    Args:
+        otherwise: what to do here instead.
+
+    Raises:
+        UserError: the run was computed on a GPU, and there is none.
+    """
+    if device_of(run) == "cuda" and environment.device_name("cuda") == "none":
+        raise UserError(
+            f"{run.path} was trained on a GPU ({environment_of(run)['device']}), and torch finds none here: "
+            f"use a machine with such a GPU{otherwise}"
+        )
+
+
+def warnings(run: RunFolder, recipe: Recipe, procs: int) -> list[str]:
+    """Why bits may differ from the run's although nothing is wrong: another machine, or other versions."""
     recorded = environment_of(run)
-    kind = "cuda" if recorded.get("hardware", {}).get("cuda") else "cpu"
-    old = {"device": recorded["device"], **recorded["versions"]}
-    new = {"device": environment.device_name(kind), **environment.versions()}
-    found = [f"{name}: was {old.get(name)}, is {new[name]}" for name in new if old.get(name) != new[name]]
-    if procs not in (None, recorded["world_size"]) and not parallel.strategy_class(recipe.parallel).same_bits:
-        found.append(f"processes: was {recorded['world_size']}, is {procs}")
-    return found
+    threads = parallel.threads(recipe.parallel) or threads_per_process(local_rank_info(procs))
+    old = {"device": recorded["device"], **recorded.get("hardware", {}), **recorded["versions"]}
+    new = environment.hardware(device_of(run), threads) | environment.versions()
+    return [f"{name}: was {old[name]}, is {new[name]}" for name in new if name in old and old[name] != new[name]]

@@ -24,15 +24,20 @@ def versions() -> dict[str, str | None]:
     return {"worldsize": worldsize.__version__, "python": platform.python_version()} | {p: _version(p) for p in _PACKAGES}
 
 
-def hardware(world: World) -> dict[str, Any]:
-    """What the bits of a run depend on, besides its recipe, data and versions: with equal values they are equal."""
+def hardware(kind: str, threads: int) -> dict[str, Any]:
+    """What the bits of a run depend on, besides its recipe, data and versions: with equal values they are equal.
+
+    Args:
+        kind: of device.
+        threads: of a process that computes on a CPU.
+    """
     import torch
 
-    cuda = world.device.type == "cuda"
+    cuda = kind == "cuda"
     return {
-        "device": device_name(world.device.type),
+        "device": device_name(kind),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": None if cuda else world.threads,
+        "threads": None if cuda else threads,
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": _nccl() if cuda else None,
@@ -56,7 +61,7 @@ def describe(world: World, precision: str, strategy: Strategy) -> dict[str, Any]
         "precision": precision,
         "platform": platform.platform(),
         "versions": versions(),
-        "hardware": hardware(world),
+        "hardware": hardware(world.device.type, world.threads),
     }
 
 
@@ -99,10 +104,10 @@ def _cuda() -> str:
     return f"{torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, NCCL {_nccl()}, driver {driver}"
 
 
-def _nccl() -> str:
+def _nccl() -> str | None:
     import torch
 
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    return ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
 
 
 def decoder() -> str:
@@ -116,11 +121,11 @@ def decoder() -> str:
 
 
 def device_name(kind: str) -> str:
-    """The name of the GPU or the processor."""
+    """The name of the GPU or the processor; "none" without a GPU."""
     if kind == "cuda":
         import torch
 
-        return torch.cuda.get_device_name()
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

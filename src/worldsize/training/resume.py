@@ -65,7 +65,7 @@ def check_ranks(world: World, facts: dict[str, Any], same_bits: bool) -> None:
         UserError: on all ranks; names the difference.
     """
     own = {name: facts.get(name) for name in ("data", "precision", "teacher")} | {"versions": environment.versions()}
-    values = world.gather((own, environment.hardware(world)))
+    values = world.gather((own, environment.hardware(world.device.type, world.threads)))
     first, first_hardware = values[0]
     for rank, (other, hardware) in enumerate(values):
         for what in own:
