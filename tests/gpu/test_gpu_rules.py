@@ -215,13 +215,17 @@ def test_the_thread_that_waits_for_a_copy_uses_the_gpu_of_the_copy(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fp32", "tf32", "bf16"])
-def test_fp32_is_fp32(name):
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+def test_fp32_is_fp32_and_so_are_sums(name):
+    products = torch.backends.cuda.matmul
+    before = precision._rules_now()
     try:
+        precision._Rules(True, False, True, True).set()
         precision.Precision(name, GPU).apply()
-        assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == (name == "tf32")
+        assert torch.backends.cudnn.allow_tf32 == products.allow_tf32 == (name == "tf32")
+        assert not products.allow_bf16_reduced_precision_reduction
+        assert not products.allow_fp16_reduced_precision_reduction
     finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+        before.set()
 
 
 def test_threads_with_other_formats_take_turns(monkeypatch):

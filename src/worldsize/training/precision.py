@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -30,8 +31,11 @@ class Precision:
         return torch.float64 if self.name == "fp64" else torch.float32
 
     def apply(self) -> None:
-        """Set what torch decides for the whole process: without tf32, fp32 is fp32, also in cuDNN's convolutions."""
-        _set_tf32(self.name == "tf32", self.name == "tf32")
+        """Set what torch decides for the whole process: without tf32, fp32 is fp32, also in cuDNN's convolutions.
+
+        Sums of products of bf16 and fp16 are fp32, which cuBLAS would else shorten in between.
+        """
+        _rules_of(self.name == "tf32").set()
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -62,6 +66,36 @@ class Precision:
         return GradScaler(self.device.type, enabled=enabled)
 
 
+class _Rules(NamedTuple):
+    """What torch may do less exactly on GPUs, in the whole process."""
+
+    tf32_convolutions: bool
+    tf32_products: bool
+    bf16_sums: bool
+    fp16_sums: bool
+
+    def set(self) -> None:
+        torch.backends.cudnn.allow_tf32 = self.tf32_convolutions
+        products = torch.backends.cuda.matmul
+        products.allow_tf32 = self.tf32_products
+        products.allow_bf16_reduced_precision_reduction = self.bf16_sums
+        products.allow_fp16_reduced_precision_reduction = self.fp16_sums
+
+
+def _rules_of(tf32: bool) -> _Rules:
+    return _Rules(tf32, tf32, False, False)
+
+
+def _rules_now() -> _Rules:
+    products = torch.backends.cuda.matmul
+    return _Rules(
+        torch.backends.cudnn.allow_tf32,
+        products.allow_tf32,
+        products.allow_bf16_reduced_precision_reduction,
+        products.allow_fp16_reduced_precision_reduction,
+    )
+
+
 class _SharedTf32:
     """Whether the process allows TF32, as the threads that are inside `Precision.applied` need it."""
 
@@ -69,30 +103,26 @@ class _SharedTf32:
         self._changed = threading.Condition()
         self._inside = 0
         self._allowed = False
-        self._before = (False, False)
+        self._before = _rules_of(False)
 
     def enter(self, allowed: bool) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not self._inside or self._allowed == allowed)
             if not self._inside:
-                self._before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+                self._before = _rules_now()
                 self._allowed = allowed
-                _set_tf32(allowed, allowed)
+                _rules_of(allowed).set()
             self._inside += 1
 
     def leave(self) -> None:
         with self._changed:
             self._inside -= 1
             if not self._inside:
-                _set_tf32(*self._before)
+                self._before.set()
                 self._changed.notify_all()
 
 
 _SHARED = _SharedTf32()
-
-
-def _set_tf32(convolutions: bool, products: bool) -> None:
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolutions, products
 
 
 def resolve(recipe: Recipe, device: torch.device) -> Precision:
