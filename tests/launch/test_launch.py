@@ -25,6 +25,8 @@ EXPECTED, INTERNAL = Outcome(64, "wrong"), Outcome(70, "lost a peer")
         ({0: 70, 1: -9}, [(60.0, INTERNAL)], 70),
         ({0: -15, 1: -11}, [], 139),
         ({0: -15, 1: 3}, [], 3),
+        ({0: -6, 1: -9, 2: -6}, [], 137),
+        ({0: -6, 1: -15}, [], 134),
     ],
 )
 def test_the_cause_of_a_failure(exit_codes, reports, code):

@@ -143,6 +143,8 @@ def cause(exit_codes: dict[int, int], reports: list[tuple[float, Outcome]], now:
         if first.code not in EFFECTS or not deaths or now - at > _AGENT_KILL_S:
             return first
     exits = [(rank, code) for rank, code in exit_codes.items() if code > 0]
+    # NCCL aborts the ranks that lost one on a GPU: of two deaths, an abort is the later one.
+    deaths.sort(key=lambda death: death[1] == -signal.SIGABRT)
     rank, code = (deaths or exits or list(exit_codes.items()))[0]
     return Outcome(_code(code), _death(code, rank))
 
