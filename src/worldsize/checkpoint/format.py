@@ -30,6 +30,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from worldsize.distributed.copy_stream import copy_stream
 from worldsize.errors import CheckpointError
 from worldsize.runs import run_folder
 
@@ -82,7 +83,7 @@ class Copying:
         return copies
 
     def _to_host(self, tensors: Tensors, device: torch.device) -> Tensors:
-        stream = torch.cuda.Stream(device)
+        stream = copy_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             # Only copies to pinned memory return before they are done.

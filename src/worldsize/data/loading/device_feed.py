@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import torch
 
 from worldsize.data.loading.loader import Batch
+from worldsize.distributed.copy_stream import copy_stream
 
 
 class Feed(Iterator[Batch]):
     """The same batches, on the device.
 
-    On a GPU, `prefetch` starts the copy of the next batch on a stream of its own; call it once the current batch's
+    On a GPU, `prefetch` starts the copy of the next batch on `copy_stream`; call it once the current batch's
     computation is launched. On a CPU it does nothing.
 
     Args:
@@ -22,7 +23,7 @@ class Feed(Iterator[Batch]):
     def __init__(self, batches: Iterator[Batch], device: torch.device, ahead: bool = True) -> None:
         self._batches = batches
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" and ahead else None
+        self._stream = copy_stream(device) if device.type == "cuda" and ahead else None
         self._copied: Batch | None = None
 
     def __next__(self) -> Batch:
