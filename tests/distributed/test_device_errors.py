@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -17,10 +18,11 @@ from processes import HERE, environment, free_port
 from worldsize import cli
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.normalize import Normalise
-from worldsize.distributed import device_errors, world
+from worldsize.distributed import batch_plan, device_errors, world
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import RankInfo
-from worldsize.errors import NcclFailed, PeersUnreachable, UserError
+from worldsize.errors import GpuFull, NcclFailed, PeersUnreachable, UserError
+from worldsize.models import factory
 from worldsize.training import out_of_memory, precision
 from worldsize.training.gradients import GradientComputer
 from worldsize.training.objective import Objective
@@ -28,47 +30,60 @@ from worldsize.training.objective import Objective
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
+# What torch raises, in the words of its sources: the allocator, cuDNN's search for an algorithm, cuBLAS, pinned memory.
+FULL_TEXTS = {
+    "allocator": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."),
+    "search": RuntimeError("FIND was unable to find an engine to execute this computation after trying 30 plans."),
+    "choice": RuntimeError("GET was unable to find an engine to execute this computation"),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cudnn": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "context": RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable assertions."),
+}
+
+
 class Small(nn.Module):
     """A network on a device whose memory holds ``most`` images."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, full: Exception) -> None:
         super().__init__()
-        self.most, self.weight = most, nn.Parameter(torch.ones(3, 2))
+        self.most, self.full, self.weight = most, full, nn.Parameter(torch.ones(3, 2))
 
     def forward(self, x):
         if len(x) > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...")
+            raise self.full
         return x.mean((2, 3)) @ self.weight
+
+
+LARGE = "a forward pass of 256 images is too large, one of "
 
 
 @pytest.mark.parametrize(
     ("most", "plan", "advice"),
     [
-        (100, BatchPlan(256, 256, 1), "a forward pass of 256 images is too large, one of 64 fits: add --micro"),
-        (
-            100,
-            BatchPlan(256, 32, 1, groups=8),
-            "a forward pass of 256 images is too large, one of 64 fits: add --forw",
-        ),
-        (
-            20,
-            BatchPlan(256, 32, 1, groups=8),
-            "not even a forward pass of 32 images fits: lower --micro-batch to less",
-        ),
-        (0, BatchPlan(256, 256, 1), "not even a forward pass of 1 images fits: lower --data.train-crop-size"),
+        (100, BatchPlan(256, 256, 1), f"{LARGE}64 fits: add --micro-batch 64 --forward-batch 64"),
+        (100, BatchPlan(256, 32, 1, groups=8), f"{LARGE}64 fits: add --forward-batch 64"),
+        # Seven micro-batches cannot be computed three by three.
+        (200, BatchPlan(224, 32, 1, groups=7), "a forward pass of 224 images is too large, one of 32 fits: add --forward-"),
+        (20, BatchPlan(256, 32, 1, groups=8), f"{LARGE}16 fits: add --micro-batch 16 --forward-batch 16"),
+        (0, BatchPlan(256, 256, 1), "not even a forward pass of 1 images fits: lower --data.train-crop-size, or use"),
     ],
 )
-def test_the_message_of_a_full_gpu_names_a_batch_that_fits(most, plan, advice):
-    small = Small(most)
-    recipe = Recipe.model_validate({"data": {"train_crop_size": 8}})
+@pytest.mark.parametrize("full", FULL_TEXTS, ids=str)
+def test_the_message_of_a_full_gpu_names_a_batch_that_fits_and_is_accepted(most, plan, advice, full):
+    small = Small(most, FULL_TEXTS[full])
+    values = {"global_batch": plan.global_batch, "micro_batch": plan.micro_batch, "data": {"train_crop_size": 8}}
+    recipe = Recipe.model_validate(values)
     objective = Objective(small, Normalise(recipe.data, CPU, torch.float32), precision.Precision("fp32", CPU), recipe)
     compute = GradientComputer(recipe, plan, 0, CPU, SimpleNamespace(model=small, objective=objective))
-    with pytest.raises(torch.OutOfMemoryError) as failed:
+    with pytest.raises(RuntimeError) as failed:
         small(torch.zeros(256, 3, 8, 8))
     explained = device_errors.explain(failed.value, 0, lambda: out_of_memory.remedy(compute))
     assert isinstance(explained, UserError)
     assert str(explained).startswith(f"out of GPU memory: {advice}") and "Tried to allocate" not in str(explained)
     assert small.weight.grad is None
+    if flags := re.findall(r"--(micro|forward)-batch (\d+)", str(explained)):
+        accepted = recipe.model_dump() | {f"{name}_batch": int(number) for name, number in flags}
+        assert batch_plan.plan(Recipe.model_validate(accepted), 1).forward_batch <= most
 
 
 FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."
@@ -137,14 +152,33 @@ def test_a_failure_of_one_rank_is_printed_there_and_does_not_wait_for_the_others
     assert "worldsize: out of GPU memory: a forward pass" in (tmp_path / "1").read_text()
 
 
-@given(failed=st.integers(2, 5000), limit=st.integers(0, 5000), multiple=st.integers(1, 64))
-def test_halving_ends_at_a_batch_that_fits(failed, limit, multiple):
+@given(candidates=st.lists(st.integers(1, 5000), unique=True).map(sorted), limit=st.integers(0, 5000))
+def test_bisection_ends_at_the_largest_batch_that_fits(candidates, limit):
     tried = []
-    found = out_of_memory.largest_batch(lambda n: tried.append(n) or n <= limit, failed, multiple)
-    assert all(n % multiple == 0 and 0 < n < failed for n in tried) and len(tried) < 14
-    assert found is None or (found == tried[-1] <= limit)
-    if failed // 2 >= multiple and limit >= failed // 2:
-        assert found is not None
+    found = out_of_memory.largest(lambda n: tried.append(n) or n <= limit, candidates)
+    assert found == max((n for n in candidates if n <= limit), default=None)
+    assert len(tried) <= len(candidates).bit_length()
+
+
+@pytest.mark.parametrize(("most", "chosen"), [(300, 256), (100, 64), (32, 32), (5, 256)])
+def test_a_default_that_does_not_fit_is_lowered_to_what_the_run_accepts(most, chosen):
+    """If nothing fits, it stays: the error in training says what to change."""
+    plan = out_of_memory.smaller_plan(BatchPlan(256, 32, 1, groups=8), lambda n: n <= most)
+    assert plan.forward_batch == chosen
+
+
+@pytest.mark.parametrize(
+    ("plan", "advice"),
+    [
+        (BatchPlan(256, 32, 1, groups=8), "256 images at a time is too large: add --forward-batch 128"),
+        (BatchPlan(224, 32, 1, groups=7), "256 images at a time is too large: add --forward-batch 32"),
+        # Of a network with dropout, whose micro-batches are not computed together.
+        (BatchPlan(256, 32, 1), "256 images at a time is too large: add --forward-batch 32"),
+        (None, "256 images at a time is too large: add a smaller --forward-batch, a multiple of --micro-batch 32"),
+    ],
+)
+def test_the_remedy_for_an_evaluation_is_accepted(plan, advice):
+    assert out_of_memory.of_evaluation(256, Recipe(), plan) == f"an evaluation of {advice}"
 
 
 # From reports: NVIDIA/nccl #2076 and #1514, pytorch/torchtitan #1224.
@@ -180,6 +214,12 @@ def test_errors_of_nccl_name_the_peer_and_the_likely_cause(message, parts):
     assert all(part in str(explained) for part in parts), str(explained)
 
 
+def test_nccl_without_memory_is_a_full_gpu():
+    message = "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
+    explained = device_errors.explain(dist.DistBackendError(message), 3, str)
+    assert isinstance(explained, GpuFull) and "the GPU is full: lower --micro-batch" in str(explained)
+
+
 def test_an_error_of_nccl_while_ranks_connect_is_explained(monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise dist.DistBackendError(DUPLICATE)
@@ -198,3 +238,30 @@ def test_an_operation_without_a_deterministic_implementation_is_a_user_error():
     explained = device_errors.explain(RuntimeError(torch_message), 0, str)
     assert isinstance(explained, UserError) and "leave out --deterministic" in str(explained)
     assert device_errors.explain(RuntimeError("something else"), 0, str) is None
+
+
+class Broken(nn.Module):
+    """A network that always fails."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error, self.weight = error, nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: uncorrectable ECC error encountered",
+        "CUDA error: no kernel image is available for execution on the device",
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        "GET was unable to find an engine to execute this computation",
+    ],
+)
+def test_a_failing_gpu_is_not_taken_for_an_image_size_that_does_not_fit(text):
+    with pytest.raises(RuntimeError, match=text.split(":")[0]):
+        factory.check_input(Broken(RuntimeError(text)), 32, 2, "own")
+    with pytest.raises(UserError, match="does not support images of 32 pixels"):
+        factory.check_input(Broken(RuntimeError("sizes do not match")), 32, 2, "own")

@@ -8,9 +8,6 @@ import runpy
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,31 +15,20 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from gloo_ranks import join
 from paths import ROOT
 from processes import environment
-from worldsize import cli
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.parallel.base import Exchange
 from worldsize.runs import step_hashes
-from worldsize.training import trainer
 from worldsize.training.gradients import Computed
-from worldsize.training.margins import Margins
 from worldsize.training.rank_decisions import RankDecisions
-from worldsize.training.saver import Saver
 from worldsize.training.state import gather
 from worldsize.training.step_metrics import StepMetrics
 
 CPU = torch.device("cpu")
-
-
-def join(rank: int, size: int, folder: str) -> World:
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
-    return World(RankInfo("torchrun", rank, size, rank, size, ("127.0.0.1", 1)), CPU, "gloo", 1, control)
 
 
 def decisions(rank: int, size: int, folder: str) -> None:
@@ -83,61 +69,6 @@ def lost(rank: int, size: int, folder: str) -> None:
 def test_a_lost_rank_is_noticed_by_those_that_wait_for_it(tmp_path):
     mp.start_processes(lost, (3, str(tmp_path)), nprocs=3, start_method="forkserver")
     assert (tmp_path / "done-0").exists()
-
-
-def stuck(rank: int, size: int, folder: str, between_steps: bool) -> None:
-    """Rank 2 is lost while the others wait for their GPU, as in a collective of NCCL."""
-    world = replace(join(rank, size, folder), device=torch.device("cuda", 0))
-    control = RankDecisions(world, grace_s=0.2)
-    with control.watched():
-        time.sleep(0.1)
-    if rank == 2:
-        return
-    if between_steps:
-        with control.watched():
-            time.sleep(100)
-    control.propose(False, False, False, 0)
-    time.sleep(100)
-
-
-@pytest.mark.parametrize("between_steps", [False, True])
-def test_a_process_whose_gpu_waits_for_a_lost_rank_ends(tmp_path, between_steps):
-    context = mp.get_context("forkserver")
-    ranks = [context.Process(target=stuck, args=(rank, 3, str(tmp_path), between_steps)) for rank in range(3)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(240)
-    assert [process.exitcode for process in ranks] == [69, 69, 0]
-
-
-def test_evaluations_saves_and_margins_are_watched(tmp_path, monkeypatch):
-    """On GPUs they exchange tensors, for which the host would wait as long as NCCL does."""
-    active, found = [], set()
-
-    @contextmanager
-    def watched(_: RankDecisions):
-        assert not active  # it does not nest
-        active.append(True)
-        yield
-        active.pop()
-
-    def recorded(owner: object, name: str) -> None:
-        work = getattr(owner, name)
-
-        def record(*arguments, **options):
-            found.add((name, bool(active)))
-            return work(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, record)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(RankDecisions, "watched", watched)
-    for owner, name in ((trainer, "evaluate"), (Saver, "save"), (Margins, "merge")):
-        recorded(owner, name)
-    small = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "8", "--micro-batch", "8", "--max-steps", "1")
-    assert cli.main(["train", "digits", *small]) == 0
-    assert found == {("evaluate", True), ("save", True), ("merge", True)}
 
 
 EXITS = """

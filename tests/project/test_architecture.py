@@ -53,6 +53,7 @@ TRAINING_LAYERS = [
         "average_precision",
         "cuda_graph",
         "device_usage",
+        "lost_peers",
         "losses",
         "margins",
         "precision",
@@ -65,7 +66,7 @@ TRAINING_LAYERS = [
     ("progress", "replicas", "resume", "state", "step_recorder"),
     ("gradients", "saver"),
     ("base_trainer", "out_of_memory", "step", "step_metrics"),
-    ("asynchronous", "trainer"),
+    ("asynchronous", "forward_pass", "trainer"),
     ("build",),
 ]
 # Only `api` accesses an API server.

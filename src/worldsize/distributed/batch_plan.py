@@ -100,22 +100,24 @@ def _remedy(recipe: Recipe, name: str, world_size: int, devices: int) -> str:
     unit = recipe.micro_batch * sharing
     batches = [size for size in (batch // unit * unit, (batch // unit + 1) * unit) if size]
     # BatchNorm has no statistics of one sample.
-    micro = [] if batch % sharing else [n for n in _divisors(batch // sharing) if n > 1]
+    micro = [] if batch % sharing else [n for n in divisors(batch // sharing) if n > 1]
     micro.sort(key=lambda n: abs(math.log(n / recipe.micro_batch)))
-    works = [f"--{name} {size}" for size in batches if _works(recipe, {field: size}, world_size, devices)]
-    nearest = next((n for n in micro if _works(recipe, {"micro_batch": n}, world_size, devices)), None)
-    works += [f"--micro-batch {nearest}"] if nearest is not None else []
-    return f"Or use {' or '.join(works)}." if works else f"Or change --{name} or --micro-batch."
+    offers = [f"--{name} {size}" for size in batches if works(recipe, {field: size}, world_size, devices)]
+    nearest = next((n for n in micro if works(recipe, {"micro_batch": n}, world_size, devices)), None)
+    offers += [f"--micro-batch {nearest}"] if nearest is not None else []
+    return f"Or use {' or '.join(offers)}." if offers else f"Or change --{name} or --micro-batch."
 
 
-def _works(recipe: Recipe, change: dict[str, int], world_size: int, devices: int) -> bool:
+def works(recipe: Recipe, change: dict[str, int], world_size: int, devices: int = 1) -> bool:
+    """Whether this number of processes can train the recipe with the changed fields."""
     with suppress(UserError):
         plan(recipe_files.validate(recipe.model_dump() | change, ""), world_size, devices)
         return True
     return False
 
 
-def _divisors(number: int) -> Iterable[int]:
+def divisors(number: int) -> Iterable[int]:
+    """All of them, ascending."""
     return (n for n in range(1, number + 1) if number % n == 0)
 
 

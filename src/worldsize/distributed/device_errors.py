@@ -25,9 +25,15 @@ _NCCL_CAUSES = (
         "a network interface or shared memory: set NCCL_SOCKET_IFNAME to the interface that connects the hosts, and give "
         "containers more /dev/shm",
     ),
-    (r"out of memory", "the GPU is full: lower the batch of a forward pass, or stop what else uses the GPU"),
+    (r"out of memory", "the GPU is full: lower --micro-batch or --data.train-crop-size, or stop what else uses the GPU"),
 )
 
+
+# How libraries word that a GPU is full. cuDNN tries one algorithm after the other, and hides why each of them failed.
+_FULL = re.compile(
+    r"CUDA out of memory|CUDA error: out of memory|STATUS_ALLOC_FAILED|(?:FIND|GET) was unable to find an engine"
+)
+_OF_DEVICE = re.compile(r"CUDA (?:driver )?error|cuDNN error|CU[A-Z]+_STATUS_|unable to find an engine")
 
 # gloo's messages begin with the place in its source: "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] ..."
 _GLOO = re.compile(r"\[\S*gloo/\S+:\d+\] (.+)")
@@ -51,12 +57,12 @@ def explain(error: RuntimeError, rank: int, fitting: Callable[[], str]) -> World
     Args:
         fitting: called if the GPU is out of memory, without the memory of what failed; returns the remedy.
     """
-    if isinstance(error, torch.OutOfMemoryError):
-        what = str(error).split(". ")[0]
+    if isinstance(error, dist.DistBackendError):
+        return nccl(str(error), rank)
+    if is_full(error):
+        what = first_line(error).split(". ")[0]
         traceback.clear_frames(error.__traceback__)  # they hold the activations
         return GpuFull(f"out of GPU memory: {fitting()} ({what})")
-    if isinstance(error, dist.DistBackendError):
-        return NcclFailed(nccl(str(error), rank))
     if found := _GLOO.match(str(error)):
         return PeerLost(f"rank {rank} lost another process: {found[1].strip()}. Look at the log of that process first")
     if found := re.match(r"(\S+) does not have a deterministic implementation", str(error)):
@@ -67,7 +73,19 @@ def explain(error: RuntimeError, rank: int, fitting: Callable[[], str]) -> World
     return None
 
 
-def nccl(message: str, rank: int) -> str:
+def is_full(error: BaseException) -> bool:
+    """Whether a GPU is out of memory, whichever library says so."""
+    full = isinstance(error, RuntimeError) and _FULL.search(str(error)) is not None
+    return full or isinstance(error, torch.OutOfMemoryError)
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Whether a GPU or its libraries failed, so that the error says nothing about what was asked of them."""
+    kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))  # torch 2.6 has one only
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and _OF_DEVICE.search(str(error)) is not None)
+
+
+def nccl(message: str, rank: int) -> NcclFailed | GpuFull:
     """NCCL's message in one line that names the peer and the likely cause."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     last = next((after for line, after in itertools.pairwise(lines) if line == "Last error:"), "")
@@ -75,4 +93,5 @@ def nccl(message: str, rank: int) -> str:
     name = f" with {peer[1] or peer[2]}" if peer else ""
     cause = next((cause for pattern, cause in _NCCL_CAUSES if re.search(pattern, message)), "")
     advice = cause or "NCCL_DEBUG=INFO makes NCCL say more"
-    return f"rank {rank}: NCCL failed{name}: {last or first_line(RuntimeError(message))}. Likely cause: {advice}"
+    text = f"rank {rank}: NCCL failed{name}: {last or first_line(RuntimeError(message))}. Likely cause: {advice}"
+    return GpuFull(text) if "out of memory" in message else NcclFailed(text)

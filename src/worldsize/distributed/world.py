@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from worldsize.distributed import cpp_messages
 from worldsize.distributed.rank import RankInfo, threads_per_process
-from worldsize.errors import NcclFailed, PeersUnreachable, UserError, WorldsizeError, first_line, of_system
+from worldsize.errors import PeersUnreachable, UserError, WorldsizeError, first_line, of_system
 
 if TYPE_CHECKING:
     import torch
@@ -194,7 +194,7 @@ def _init_process_group(rank_info: RankInfo, backend: str, timeout: timedelta, d
         except dist.DistBackendError as error:
             from worldsize.distributed.device_errors import nccl
 
-            raise NcclFailed(nccl(str(error), rank_info.rank)) from None
+            raise nccl(str(error), rank_info.rank) from None
 
 
 def _not_connected(rank_info: RankInfo, error: Exception, timeout: timedelta) -> UserError | PeersUnreachable:

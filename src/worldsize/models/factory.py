@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
 
 from worldsize.config.recipe import Recipe
+from worldsize.distributed import device_errors
 from worldsize.distributed.tree_sum import TreeSum
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
@@ -62,9 +63,9 @@ def check_input(model: nn.Module, size: int, micro_batch: int, name: str, classe
     try:
         with torch.inference_mode():
             logits = model.eval()(torch.zeros(1, 3, size, size, device=parameter.device, dtype=parameter.dtype))
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, AssertionError, ValueError) as error:  # timm's networks assert
+        if device_errors.is_of_device(error):
+            raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{name} does not support images of {size} pixels ({reason}): "

@@ -27,12 +27,12 @@ from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.build import train_loader, val_loader
 from worldsize.data.loading.loader import blank_labels
 from worldsize.data.samples import Dataset, EncodedSamples
-from worldsize.distributed import batch_plan, device_errors
+from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.stop_signals import StopFlag
 from worldsize.distributed.world import World, join
-from worldsize.errors import Stopped, UserError
+from worldsize.errors import Stopped
 from worldsize.models import factory, ghost_batchnorm, pretrained
 from worldsize.optim import averaging, optimizers, schedules
 from worldsize.optim.averaging import Averaging
@@ -43,11 +43,22 @@ from worldsize.runs.run_folder import RunFolder
 from worldsize.runs.run_lock import RunLock
 from worldsize.track import console
 from worldsize.track.base import RunFacts, Summary
-from worldsize.training import cuda_graph, environment, out_of_memory, precision, provenance, step_recorder, supervision
+from worldsize.training import (
+    cuda_graph,
+    environment,
+    forward_pass,
+    lost_peers,
+    out_of_memory,
+    precision,
+    provenance,
+    step_recorder,
+    supervision,
+)
 from worldsize.training.asynchronous.trainer import AsyncTrainer
 from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result
 from worldsize.training.gradients import GradientComputer
+from worldsize.training.lost_peers import LostPeers
 from worldsize.training.margins import Margins
 from worldsize.training.objective import Objective
 from worldsize.training.precision import Precision
@@ -88,23 +99,34 @@ def train(request: TrainRequest, rank_info: RankInfo, stop: StopFlag) -> Summary
     with device_errors.explained(rank_info.rank, lambda: out_of_memory.BEFORE_TRAINING), RunLock() as lock:
         _set_determinism(request.recipe.deterministic or parallel.strategy_class(settings).same_bits)
         world = join(rank_info, request.recipe, parallel.threads(settings), parallel.strategy_class(settings).asynchronous)
-        return _train(locked(autoresumed(request, world), world, lock), world, lock, stop, begun)
+        with lost_peers.noticed(world) as peers:
+            request = locked(autoresumed(request, world), world, lock)
+            summary = _train(request, world, lock, stop, begun, peers)
+        # Only after success: closing waits for ranks that have failed.
+        world.close()
+        return summary
 
 
-def _train(request: TrainRequest, world: World, lock: RunLock, stop: StopFlag, begun: float) -> Summary | None:
+def _train(
+    request: TrainRequest, world: World, lock: RunLock, stop: StopFlag, begun: float, peers: LostPeers
+) -> Summary | None:
     settings = request.recipe.parallel
     setting = _setting(request, world)
     facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world, setting.teacher)
     check_ranks(world, facts, parallel.strategy_class(settings).same_bits)
     snapshot = snapshot_to_resume(request, facts, world)
     if snapshot is not None and has_ended(snapshot.state, facts):
-        world.close()
         return None
     weights = request.recipe.model.weights if snapshot is None else None
     one_downloads = weights is not None and pretrained.downloads(weights)
     network = world.collectively(lambda: _network(setting, weights is not None), local_first=one_downloads)
-    setting = replace(setting, plan=world.collectively(lambda: _forward_plan(setting, network)))
+    device, number_format = world.device, setting.precision
+    plan = world.collectively(lambda: forward_pass.default_plan(request.recipe, setting.plan, network, device.type))
     aims = world.collectively(lambda: _aims(setting))
+    label = blank_labels(setting.dataset.train, 1)[0]
+    setting = replace(
+        setting, plan=forward_pass.fitting_plan(request.recipe, plan, network, world, number_format, aims, label)
+    )
     stop.arm()
     folder = _folder(request, world, lock)
     with world.collectively(lambda: run_folder.RunLog(folder, world.rank)):
@@ -117,11 +139,9 @@ def _train(request: TrainRequest, world: World, lock: RunLock, stop: StopFlag, b
         watch = watched(world.rank_info, request.recipe.parallel.stall_s, folder.path, world.from_main)
         # The processes of an asynchronous run do not wait for each other.
         with history if world.is_main else nullcontext(), nullcontext() if trainer.state.strategy.asynchronous else watch:
-            summary = _run(trainer, folder, setting, begun)
+            summary = _run(trainer, folder, setting, begun, peers)
         if summary is not None and world.is_main and (lost := verdict.of(folder)) is not None:
             console.say(lost)
-    # Only after success: closing waits for ranks that have failed.
-    world.close()
     return summary
 
 
@@ -162,29 +182,6 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
     for size in {recipe.data.val_crop_size, *crops.crop_sizes(recipe.data, recipe.epochs)}:
         factory.check_input(network, size, recipe.micro_batch, recipe.model.name, len(dataset.classes))
     return network
-
-
-def _forward_plan(setting: RunContext, network: nn.Module) -> BatchPlan:
-    """The plan with large forward passes on a GPU, unless the recipe says how large they are.
-
-    Raises:
-        UserError: the recipe asks for several micro-batches in a forward pass, and the network's numbers would depend on it.
-    """
-    recipe, plan = setting.request.recipe, setting.plan
-    because = "draws random numbers (dropout, stochastic depth)" if factory.uses_random_draws(network) else ""
-    if not ghost_batchnorm.splits(network):
-        because = "has BatchNorm layers of an unknown type, which compute statistics"
-    if because and plan.groups > 1:
-        raise UserError(
-            f"--forward-batch {recipe.forward_batch}: {recipe.model.name} {because} for each forward pass, so its numbers "
-            "would depend on it. Leave it out, or raise --micro-batch"
-        )
-    if because:
-        return plan
-    alone = not parallel.strategy_class(recipe.parallel).allows_merged_forward(recipe.parallel)
-    if recipe.forward_batch is not None or alone or setting.world.device.type != "cuda":
-        return plan
-    return batch_plan.with_largest_forward_batch(plan, batch_plan.GPU_BATCH)
 
 
 def _aims(setting: RunContext) -> Supervision:
@@ -290,7 +287,7 @@ def build_state(
     return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average)
 
 
-def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: float) -> Summary | None:
+def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: float, peers: LostPeers) -> Summary | None:
     facts = _facts(trainer, folder, setting.dataset)
     summary = None
     archived = provenance.describe(setting.request.command) if trainer.world.is_main else {}
@@ -311,6 +308,7 @@ def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: fl
         again = f"worldsize train --resume {quoted(folder.path)}"
         raise Stopped(f"{stopped}; the state is saved. Continue with: {again}") from None
     finally:
+        peers.leave()  # what follows may take long on one rank, such as a tracker's last upload
         trainer.stop.disarm()
         trainer.train_loader.close()
         trainer.val_loader.close()

@@ -48,6 +48,11 @@ class Computed:
         return sum(elapsed_ms(*wait) for wait in self.waits) / 1000
 
 
+def blank(label: torch.Tensor, n: int) -> torch.Tensor:
+    """``n`` copies of a label without meaning."""
+    return label.expand(n, *label.shape).contiguous()
+
+
 def digest(samples: NDArray[np.int64]) -> int:
     """63 bits of the SHA-256 of the samples' numbers in order."""
     return int.from_bytes(hashlib.sha256(samples.tobytes()).digest()[:8], "little") >> 1
@@ -174,35 +179,16 @@ class GradientComputer:
             clip_grads_with_norm_(parameters, self.recipe.optimizer.clip_norm, norm)
         return norm
 
-    def fits(self, samples: int) -> bool:
-        """Whether forward and backward of ``samples`` images fit into the memory of the GPU, next to what is there."""
-        size = self.recipe.data.train_crop_size
-        parameters = [p for p in self.state.model.parameters() if p.requires_grad]
-        try:
-            pixels = torch.zeros(samples, size, size, 3, dtype=torch.uint8)
-            losses, _ = self.state.objective(pixels, self._labels(samples).to(self.device))
-            # Without the strategy's hooks, which would send.
-            torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
-            return True
-        except torch.OutOfMemoryError:
-            return False
-        finally:
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-
     def rehearse(self, size: int) -> None:
         """Run forward and backward on blank images of ``size`` x ``size`` pixels, without changing any state."""
         buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
-        # Norm layers need at least two images; a compiled model should see its real batch size.
-        n = self.plan.forward_batch if self.recipe.model.compile else 2
+        # A compiler, and cuDNN's choice of algorithms, should see the real batch; without them, two images are enough for
+        # norm layers.
+        n = self.plan.forward_batch if self.recipe.model.compile or self.device.type == "cuda" else 2
         pixels = torch.zeros(n, size, size, 3, dtype=torch.uint8)
         with self.state.strategy.gradients(last=True):
-            self._forward_backward(pixels, self._labels(n), torch.ones(n, WIDTH) if self.recipe.augment.mixes else None)
+            self._forward_backward(pixels, blank(self.label, n), torch.ones(n, WIDTH) if self.recipe.augment.mixes else None)
         self.state.optimizer.zero_grad()
         with torch.no_grad():
             for name, buffer in self.state.model.named_buffers():
                 buffer.copy_(buffers[name])
-
-    def _labels(self, n: int) -> torch.Tensor:
-        """Labels without meaning of ``n`` images."""
-        return self.label.expand(n, *self.label.shape).contiguous()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,13 +13,10 @@ import torch
 import torch.distributed as dist
 
 from worldsize.distributed.world import World
-from worldsize.errors import PeersUnreachable, first_line
-from worldsize.launch.failure import fail_alone
 
 # gloo's all-reduce is a ring: with W ranks, 2 (W - 1) messages one after the other. A tree has 4 log2 W.
 _LARGEST_RING = 16
 _CHILDREN = 2
-_GRACE_S = 30.0
 
 _Queue = queue.SimpleQueue[tuple[torch.Tensor, Future[None]] | None]
 
@@ -43,22 +37,18 @@ class RankDecisions:
     ``propose`` sends this rank's proposal while the step is computed, ``decide`` returns the result after it. Only rank 0
     decides what depends on a clock (collect, save); any rank can request a stop.
 
-    A lost rank breaks the sum at once. On a GPU, the host may not notice: it waits for NCCL, which waits for the lost rank
-    until ``timeout_s``. There the sum always runs in a thread, which then ends this process; `watched` runs one during
-    other waits for the device.
+    A lost rank breaks the sum at once. `lost_peers` sees to hosts that wait for their GPU meanwhile.
 
     Args:
         largest_ring: world sizes above this use a tree.
-        grace_s: seconds before a process whose host waits for the GPU is ended.
     """
 
-    def __init__(self, world: World, largest_ring: int = _LARGEST_RING, grace_s: float = _GRACE_S) -> None:
+    def __init__(self, world: World, largest_ring: int = _LARGEST_RING) -> None:
         self._is_main = world.is_main
         self._message = torch.zeros(4, dtype=torch.int64)
         self._sum: _Sum | None = None
-        self._on_gpu = world.device.type == "cuda"
-        if world.control is not None and (self._on_gpu or world.size > largest_ring):
-            self._sum = _Tree(world.control, world.rank, world.size, grace_s if self._on_gpu else None)
+        if world.control is not None and world.size > largest_ring:
+            self._sum = _Tree(world.control, world.rank, world.size)
         elif world.control is not None:
             self._sum = _Ring(world.control)
 
@@ -72,19 +62,6 @@ class RankDecisions:
             self._sum.wait()
         stop, collect, save, new_broken = self._message.tolist()
         return Decision(bool(stop), bool(collect), bool(save), new_broken)
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Around a wait for the device, between `decide` and the next `propose`. All ranks must call it; it does not nest.
-
-        Ranks that get here wait for those that do not. If the work fails, there is no wait: the run ends.
-        """
-        if self._sum is None or not self._on_gpu:
-            yield
-            return
-        self._sum.start(torch.zeros(1))
-        yield
-        self._sum.wait()
 
 
 class _Sum(Protocol):
@@ -113,19 +90,13 @@ class _Ring:
 
 
 class _Tree:
-    """Up a binary tree of the ranks and down again, in a thread: the cost for a rank does not depend on their number.
+    """Up a binary tree of the ranks and down again, in a thread: the cost for a rank does not depend on their number."""
 
-    Args:
-        grace_s: if a rank is lost and nobody calls `wait` within this time, end the process; None: never.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, rank: int, size: int, grace_s: float | None) -> None:
+    def __init__(self, group: dist.ProcessGroup, rank: int, size: int) -> None:
         self._queue: _Queue = queue.SimpleQueue()
         self._running: Future[None] | None = None
-        self._noticed = threading.Event()
-        watch = _Watch(rank, grace_s, self._noticed)
         # A daemon: a process that fails must not wait for a message that never comes.
-        thread = threading.Thread(target=_serve, args=(group, rank, size, self._queue, watch), name="control", daemon=True)
+        thread = threading.Thread(target=_serve, args=(group, rank, size, self._queue), name="control", daemon=True)
         thread.start()
         weakref.finalize(self, _end, self._queue, thread)
 
@@ -136,29 +107,7 @@ class _Tree:
     def wait(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            try:
-                running.result()
-            except BaseException:
-                self._noticed.set()
-                raise
-
-
-@dataclass(frozen=True)
-class _Watch:
-    """Ends a process that does not notice that it lost a peer."""
-
-    rank: int
-    grace_s: float | None
-    noticed: threading.Event
-
-    def lost(self, error: BaseException) -> None:
-        if self.grace_s is None or self.noticed.wait(self.grace_s):
-            return
-        message = (
-            f"rank {self.rank}: another process of this run ended ({first_line(error)}), and this one waits for it on the "
-            "GPU; look at the other's log first"
-        )
-        os._exit(fail_alone(message, PeersUnreachable.exit_code))
+            running.result()
 
 
 def _end(messages: _Queue, thread: threading.Thread) -> None:
@@ -167,7 +116,7 @@ def _end(messages: _Queue, thread: threading.Thread) -> None:
     thread.join(1.0)
 
 
-def _serve(group: dist.ProcessGroup, rank: int, size: int, messages: _Queue, watch: _Watch) -> None:
+def _serve(group: dist.ProcessGroup, rank: int, size: int, messages: _Queue) -> None:
     parent = (rank - 1) // _CHILDREN if rank else None
     children = [child for child in range(_CHILDREN * rank + 1, _CHILDREN * rank + 1 + _CHILDREN) if child < size]
     while (item := messages.get()) is not None:
@@ -185,5 +134,4 @@ def _serve(group: dist.ProcessGroup, rank: int, size: int, messages: _Queue, wat
             done.set_result(None)
         except BaseException as error:  # raised in the thread that waits
             done.set_exception(error)
-            watch.lost(error)
         del item, done

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,6 @@ class StepMetrics:
 
     Args:
         work: what the threads of the training data have done.
-        watched: around a wait for the device.
         every_rank: report the speed of each rank, however many there are.
     """
 
@@ -72,13 +71,11 @@ class StepMetrics:
         plan: BatchPlan,
         strategy: Strategy,
         work: Work | None = None,
-        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
         every_rank: bool = False,
     ) -> None:
         self._world = world
         self._plan = plan
         self._strategy = strategy
-        self._watched = watched
         self._every_rank = every_rank
         self._pending: list[_Pending] = []
         self._work = work or Work()
@@ -140,8 +137,7 @@ class StepMetrics:
             return [], None
         values = torch.stack([torch.cat([p.computed.sums.reshape(-1), p.norm.double().view(1)]) for p in pending])
         begin = time.perf_counter()
-        with self._watched():
-            values = values.cpu()
+        values = values.cpu()
         device_wait_ms = (time.perf_counter() - begin) * 1000
         costs = torch.tensor([p.costs() for p in pending], dtype=torch.float64)
         ranks = self._world.to_main(torch.cat([values, costs], dim=1))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from worldsize.data.images.crops import five_crops
 from worldsize.data.loading.device_feed import Feed
@@ -46,7 +47,7 @@ class Trainer(BaseTrainer):
         self._replicas = Replicas(self.world, self.state.model, not self.state.strategy.local_gradients)
         every_rank = self.recipe.track.every_rank
         strategy, work = self.state.strategy, self.train_loader.work
-        self._meter = StepMetrics(self.world, self.plan, strategy, work, self._control.watched, every_rank)
+        self._meter = StepMetrics(self.world, self.plan, strategy, work, every_rank)
         self._collected = time.monotonic()
 
     def fit(self) -> Result:
@@ -86,7 +87,7 @@ class Trainer(BaseTrainer):
         """Here and in checkpoints, so that no rank keeps more than those of an epoch."""
         if self.state.margins is not None:
             heartbeat.beat(heartbeat.COLLECTING)
-            with self._control.watched(), self._meter.spending("metrics"):
+            with self._meter.spending("metrics"):
                 self.state.margins.merge(self.world)
 
     def _step(self, batches: Feed) -> Decision:
@@ -126,8 +127,8 @@ class Trainer(BaseTrainer):
 
     def _save(self, wait: bool = False) -> None:
         heartbeat.beat(heartbeat.SAVING)
-        explained = device_errors.explained(self.world.rank, lambda: out_of_memory.SNAPSHOT)
-        with explained, self._control.watched(), self._meter.spending("checkpoint"):
+        explained = device_errors.explained(self.world.rank, lambda: out_of_memory.of_snapshot(self.plan))
+        with explained, self._meter.spending("checkpoint"):
             self._replicas.compare(self.progress.step)
             self.saver.save(self.progress, wait)
 
@@ -183,9 +184,10 @@ class Trainer(BaseTrainer):
             )
 
         raw: Result | None = None
-        explained = device_errors.explained(self.world.rank, lambda: out_of_memory.of_evaluation(batch, self.recipe))
+        remedy = partial(out_of_memory.of_evaluation, batch, self.recipe, self.plan)
+        explained = device_errors.explained(self.world.rank, remedy)
         consensus = self.state.consensus(self.world, progress.step)
-        with explained, self._control.watched(), self._meter.spending("evaluation"), consensus:
+        with explained, self._meter.spending("evaluation"), consensus:
             result = evaluated()
             if result is not None and self.state.averaging is not None:
                 with self.state.averaged(self.world):

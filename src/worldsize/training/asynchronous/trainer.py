@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -246,7 +247,8 @@ class AsyncTrainer(BaseTrainer):
         snapshot.wait()
         networks.load_state(model, snapshot.model)
         batch = evaluation_batch(self.recipe, self.world.device.type)
-        with device_errors.explained(self.world.rank, lambda: out_of_memory.of_evaluation(batch, self.recipe)):
+        remedy = partial(out_of_memory.of_evaluation, batch, self.recipe, self.plan)
+        with device_errors.explained(self.world.rank, remedy):
             result = evaluate(
                 model,
                 self.val_loader,
