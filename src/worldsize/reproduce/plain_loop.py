@@ -52,7 +52,7 @@ def train(recipe: Recipe, cache: Path, steps: int, threads: int) -> PlainSteps:
     objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
     peak = schedules.peak_lr(recipe.optimizer, plan.global_batch)
     optimizer = optimizers.build(network, recipe.optimizer, world.device, peak=peak)
-    loop = _Loop(recipe, network, optimizer, number_format, objective)
+    loop = _Loop(recipe, network, optimizer, number_format, objective, number_format.scaler())
     loader = train_loader(recipe, dataset.train, plan, world)
     per_epoch = plan.steps_per_epoch(len(dataset.train))
     losses: list[float] = []
@@ -74,34 +74,34 @@ class _Loop:
     optimizer: torch.optim.Optimizer
     number_format: Precision
     objective: Objective
+    scaler: GradScaler
 
     def step(self, step: int, micro_batches: list[Batch]) -> float:
         """One optimizer step with plain gradient accumulation; returns the mean loss."""
         recipe = self.recipe
-        scaler = self.number_format.scaler()  # a few steps: its initial scale is enough
-        total = self._accumulate(step, micro_batches, scaler)
+        total = self._accumulate(step, micro_batches)
         if recipe.optimizer.sam_rho and step % recipe.optimizer.sam_every == 0:
-            self._sharpen(step, micro_batches, scaler)
-        scaler.unscale_(self.optimizer)
+            self._sharpen(step, micro_batches)
+        self.scaler.unscale_(self.optimizer)
         if recipe.optimizer.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), recipe.optimizer.clip_norm)
-        scaler.step(self.optimizer)
-        scaler.update()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad()
         return total
 
-    def _accumulate(self, step: int, micro_batches: list[Batch], scaler: GradScaler) -> float:
+    def _accumulate(self, step: int, micro_batches: list[Batch]) -> float:
         """Add the gradients of the micro-batches; returns their mean loss."""
         n, total = len(micro_batches), 0.0
         for i, images in enumerate(micro_batches):
             torch.manual_seed(seed_of(self.recipe.seed, Use.TORCH, step, i))  # dropout
             losses, _ = self.objective(images.pixels, images.labels.to(self.number_format.device), images.mix)
             loss = losses.mean()
-            scaler.scale(loss / n).backward()
+            self.scaler.scale(loss / n).backward()
             total += loss.item() / n
         return total
 
-    def _sharpen(self, step: int, micro_batches: list[Batch], scaler: GradScaler) -> None:
+    def _sharpen(self, step: int, micro_batches: list[Batch]) -> None:
         """Sharpness-aware minimization, parameter by parameter."""
         parameters = [p for p in self.network.parameters() if p.grad is not None]
         gradients = [p.grad.clone() for p in parameters if p.grad is not None]
@@ -112,7 +112,7 @@ class _Loop:
             for parameter, move in zip(parameters, moves, strict=True):
                 parameter.add_(move)
         self.optimizer.zero_grad()
-        self._accumulate(step, micro_batches, scaler)
+        self._accumulate(step, micro_batches)
         with torch.no_grad():
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
