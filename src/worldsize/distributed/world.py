@@ -6,7 +6,7 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -232,19 +232,24 @@ def _device(rank_info: RankInfo, choice: str) -> torch.device:
         return torch.device("cpu")
     if count == 0:
         raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu, or see `worldsize env`")
-    if count == 1 and rank_info.launcher not in ("none", "torchrun", "worldsize --procs", "horovodrun"):
-        # These launchers can expose a single GPU to each process (srun --gpus-per-task=1).
-        device = torch.device("cuda", 0)
-        torch.cuda.set_device(device)
-        return device
-    if rank_info.local_rank >= count:
+    own = _has_own_gpus(rank_info.launcher, count, os.environ)
+    if rank_info.local_rank >= count and not own:
         raise UserError(
             f"{rank_info.local_size} processes run on this machine, but it has {count} GPU{'s' * (count > 1)}: "
             f"use --procs {count}, or --device cpu"
         )
-    device = torch.device("cuda", rank_info.local_rank)
+    device = torch.device("cuda", rank_info.local_rank if rank_info.local_rank < count else 0)
     torch.cuda.set_device(device)
     return device
+
+
+def _has_own_gpus(launcher: str, count: int, env: Mapping[str, str]) -> bool:
+    """Whether each process may see only GPUs of its own, ``count`` of them. If not, NCCL names the GPU that two use."""
+    if launcher == "Slurm" and "SLURM_GPUS_PER_TASK" in env:
+        return True
+    if launcher in ("torchrun", "horovodrun"):  # with a script around each process
+        return count == 1 and "CUDA_VISIBLE_DEVICES" in env
+    return count == 1 and launcher not in ("none", "worldsize --procs")
 
 
 def _keep_freed_memory() -> None:
