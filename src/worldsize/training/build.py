@@ -273,8 +273,7 @@ def build_state(
     optimizer = optimizers.build(network, recipe.optimizer, world.device, recipe.cuda_graphs, peak)
     normalise = Normalise(recipe.data, world.device, number_format.weights)
     objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
-    # Forward passes of training all have one size.
-    module: nn.Module = torch.compile(objective, dynamic=False) if recipe.model.compile else objective  # type: ignore[assignment]
+    module = compiled(objective) if recipe.model.compile else objective
     strategy = parallel.build(
         StrategyInputs(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch)
     )
@@ -285,6 +284,15 @@ def build_state(
     if recipe.average.name != "none":
         average = Averaging(recipe.average, network, statistics, steps_per_epoch)
     return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average)
+
+
+def compiled(objective: Objective) -> nn.Module:
+    """A compiled form, which computes the same up to rounding."""
+    # The compiler's own random numbers would be others than torch's.
+    options = {"fallback_random": True} if factory.uses_random_draws(objective.network) else None
+    # Forward passes of training all have one size.
+    module: nn.Module = torch.compile(objective, dynamic=False, options=options)  # type: ignore[assignment, arg-type]
+    return module
 
 
 def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: float, peers: LostPeers) -> Summary | None:
