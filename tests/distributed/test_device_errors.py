@@ -108,10 +108,12 @@ def test_a_full_gpu_ends_each_phase_with_a_remedy_of_its_own(fails_in, place, ad
     assert f"out of GPU memory: {advice}" in message and "(CUDA out of memory)" in message
 
 
-def test_a_full_gpu_ends_worldsize_eval_with_a_remedy(fails_in, tmp_path):
+def test_a_full_gpu_ends_eval_and_predict_with_a_remedy(fails_in, tmp_path):
     assert cli.main(["train", "digits", *SMALL, "--name", "a"]) == 0
     message = fails_in("worldsize.inference.evaluate_checkpoint.evaluate", "eval", "runs/a", "--micro-batch", "4")
     assert "an evaluation of 256 images at a time is too large: add a smaller --forward-batch, a multiple of" in message
+    message = fails_in("worldsize.inference.trained.mean_logits", "predict", "runs/a", "--micro-batch", "4")
+    assert "add a smaller --forward-batch, a multiple of --micro-batch 4" in message
 
 
 SMALL = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "1", "--global-batch", "8", "--micro-batch", "8")

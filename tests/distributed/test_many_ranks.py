@@ -18,9 +18,11 @@ import torch.multiprocessing as mp
 from gloo_ranks import join
 from paths import ROOT
 from processes import environment
+from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
+from worldsize.errors import PeerLost
 from worldsize.parallel.base import Exchange
 from worldsize.runs import step_hashes
 from worldsize.training.gradients import Computed
@@ -55,19 +57,22 @@ def test_decisions_along_the_tree_are_those_of_all_ranks(tmp_path, size):
     assert len(list(tmp_path.glob("done-*"))) == size
 
 
-def lost(rank: int, size: int, folder: str) -> None:
+def lost(rank: int, size: int, folder: str, largest_ring: int) -> None:
     world = join(rank, size, folder)
-    control = RankDecisions(world, largest_ring=0)
+    control = RankDecisions(world, largest_ring)
     if rank == 2:
         return  # without a word
     control.propose(False, False, False, 0)
-    with pytest.raises(RuntimeError, match=r"[Cc]onnection"):
+    with pytest.raises(RuntimeError) as failed:
         control.decide()
+    explained = device_errors.explain(failed.value, rank, str)
+    assert isinstance(explained, PeerLost) and "onnection" in str(explained)
     (Path(folder) / f"done-{rank}").touch()
 
 
-def test_a_lost_rank_is_noticed_by_those_that_wait_for_it(tmp_path):
-    mp.start_processes(lost, (3, str(tmp_path)), nprocs=3, start_method="forkserver")
+@pytest.mark.parametrize("largest_ring", [0, 16])
+def test_a_lost_rank_is_noticed_by_those_that_wait_for_it(tmp_path, largest_ring):
+    mp.start_processes(lost, (3, str(tmp_path), largest_ring), nprocs=3, start_method="forkserver")
     assert (tmp_path / "done-0").exists()
 
 

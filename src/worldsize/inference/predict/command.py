@@ -104,6 +104,16 @@ def _check(asked: Predict, processes: int) -> None:
 
 
 def _work(source: Source, asked: Predict, rank_info: RankInfo, stop: StopFlag) -> int:
+    from worldsize.distributed import device_errors
+    from worldsize.distributed.batch_plan import evaluation_batch
+    from worldsize.training import out_of_memory
+
+    batch = evaluation_batch(asked.settings, "cuda")
+    with device_errors.explained(rank_info.rank, lambda: out_of_memory.of_evaluation(batch, asked.settings)):
+        return _predicted(source, asked, rank_info, stop)
+
+
+def _predicted(source: Source, asked: Predict, rank_info: RankInfo, stop: StopFlag) -> int:
     """One process: its share of the images; rank 0 writes the rows of all."""
     from worldsize import parallel
     from worldsize.data.loading.build import val_loader
