@@ -82,7 +82,7 @@ def check(case: str, found: dict[str, list[str]]) -> None:
 def test_each_allowed_wait_exists(complete):
     """Otherwise the list would hide a wait that comes back."""
     for part, allowed in ALLOWED.items():
-        assert allowed.keys() <= {wait for found in complete.values() for wait in found[part]}
+        assert allowed.keys() <= {wait for case in ALL for wait in complete[case][part]}
 
 
 def test_the_detector_finds_waits(partial):
@@ -95,6 +95,17 @@ def test_the_detector_finds_waits(partial):
 
 def test_every_batch_is_copied_once_and_in_order(partial):
     assert partial["fed"] == [[0, 1, 2]] * 4
+
+
+def test_a_process_copies_on_one_stream(partial):
+    """All cases, feeds and snapshots."""
+    assert partial["streams"] == 1
+
+
+@pytest.mark.slow
+def test_rehearsals_have_the_batch_of_training(complete):
+    """cuDNN chooses its algorithms for it, and it shows whether it fits."""
+    assert complete["rehearsed"] == [4]
 
 
 @pytest.mark.parametrize("case", QUICK)

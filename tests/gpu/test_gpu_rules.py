@@ -333,6 +333,40 @@ def test_the_driver_is_read_from_proc(tmp_path: Path):
     assert environment._driver(tmp_path / "none") is None
 
 
+ONE, NONE = {"CUDA_VISIBLE_DEVICES": "3"}, {}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "count", "local_rank", "env", "index"),
+    [
+        ("torchrun", 4, 3, NONE, 3),
+        ("torchrun", 1, 1, ONE, 0),  # a script shows each process one GPU
+        ("horovodrun", 1, 1, ONE, 0),
+        ("Open MPI", 1, 1, NONE, 0),
+        ("Slurm", 1, 1, NONE, 0),
+        ("Slurm", 2, 3, {"SLURM_GPUS_PER_TASK": "2"}, 0),
+        ("torchrun", 1, 1, NONE, None),
+        ("worldsize --procs", 1, 1, ONE, None),
+        ("Slurm", 2, 3, NONE, None),
+    ],
+)
+def test_each_process_takes_its_gpu(monkeypatch, launcher, count, local_rank, env, index):
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    used = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    rank_info = RankInfo(launcher, local_rank, 4, local_rank, 4, ("127.0.0.1", 1))
+    if index is None:
+        with pytest.raises(UserError, match=f"4 processes run on this machine, but it has {count} GPU"):
+            world._device(rank_info, "auto")
+    else:
+        assert world._device(rank_info, "auto") == torch.device("cuda", index) == used[0]
+
+
 # Evaluation
 
 
