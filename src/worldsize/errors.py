@@ -141,7 +141,7 @@ class NoProgress(WorldsizeError):
 
 
 class Stalled(WorldsizeError):
-    """A process stood still, so that the run could not go on."""
+    """A process stood still, so that the run could not continue."""
 
     exit_code = 72
 

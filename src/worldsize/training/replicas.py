@@ -1,6 +1,6 @@
 """Whether the replicas of the ranks still have the same weights: a flipped bit in one of them is named, and not saved.
 
-Each rank applies the same gradient to the same weights, so with equal hardware the bits stay equal for ever. Sums of the
+Each rank applies the same gradient to the same weights, so with equal hardware the bits stay equal forever. Sums of the
 weights' bits show any single bit that does not: 8 bytes per tensor and rank.
 """
 

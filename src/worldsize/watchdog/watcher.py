@@ -208,7 +208,7 @@ class _Voice:
         self._warned: int | None = None
 
     def warn(self, finding: Finding | None) -> None:
-        """Say once that a process makes no progress, and once that it goes on."""
+        """Say once that a process makes no progress, and once that it continues."""
         if self._task.listens is None and self._task.hub is not None:
             return
         rank = None if finding is None else finding.rank
@@ -248,7 +248,7 @@ def _write_stacks(task: Task) -> None:
             if newest and newest == content:
                 break
             content = newest
-        os.kill(task.pid, signal.SIGSTOP)  # it must not go on: the others know by now that the run ends
+        os.kill(task.pid, signal.SIGSTOP)  # it must not continue: the others know by now that the run ends
         if content:
             folder = Path(task.folder) / STALLS
             folder.mkdir(exist_ok=True)

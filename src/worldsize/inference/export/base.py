@@ -17,7 +17,7 @@ from worldsize.config.recipe import Data, Recipe
 from worldsize.inference.trained import Trained
 
 # One decoded image, uint8 (height, width, 3), RGB.
-Picture = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Runner(ABC):
     def network(self) -> nn.Module:
         """Normalized float32 (n, 3, size, size) to logits float32 (n, classes)."""
 
-    def prepare(self, image: Picture) -> torch.Tensor | None:
+    def prepare(self, image: Pixels) -> torch.Tensor | None:
         """The runtime's own preprocessing, normalized float32 (3, size, size); None if it has none."""
         return None
 
-    def complete(self, image: Picture) -> torch.Tensor | None:
+    def complete(self, image: Pixels) -> torch.Tensor | None:
         """The logits (classes,) of a decoded image, if the file contains the preprocessing; otherwise None."""
         return None
 

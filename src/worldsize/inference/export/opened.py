@@ -20,7 +20,7 @@ from worldsize.distributed.batch_plan import evaluation_share
 from worldsize.distributed.world import World
 from worldsize.errors import CheckpointError, UserError, first_line
 from worldsize.inference.export import folder, formats
-from worldsize.inference.export.base import Picture, Runner, preprocessing
+from worldsize.inference.export.base import Pixels, Runner, preprocessing
 from worldsize.inference.trained import Trained
 from worldsize.training.precision import Precision
 
@@ -36,7 +36,7 @@ class Opened(Trained):
     def takes_complete(self) -> bool:
         return self.inside
 
-    def complete(self, image: Picture) -> torch.Tensor:
+    def complete(self, image: Pixels) -> torch.Tensor:
         top, left, rows, columns = middle(image.shape[0], image.shape[1], self.recipe.data.val_resize_size)
         image = np.ascontiguousarray(image[top : top + rows, left : left + columns])
         check_size(image, self.recipe)
@@ -58,7 +58,7 @@ class Opened(Trained):
                 yield torch.tensor([index]), logits[None]
 
 
-def check_size(image: Picture, recipe: Recipe) -> None:
+def check_size(image: Pixels, recipe: Recipe) -> None:
     """Refuse the images that our decoder refuses.
 
     Raises:

@@ -14,7 +14,7 @@ from worldsize.data.images.native import PILLOW_13
 from worldsize.errors import UserError
 from worldsize.inference.export import layout as layouts
 from worldsize.inference.export import onnx_packages, preprocess, quantize, to_pt2
-from worldsize.inference.export.base import Format, Options, Picture, Runner, Source
+from worldsize.inference.export.base import Format, Options, Pixels, Runner, Source
 from worldsize.inference.export.served import LOGITS
 
 _IR = 10
@@ -158,10 +158,10 @@ class _Complete(Runner):
         self._session = _Session(path.read_bytes(), preprocess.INPUT, [LOGITS])
         self._inside: _Session | None = None
 
-    def complete(self, image: Picture) -> torch.Tensor:
+    def complete(self, image: Pixels) -> torch.Tensor:
         return self._session.run(image[None])[0][0]
 
-    def prepare(self, image: Picture) -> torch.Tensor:
+    def prepare(self, image: Pixels) -> torch.Tensor:
         """What the file itself computes before the network: the value ``normalized`` inside its graph."""
         if self._inside is None:
             model = onnx_packages.onnx().load(self._path)

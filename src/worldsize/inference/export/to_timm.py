@@ -14,7 +14,7 @@ from torch import nn
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.inference.export import to_safetensors
-from worldsize.inference.export.base import Format, Options, Picture, Runner, Source
+from worldsize.inference.export.base import Format, Options, Pixels, Runner, Source
 from worldsize.inference.export.served import Served
 
 _OTHERS = "--to onnx, pt2 and safetensors can"
@@ -64,7 +64,7 @@ class _Timm(Runner):
     def network(self) -> nn.Module:
         return self._network
 
-    def prepare(self, image: Picture) -> torch.Tensor:
+    def prepare(self, image: Pixels) -> torch.Tensor:
         prepared: torch.Tensor = self._transform(Image.fromarray(image))
         return prepared
 

@@ -25,7 +25,7 @@ from worldsize.training import precision
 from worldsize.training.evaluation import view_logits
 
 # One image: a path, its encoded bytes, a PIL image, or uint8 (height, width, 3).
-Picture = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
+ImageLike = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,18 @@ class Model:
         """Side of the images that the network sees, pixels."""
         return self.recipe.data.val_crop_size
 
-    def predict(self, image: Picture, topk: int = 5) -> Prediction:
+    def predict(self, image: ImageLike, topk: int = 5) -> Prediction:
         """The ``topk`` best classes of one image. Errors as in `logits`."""
         return self.predict_all([image], topk)[0]
 
-    def predict_all(self, images: Sequence[Picture] | torch.Tensor, topk: int = 5) -> list[Prediction]:
+    def predict_all(self, images: Sequence[ImageLike] | torch.Tensor, topk: int = 5) -> list[Prediction]:
         """The same for several images, which are computed together."""
         values = top.probabilities(self.logits(images), self.recipe.data.multilabel)
         best = values.topk(min(topk, len(self.classes)))
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [Prediction(tuple(self.classes[i] for i in row), tuple(p), tuple(row)) for row, p in rows]
 
-    def logits(self, images: Sequence[Picture] | torch.Tensor) -> torch.Tensor:
+    def logits(self, images: Sequence[ImageLike] | torch.Tensor) -> torch.Tensor:
         """The logits of n images, float32 (n, classes) on the CPU.
 
         Args:
@@ -101,14 +101,14 @@ class Model:
             logits = [self._found.logits(self._views(part)).float().cpu() for part in parts]
         return torch.cat(logits) if logits else torch.empty(0, len(self.classes))
 
-    def preprocess(self, image: Picture) -> NDArray[np.uint8]:
+    def preprocess(self, image: ImageLike) -> NDArray[np.uint8]:
         """What the network sees of an image before normalization, uint8 (size, size, 3). Errors as in `logits`."""
         crop = self._found.crops[-1]  # the center one
         out = np.empty((1, crop.size, crop.size, 3), np.uint8)
         self._fill(crop, [image], out)
         return out[0]
 
-    def _complete(self, images: Sequence[Picture] | torch.Tensor) -> torch.Tensor:
+    def _complete(self, images: Sequence[ImageLike] | torch.Tensor) -> torch.Tensor:
         """The logits of a network that takes decoded images of any size, one by one."""
         found = []
         for number, image in enumerate(_read(images)):
@@ -120,7 +120,7 @@ class Model:
                 raise DataError(f"{_name(images[number], number)}: {error}") from None
         return torch.stack(found) if found else torch.empty(0, len(self.classes))
 
-    def _views(self, images: Sequence[Picture] | torch.Tensor) -> list[torch.Tensor]:
+    def _views(self, images: Sequence[ImageLike] | torch.Tensor) -> list[torch.Tensor]:
         found = []
         for crop in self._found.crops:
             out = np.empty((len(images), crop.size, crop.size, 3), np.uint8)
@@ -128,7 +128,7 @@ class Model:
             found.append(torch.from_numpy(out))
         return found
 
-    def _fill(self, crop: Any, images: Sequence[Picture] | torch.Tensor, out: NDArray[np.uint8]) -> None:
+    def _fill(self, crop: Any, images: Sequence[ImageLike] | torch.Tensor, out: NDArray[np.uint8]) -> None:
         stored = _read(images)
         draws = np.ones((len(stored), crop.draws))
         for number, reason in enumerate(self._preparation.fill(crop, stored, draws, out)):
@@ -166,7 +166,7 @@ def load(path: str | os.PathLike[str], device: str = "auto", raw: bool = False) 
     return Model(source.load(recipe, number_format, raw))
 
 
-def _read(images: Sequence[Picture] | torch.Tensor) -> list[Read]:
+def _read(images: Sequence[ImageLike] | torch.Tensor) -> list[Read]:
     return _arrays(images) if isinstance(images, torch.Tensor) else [_stored(image) for image in images]
 
 
