@@ -1,7 +1,7 @@
 """Ends a launcher whose processes cannot be ended after a hang.
 
-The kernel ends a process that is frozen, or that waits for a disk or a server (state D), only when it continues. torch's agent
-would wait for it for an hour or forever, and say nothing.
+The kernel ends a process that is frozen, or that waits for a disk or a server (state D), only when it continues. torch's
+agent would wait for it for an hour or forever, and say nothing.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from PIL import Image
 from worldsize.config.recipe import Data
 from worldsize.data.images.pillow import LONGEST, BrokenImage
 
-Pixels = NDArray[np.uint8]
+Pixels = NDArray[np.uint8]  # of a decoded image: (height, width, 3), RGB
 Draws = NDArray[np.float64]
 Sides = NDArray[np.int64]
 # int32 (n, 8): top, left, height, width of a box in the image; rows, columns of the grid it is resized to; y, x of the

@@ -8,16 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from worldsize.config.recipe import Data, Recipe
+from worldsize.data.images.crops import Pixels
 from worldsize.inference.trained import Trained
-
-# One decoded image, uint8 (height, width, 3), RGB.
-Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

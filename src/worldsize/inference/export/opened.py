@@ -12,7 +12,7 @@ import torch
 
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
-from worldsize.data.images.crops import evaluation_crop, middle
+from worldsize.data.images.crops import Pixels, evaluation_crop, middle
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.loading.loader import Loader
@@ -20,7 +20,7 @@ from worldsize.distributed.batch_plan import evaluation_share
 from worldsize.distributed.world import World
 from worldsize.errors import CheckpointError, UserError, first_line
 from worldsize.inference.export import folder, formats
-from worldsize.inference.export.base import Pixels, Runner, preprocessing
+from worldsize.inference.export.base import Runner, preprocessing
 from worldsize.inference.trained import Trained
 from worldsize.training.precision import Precision
 

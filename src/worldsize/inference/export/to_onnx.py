@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from worldsize.config.recipe import Recipe
+from worldsize.data.images.crops import Pixels
 from worldsize.data.images.native import PILLOW_13
 from worldsize.errors import UserError
 from worldsize.inference.export import layout as layouts
 from worldsize.inference.export import onnx_packages, preprocess, quantize, to_pt2
-from worldsize.inference.export.base import Format, Options, Pixels, Runner, Source
+from worldsize.inference.export.base import Format, Options, Runner, Source
 from worldsize.inference.export.served import LOGITS
 
 _IR = 10

@@ -12,9 +12,10 @@ from PIL import Image
 from torch import nn
 
 from worldsize.config.recipe import Recipe
+from worldsize.data.images.crops import Pixels
 from worldsize.errors import UserError
 from worldsize.inference.export import to_safetensors
-from worldsize.inference.export.base import Format, Options, Pixels, Runner, Source
+from worldsize.inference.export.base import Format, Options, Runner, Source
 from worldsize.inference.export.served import Served
 
 _OTHERS = "--to onnx, pt2 and safetensors can"
