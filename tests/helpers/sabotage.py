@@ -11,6 +11,7 @@ import errno
 import itertools
 import math
 import os
+import pkgutil
 import signal
 import sys
 import threading
@@ -32,7 +33,7 @@ from worldsize.parallel import base
 from worldsize.parallel.bitwise import strategy as bitwise
 from worldsize.parallel.ddp import compression
 from worldsize.parallel.ddp import strategy as ddp
-from worldsize.training import replicas, state, step
+from worldsize.training import lost_peers, replicas, state, step
 from worldsize.training.asynchronous import trainer, worker
 from worldsize.watchdog import watched
 
@@ -343,6 +344,26 @@ def deadlock() -> None:
 
     steps = itertools.count()
     base.Strategy.update = locked
+
+
+def as_on_gpus() -> None:
+    """Lost peers are noticed as with NCCL, and fast."""
+    begin = lost_peers.LostPeers.__init__
+    lost_peers.LostPeers.__init__ = lambda self, world: begin(self, replace(world, backend="nccl"), 0.1, 1.0)
+
+
+def lost_while_gpus_wait() -> None:
+    """Rank 1 is killed at a PLACE, such as worldsize.models.factory.build, where the others wait for their GPU forever."""
+    as_on_gpus()
+    module, _, name = os.environ["PLACE"].rpartition(".")
+
+    def wait(*_, **__):
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals.SIGNALS)
+        ctypes.CDLL(None).sleep(3600)
+
+    setattr(pkgutil.resolve_name(module), name, wait)
 
 
 def long_echo() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 import torch.multiprocessing as mp
 
 from gloo_ranks import join
+from processes import HERE, environment, free_port
 from waiting import until
 from worldsize import cli
 from worldsize.checkpoint import writer
@@ -80,3 +84,36 @@ def test_peers_are_noticed_from_the_network_to_the_last_checkpoint(tmp_path, mon
     small = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "8", "--micro-batch", "8", "--max-steps", "1")
     assert cli.main(["train", "digits", *small]) == 0
     assert found == {name: name not in ("wait", "close") for _, name in places} | {"wait": False, "close": False}
+
+
+SMALL = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "8", "--micro-batch", "4", "--max-steps", "2")
+
+
+def start(rule: str, cwd: Path, **env: str) -> list[subprocess.Popen[bytes]]:
+    """Two ranks as torchrun starts them on two hosts: nobody ends one because of the other."""
+    command = [sys.executable, HERE / "sabotage.py", rule, "train", "digits", *SMALL, "--name", "a"]
+    master = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    env = environment(**master, MASTER_PORT=str(free_port()), **env)
+    return [subprocess.Popen(command, cwd=cwd, env=env | {"RANK": rank}) for rank in "01"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "place",
+    [
+        "worldsize.models.factory.build",
+        "torch.nn.parallel.DistributedDataParallel",
+        "worldsize.training.gradients.GradientComputer.rehearse",
+        "worldsize.training.gradients.GradientComputer.gradient",
+        "worldsize.training.trainer.evaluate",
+        "worldsize.training.saver.Saver.snapshot",
+    ],
+)
+def test_a_run_ends_wherever_a_peer_is_lost(tmp_path, place):
+    ranks = start("lost_while_gpus_wait", tmp_path, PLACE=place)
+    assert [process.wait(240) for process in ranks] == [69, -signal.SIGKILL]
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_nobody_is_not_disturbed(tmp_path):
+    assert [process.wait(240) for process in start("as_on_gpus", tmp_path)] == [0, 0]
