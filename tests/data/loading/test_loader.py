@@ -332,6 +332,26 @@ def test_no_more_is_prepared_than_asked_for():
     assert len(prepared) <= 2 * (3 + 1)
 
 
+class Meeting(ArraySamples):
+    """Images in memory; cropping the first one waits until another thread crops a later one of the same batch, or 60 s."""
+
+    met = False
+
+    def image(self, index: int) -> Image.Image:
+        if index in (0, len(self) - 1):
+            with suppress(threading.BrokenBarrierError):
+                self.barrier.wait(60)
+                self.met = True
+        return super().image(index)
+
+
+def test_threads_share_a_batch_of_images_in_memory():
+    samples = Meeting("noise", images(32), np.zeros(32, np.int32), ("a",))
+    samples.barrier = threading.Barrier(2)
+    assert len(evaluated(samples, world=1, batch=32, crop="resized")) == 1
+    assert samples.met
+
+
 class Slow(FileSamples):
     """Slow storage: each read waits until ``at_once`` reads are in flight, or 60 seconds."""
 

@@ -64,9 +64,13 @@ class Crop(ABC):
         """Which images are flipped horizontally: shape (n,), for draws (n, self.draws)."""
         return (draws[:, 0] < 0.5) & self.flip
 
-    def batch(self, images: Pixels, draws: Draws) -> Pixels | None:
-        """Crop (n, H, W, 3) with draws (n, self.draws) to (n, size, size, 3); None if `one` must be used instead."""
-        return None
+    def crops_batches(self, height: int, width: int) -> bool:
+        """Whether `batch` supports images of this size; otherwise `one` must be used instead."""
+        return False
+
+    def batch(self, images: Pixels, draws: Draws) -> Pixels:
+        """Crop (n, H, W, 3) with draws (n, self.draws) to (n, size, size, 3)."""
+        raise NotImplementedError
 
     @abstractmethod
     def _cut(self, image: Image.Image, draws: Draws) -> Pixels: ...
@@ -161,9 +165,10 @@ class PadCrop(Crop):
         pixels = fit(image, self.size, self.size, self.bicubic)
         return self._shift(pixels[None], draws[None])[0]
 
-    def batch(self, images: Pixels, draws: Draws) -> Pixels | None:
-        if images.shape[1:3] != (self.size, self.size):
-            return None
+    def crops_batches(self, height: int, width: int) -> bool:
+        return height == width == self.size
+
+    def batch(self, images: Pixels, draws: Draws) -> Pixels:
         return self._flipped(self._shift(images, draws[:, 1:]), draws)
 
     def _shift(self, pixels: Pixels, draws: Draws) -> Pixels:
@@ -187,9 +192,10 @@ class CenterCrop(Crop):
     def _cut(self, image: Image.Image, draws: Draws) -> Pixels:
         return fit(image, self.resize, self.size, self.bicubic)
 
-    def batch(self, images: Pixels, draws: Draws) -> Pixels | None:
-        if not images.shape[1] == images.shape[2] == self.resize == self.size:
-            return None
+    def crops_batches(self, height: int, width: int) -> bool:
+        return height == width == self.resize == self.size
+
+    def batch(self, images: Pixels, draws: Draws) -> Pixels:
         return self._flipped(images.copy(), draws)
 
 

@@ -9,13 +9,15 @@ from worldsize.config.recipe import Data
 
 
 class Normalise(nn.Module):
-    """Move (n, H, W, 3) uint8 to the device, then compute (x / 255 - mean) / std, as (n, 3, H, W) in NHWC memory.
+    """Move (n, H, W, 3) uint8 to the device, then compute (x / 255 - mean) / std, as (n, 3, H, W).
 
-    Moving uint8 takes a quarter of the bytes of float32.
+    Moving uint8 takes a quarter of the bytes of float32. ``channels_last``: the result is in NHWC memory, as the bytes are;
+    otherwise in NCHW. Convolutions compute in NHWC as soon as either their input or their weights are in it.
     """
 
-    def __init__(self, data: Data, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, data: Data, device: torch.device, dtype: torch.dtype, channels_last: bool = True) -> None:
         super().__init__()
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
         mean = torch.tensor(data.mean, dtype=torch.float64) * 255
         scale = 1 / (torch.tensor(data.std, dtype=torch.float64) * 255)
         # Buffers, so that replicas on other devices have their own.
@@ -26,4 +28,4 @@ class Normalise(nn.Module):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         on_device = pixels.to(self.mean.device, non_blocking=True).permute(0, 3, 1, 2)
-        return (on_device.to(self.mean.dtype) - self.mean) * self.scale
+        return ((on_device.to(self.mean.dtype) - self.mean) * self.scale).contiguous(memory_format=self._layout)

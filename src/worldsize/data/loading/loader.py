@@ -233,15 +233,15 @@ class Loader:
         program = self._program(treatment.policy, indices, epoch, repeats)
         indices = indices.copy()  # `_replace` changes it
         places = Places(crop, indices, draws, program, pixels.numpy(), labels.numpy())
-        if self.samples.pixels is not None:
-            return _Pending(pixels, labels, indices, mix, [self._pool.submit(self._fill_from_memory, places)])
-        assert isinstance(self.samples, EncodedSamples)
-        chunk = self._chunk(len(indices))
-        parts = []
+        chunk = self._chunk(len(indices), crop)
+        tasks = []
         for part in (places.part(slice(i, i + chunk)) for i in range(0, len(indices), chunk)):
-            read = self._readers.submit(self.samples.several, part.indices)
-            parts.append(self._pool.submit(self._fill_from_files, part, read, replace))
-        return _Pending(pixels, labels, indices, mix, parts)
+            if isinstance(self.samples, EncodedSamples):
+                read = self._readers.submit(self.samples.several, part.indices)
+                tasks.append(self._pool.submit(self._fill_from_files, part, read, replace))
+            else:
+                tasks.append(self._pool.submit(self._fill_from_memory, part))
+        return _Pending(pixels, labels, indices, mix, tasks)
 
     def _mix(self, mixing: Mixing | None, epoch: int, plan: BatchPlan, first: int) -> torch.Tensor | None:
         """The mix of a forward pass that starts with the sample at position ``first`` of the epoch."""
@@ -259,20 +259,27 @@ class Loader:
         if places.program is not None:
             apply.apply(places.pixels, places.program, self._fill)
 
-    def _chunk(self, batch: int) -> int:
-        """Images per task, so that the batches in preparation have two tasks per thread."""
-        assert isinstance(self.samples, EncodedSamples)
+    def _chunk(self, batch: int, crop: Crop) -> int:
+        """Images per task, so that the batches in preparation have two tasks per thread; all, if cropped together."""
+        if self._crops_batches(crop):
+            return max(1, batch)
         fair = batch * (self._prefetch + 1) // (2 * self._threads)
-        return min(max(fair, _MIN_TASK), _MAX_TASK) if self.samples.reads_many else _MIN_TASK
+        one_by_one = isinstance(self.samples, EncodedSamples) and not self.samples.reads_many
+        return _MIN_TASK if one_by_one else min(max(fair, _MIN_TASK), _MAX_TASK)
+
+    def _crops_batches(self, crop: Crop) -> bool:
+        """Whether the images are in memory and cropped together, which takes far less time than one by one."""
+        pixels = self.samples.pixels
+        return pixels is not None and crop.crops_batches(*pixels.shape[1:3])
 
     def _fill_from_memory(self, places: Places) -> list[bool]:
         assert self.samples.pixels is not None
         begin = time.perf_counter()
-        cut = places.crop.batch(self.samples.pixels[places.indices], places.draws)
-        if cut is None:
-            images = zip(places.indices, places.draws, strict=True)
-            cut = np.stack([places.crop.one(self.samples.image(int(i)), draws) for i, draws in images])
-        places.pixels[:] = cut
+        if self._crops_batches(places.crop):
+            places.pixels[:] = places.crop.batch(self.samples.pixels[places.indices], places.draws)
+        else:
+            for pixels, index, draws in zip(places.pixels, places.indices, places.draws, strict=True):
+                pixels[:] = places.crop.one(self.samples.image(int(index)), draws)
         places.labels[:] = self.samples.labels[places.indices]
         self._augment(places)
         self.work.add(0.0, time.perf_counter() - begin)
