@@ -63,10 +63,42 @@ def test_each_format_is_compared_with_both_loops():
         "worldsize fp32 contiguous",
     ]
     on_gpu = [form.name for form in step.chosen(BenchStep(precision=("fp32",), compile=True), GPU)]
-    assert set(on_gpu) - {form.name for form in forms} == {"worldsize fp32 graphs", "worldsize fp32 compiled graphs"}
+    assert set(on_gpu) - {form.name for form in forms} == {
+        "worldsize fp32 micro-batch 32",
+        "worldsize fp32 micro-batch 32 compiled",
+        "worldsize fp32 graphs",
+        "worldsize fp32 compiled graphs",
+    }
     assert step.chosen(BenchStep(precision=("fp32",), only=("bare fp32",)), CPU) == [Form("bare", "fp32")]
     with pytest.raises(UserError, match=r"--only 'bare bf1' is unknown; available: torchvision fp32 contiguous, bare fp32,"):
         step.chosen(BenchStep(precision=("fp32",), only=("bare bf1",)), CPU)
+
+
+@pytest.mark.parametrize("options", [{"batch": 32}, {"batch": 40}, {"micro_batch": 64}])
+def test_micro_batches_of_a_recipe_are_measured_where_a_step_has_several(options):
+    names = [form.name for form in step.chosen(BenchStep(precision=("fp32",), **options), GPU)]
+    assert not [name for name in names if "micro-batch" in name]
+
+
+class Queue:
+    """A GPU that works on a step for 50 ms, and a clock: launching takes 1 ms, and waits while the queue holds one step."""
+
+    def __init__(self) -> None:
+        self.now = self.idle_at = 0.0
+
+    def step(self) -> None:
+        self.now = max(self.now + 0.001, self.idle_at)
+        self.idle_at = max(self.now, self.idle_at) + 0.05
+
+    def wait(self) -> None:
+        self.now = max(self.now, self.idle_at)
+
+
+def test_the_time_of_launching_excludes_the_wait_for_steps_before(monkeypatch):
+    queue = Queue()
+    monkeypatch.setattr(step.time, "perf_counter", lambda: queue.now)
+    queue.step()  # what the device still does when the measurement begins
+    assert step.launch_ms(queue.step, queue.wait) == pytest.approx(1)
 
 
 def test_the_capture_of_a_graph_is_not_measured():

@@ -35,6 +35,7 @@ from worldsize.training.gradients import GradientComputer
 from worldsize.training.objective import Objective
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+ONE = world.World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1)
 
 
 def network() -> nn.Module:
@@ -68,6 +69,23 @@ def test_the_steps_before_a_capture_do_not_warn(monkeypatch):
         warnings.warn("another", stacklevel=1)
     assert [str(warning.message) for warning in seen] == ["another"]
     assert optimizer._warned_capturable_if_run_uncaptured
+
+
+# Memory layout
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_the_network_computes_in_the_layout_of_the_recipe(channels_last):
+    """One tensor in NHWC, images or weights, is enough for cuDNN to compute in it."""
+    recipe = Recipe.model_validate({"model": {"name": "resnet18", "channels_last": channels_last}, "global_batch": 32})
+    model = factory.build(recipe, 10, CPU, torch.float32)
+    state = build.build_state(recipe, model, BatchPlan(32, 32, 1), ONE, precision.Precision("fp32", CPU), 10)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    seen = []
+    for layer in (layer for layer in model.modules() if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)):
+        layer.register_forward_hook(lambda _, inputs, output: seen.extend([*inputs, output]))
+    state.objective(torch.zeros(4, 64, 64, 3, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+    assert len(seen) == 2 * 17 and all(tensor.is_contiguous(memory_format=layout) for tensor in seen)
 
 
 # Strategies

@@ -22,7 +22,7 @@ class BenchStep:
     batch: int = 256
     """Samples per step, in one forward pass."""
     micro_batch: int | None = None
-    """Samples that share BatchNorm statistics (default: all)."""
+    """Samples that share BatchNorm statistics (default: all; on a GPU also 32, as recipes have it)."""
     size: int = 224
     """Side of the images, pixels."""
     precision: tuple[Literal["auto", "fp32", "tf32", "bf16", "fp16"], ...] = ()

@@ -39,30 +39,38 @@ from worldsize.training.step import StepRunner
 
 BARE, TORCHVISION = "bare", "torchvision"
 _CLASSES = 1000
+_LAUNCHES = 5  # steps whose launch is timed, per round
+_MICRO_BATCH = Recipe().micro_batch
 # Dense 16-bit tensor operations per second, from NVIDIA's data sheets.
 _PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12}
 
 
 @dataclass(frozen=True)
 class Form:
-    """A loop (`BARE`, `TORCHVISION` or ``worldsize``) in a number format."""
+    """A loop (`BARE`, `TORCHVISION` or ``worldsize``) in a number format.
+
+    ``split``: micro-batches have a recipe's default size, and a forward pass has several of them, as in training on a GPU.
+    """
 
     loop: str
     precision: str
     channels_last: bool = True
     compiled: bool = False
     graphs: bool = False
+    split: bool = False
 
     @property
     def name(self) -> str:
-        extras = ["contiguous"] * (not self.channels_last) + ["compiled"] * self.compiled + ["graphs"] * self.graphs
+        extras = [f"micro-batch {_MICRO_BATCH}"] * self.split + ["contiguous"] * (not self.channels_last)
+        extras += ["compiled"] * self.compiled + ["graphs"] * self.graphs
         return " ".join([self.loop, self.precision, *extras])
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One form in one round. ``host_ms``: the host's time per step, without waiting for the GPU; None on a CPU.
+    """One form in one round. ``host_ms``: the host's time to launch a step on a GPU that has nothing to do; None on a CPU.
 
+    A busy GPU's queue holds about a thousand kernels, so that the host would wait for the steps before.
     ``memory_gib``: the most that the GPU held beyond what other forms keep there; ``kernels``: launched per step.
     """
 
@@ -116,6 +124,8 @@ def chosen(arguments: BenchStep, device: torch.device) -> list[Form]:
     forms += [Form(BARE, name, compiled=c) for name, c in itertools.product(names, compiled)]
     forms += [Form("worldsize", name, compiled=c) for name, c in itertools.product(names, compiled)]
     if device.type == "cuda":
+        if arguments.micro_batch is None and arguments.batch > _MICRO_BATCH and arguments.batch % _MICRO_BATCH == 0:
+            forms += [Form("worldsize", name, compiled=c, split=True) for name, c in itertools.product(names, compiled)]
         forms += [Form("worldsize", name, compiled=c, graphs=True) for name, c in itertools.product(names, compiled)]
     forms += [Form("worldsize", name, channels_last=False) for name in names]
     if unknown := set(arguments.only) - {form.name for form in forms}:
@@ -133,7 +143,7 @@ def _recipe(arguments: BenchStep, form: Form) -> Recipe:
     return Recipe.model_validate(
         {
             "global_batch": arguments.batch,
-            "micro_batch": arguments.micro_batch or arguments.batch,
+            "micro_batch": _MICRO_BATCH if form.split else arguments.micro_batch or arguments.batch,
             "precision": form.precision,
             "device": arguments.device,
             "cuda_graphs": form.graphs,
@@ -171,11 +181,10 @@ class _Loop:
         begin = time.perf_counter()
         for _ in range(steps):
             self._step()
-        launched = time.perf_counter()
         self._wait()
         images = steps * self._arguments.batch / (time.perf_counter() - begin)
-        host = (launched - begin) / steps * 1000 if self._device.type == "cuda" else None
-        return Measured(self._form.name, turn, images, host, self._memory, self._kernels)
+        host_ms = launch_ms(self._step, self._wait) if self._device.type == "cuda" else None
+        return Measured(self._form.name, turn, images, host_ms, self._memory, self._kernels)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -196,6 +205,18 @@ class _Loop:
             self._step()
             self._wait()
         return sum(event.device_type.name == "CUDA" for event in profiler.events() or ())
+
+
+def launch_ms(step: Callable[[], None], wait: Callable[[], None]) -> float:
+    """Milliseconds until ``step`` returns, the median of several; ``wait`` lets the device finish between them."""
+    spent = []
+    for _ in range(_LAUNCHES):
+        wait()
+        begin = time.perf_counter()
+        step()
+        spent.append(time.perf_counter() - begin)
+    wait()
+    return statistics.median(spent) * 1000
 
 
 def _worldsize(recipe: Recipe, network: nn.Module, world: World, number_format: Precision) -> Callable[[], None]:

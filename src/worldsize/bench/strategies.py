@@ -96,7 +96,6 @@ def _measure(variant: Variant, turn: int, arguments: BenchStrategies, folder: Pa
         "global-batch": batch,
         "micro-batch": arguments.batch,
         "precision": arguments.precision,
-        "track.every-seconds": 0,
         "out": folder,
         "name": name,
     }

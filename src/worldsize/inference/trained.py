@@ -78,7 +78,7 @@ def load(path: Path, snapshot: Snapshot, recipe: Recipe, precision: Precision, r
         networks.load_state(network, snapshot.model if raw else snapshot.average or snapshot.model)
     except RuntimeError:
         raise CheckpointError(f"{path} does not fit {recipe.model.name}") from None
-    normalise = Normalise(recipe.data, precision.device, precision.weights)
+    normalise = Normalise(recipe.data, precision.device, precision.weights, recipe.model.channels_last)
     return Trained(recipe, classes, network.eval(), normalise, precision)
 
 

@@ -47,7 +47,7 @@ def train(recipe: Recipe, cache: Path, steps: int, threads: int) -> PlainSteps:
     network = factory.build(recipe, len(dataset.classes), world.device, number_format.weights)
     if recipe.model.weights is not None:
         pretrained.load(network, recipe)
-    normalise = Normalise(recipe.data, world.device, number_format.weights)
+    normalise = Normalise(recipe.data, world.device, number_format.weights, recipe.model.channels_last)
     aims = supervision.build(recipe, dataset, supervision.teacher_checkpoint(recipe), world.device, number_format.weights)
     objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
     peak = schedules.peak_lr(recipe.optimizer, plan.global_batch)

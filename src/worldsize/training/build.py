@@ -271,7 +271,7 @@ def build_state(
         ghost_batchnorm.split_norms(network, plan.micro_batch, plan.groups)
     peak = schedules.peak_lr(recipe.optimizer, parallel.lr_batch(recipe.parallel, plan, world.rank_info))
     optimizer = optimizers.build(network, recipe.optimizer, world.device, recipe.cuda_graphs, peak)
-    normalise = Normalise(recipe.data, world.device, number_format.weights)
+    normalise = Normalise(recipe.data, world.device, number_format.weights, recipe.model.channels_last)
     objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
     module = compiled(objective) if recipe.model.compile else objective
     strategy = parallel.build(
