@@ -1,188 +1,92 @@
-"""Everything that one GPU can tell about worldsize, in under nine minutes (with CIFAR-10, in under eleven):
+"""Everything that one GPU can tell about worldsize, in under eight minutes (with CIFAR-10, in under ten):
 
-    python benchmarks/gpu.py [--out FOLDER] [--root SHARDS_OR_IMAGES] [--cifar10 FOLDER]
+    python benchmarks/gpu.py [--out FOLDER] [--only PART ...] [--wheels FOLDER] [--root IMAGES] [--cifar10 FOLDER]
+
+Needs torch and torchvision; worldsize itself is this checkout. Wheels of what else is missing can be in a folder: where
+there is a network, ``pip download --only-binary :all: --no-deps --dest wheels pydantic ...`` puts them there.
 
 Correctness first, then speed. Each part is a process with a time limit of its own, and a part that fails does not stop the
-others. FOLDER gets the output of each part and README.md with a table. ``--tiny`` runs the same commands with small sizes
-on any device.
+others. FOLDER gets the output of each part and README.md with a table, also of parts that earlier calls ran. ``--tiny`` runs
+the same commands with small sizes on any device.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import zipfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+from gpu_parts import WORLDSIZE, Part, parts
 from PIL import Image
 
-WORLDSIZE = (sys.executable, "-m", "worldsize")
 REPOSITORY = Path(__file__).resolve().parents[1]
-HOST = REPOSITORY / "benchmarks" / "host.py"
-TARGET = 6350  # images/s of ResNet-50 on an H200: 80 % of MLPerf v4.0's published 7,942
-ALL_REDUCE = """
-import os, sys, time, torch, torch.distributed as dist
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-device = "cuda" if torch.cuda.is_available() else "cpu"
-store = dist.HashStore()
-dist.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
-for megabytes in map(int, sys.argv[1:]):
-    tensor = torch.zeros(megabytes * 2**18, device=device)
-    for turn in range(2):
-        begin = time.perf_counter()
-        for _ in range(20):
-            dist.all_reduce(tensor)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    print(f"{megabytes} MiB: {(time.perf_counter() - begin) / 20 * 1e3:.3f} ms")
-"""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A command. ``reads`` makes the part's line of the table from its output; ``limit_s`` ends it."""
-
-    name: str
-    command: tuple[str, ...]
-    limit_s: float
-    reads: Callable[[str], str]
-
-
-def last_lines(count: int) -> Callable[[str], str]:
-    return lambda output: "; ".join(line.strip() for line in output.strip().splitlines()[-count:])
+def unpack(wheels: Path, to: Path) -> Path:
+    """Unpack the wheels for this Python."""
+    for wheel in sorted(wheels.glob("*.whl")):
+        tag, abi, _ = wheel.stem.split("-")[-3:]
+        if "py3" in tag.split(".") or abi == "abi3" or tag == f"cp{sys.version_info.major}{sys.version_info.minor}":
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(to)
+    return to
 
 
-def best_of_table(output: str) -> str:
-    """The rows of ``bench step``'s table, in short."""
-    rows = [line.split("|")[1:5] for line in output.splitlines() if line.startswith(("| bare", "| torch", "| world"))]
-    return "; ".join(f"{name.strip()} {speed.strip()} ({ratio.strip()} of bare)" for name, speed, ratio, _ in rows)
-
-
-def bottleneck(output: str) -> str:
-    """What ``bench loader`` says below its table."""
-    return "; ".join(line.strip() for line in output.splitlines() if line.startswith("bottleneck") or " per image:" in line)
-
-
-def steps_of(run: Path) -> list[dict]:
-    records = map(json.loads, (run / "metrics.jsonl").read_text("utf-8").splitlines())
-    return [record for record in records if record["kind"] == "step"][5:]
-
-
-def speed(run: Path) -> float:
-    """Images/s, the median over the steps after the first five."""
-    return statistics.median(step["images_per_s"] for step in steps_of(run))
-
-
-def real_against_synthetic(runs: Path) -> Callable[[str], str]:
-    def read(_: str) -> str:
-        real, synthetic = speed(runs / "real"), speed(runs / "synthetic")
-        return f"real JPEGs {real:,.0f} images/s, synthetic {synthetic:,.0f}: {real / synthetic:.3f}"
-
-    return read
-
-
-def snapshots(runs: Path) -> Callable[[str], str]:
-    def read(_: str) -> str:
-        steps = steps_of(runs / "snapshots")
-        saved = statistics.median(s["step_ms"] for s in steps if s["step"] % 10 == 1)  # the step after a snapshot
-        others = statistics.median(s["step_ms"] for s in steps if s["step"] % 10 not in (0, 1))
-        return f"a step {others:.1f} ms, the one after a snapshot {saved:.1f} ms"
-
-    return read
-
-
-def to_94_percent(runs: Path) -> Callable[[str], str]:
-    def read(_: str) -> str:
-        records = list(map(json.loads, (runs / "cifar10" / "metrics.jsonl").read_text("utf-8").splitlines()))
-        epochs = [record for record in records if record["kind"] == "epoch"]
-        best = max(epoch["val_top1"] for epoch in epochs)
-        step = next((epoch["step"] for epoch in epochs if epoch["val_top1"] >= 0.94), None)
-        spent = sum(r["step_ms"] for r in records if r["kind"] == "step" and (step is None or r["step"] <= step)) / 1000
-        reached = f"94 % after {step:,} steps" if step else "94 % was not reached"
-        return f"{reached}, {spent:.1f} s of training; best top-1 {best:.2%}"
-
-    return read
+def environment(*packages: Path) -> dict[str, str]:
+    """What the parts see: this checkout, the packages, and each line of output as soon as it is printed."""
+    places = [REPOSITORY / "src", *packages, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places)), "PYTHONUNBUFFERED": "1"}
 
 
 def images(folder: Path, count: int) -> Path:
-    """A folder of JPEGs of ImageNet's usual size, with smooth noise, in ten classes."""
-    generator = np.random.default_rng(0)
-    for split, number in (("train", count), ("val", max(20, count // 10))):
-        for i in range(number):
-            path = folder / split / f"class-{i % 10}" / f"{i}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            noise = Image.fromarray(generator.integers(0, 256, (24, 32, 3), np.uint8))
-            noise.resize((500, 375), Image.Resampling.BICUBIC).save(path, quality=90)
+    """A folder of JPEGs of ImageNet's usual size, with smooth noise, in ten classes; as many whole batches to evaluate."""
+    paths = [folder / "train" / f"class-{i % 10}" / f"{i}.jpg" for i in range(count)]
+    paths += [folder / "val" / f"class-{i % 10}" / f"{i}.jpg" for i in range(512 if count > 1000 else 20)]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(_draw, paths, range(len(paths)), chunksize=50))
     return folder
 
 
-def parts(out: Path, root: Path, tiny: bool, cifar10: Path | None = None) -> list[Part]:
-    runs = out / "runs"
-    step = ["--steps", "2", "--warmup", "4", "--rounds", "1", "--batch", "4", "--size", "32", "--model", "resnet18"]
-    steps, batch, size = ("12", "8", "32") if tiny else ("80", "256", "224")
-    train = (
-        *(*WORLDSIZE, "train", "imagenet", "--out", str(runs), "--max-steps", steps, "--global-batch", batch),
-        *("--micro-batch", batch, "--data.train-crop-size", size, "--data.val-resize-size", size),
-        *("--data.val-crop-size", size, "--schedule.warmup-epochs", "0", "--track.every-seconds", "0"),
-        *(("--model.name", "resnet18", "--epochs", "1") if tiny else ()),
-    )
-    synthetic = ("--data.name", "synthetic", "--data.samples", str(int(batch) * 20))
-    real = ("--data.root", str(root))
-    both = f"{shell(*train, '--name', 'real', *real)} && {shell(*train, '--name', 'synthetic', *synthetic)}"
-    snapshot = (*train, "--name", "snapshots", *synthetic, "--checkpoint.every-steps", "10")
-    few = ("--max-steps", "2", "--epochs", "7", "--global-batch", "16", "--micro-batch", "16") if tiny else ()
-    fast = (*WORLDSIZE, "train", "cifar10-fast", "--out", str(runs), "--name", "cifar10", "--data.root", str(cifar10), *few)
-    on_request = [] if cifar10 is None else [Part("CIFAR-10 to 94 %", fast, 120, to_94_percent(runs))]
-    measure = (*WORLDSIZE, "bench", "step", "--out", str(runs), *(step if tiny else ("--steps", "10", "--rounds", "3")))
-    load = ("bench", "loader", "--root", str(root), "--out", str(runs), "--rounds", "2", "--feed", str(TARGET))
-    few_images = ("--images", "40", "--batch", "16") if tiny else ()
-    found = [
-        Part("correctness", (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"), 110, last_lines(1)),
-        Part("host time", (sys.executable, str(HOST), *(("--steps", "20") if tiny else ())), 20, last_lines(1)),
-        Part("step", measure, 70, best_of_table),
-        Part("step, compiled", (*measure, "--compile", "--precision", "bf16"), 150, best_of_table),
-        Part("loader and device", (*WORLDSIZE, *load, *few_images), 30, bottleneck),
-        Part("real and synthetic images", ("bash", "-c", both), 80, real_against_synthetic(runs)),
-        Part("evaluation", (*WORLDSIZE, "eval", str(runs / "real")), 25, last_lines(1)),
-        Part("snapshots", snapshot, 30, snapshots(runs)),
-        Part("NCCL, one rank", (sys.executable, "-c", ALL_REDUCE, "1", "25", "100"), 15, last_lines(3)),
-        *on_request,
-    ]
-    # A small run is a test, on whatever machine: the limits are a GPU's.
-    return [replace(part, limit_s=part.limit_s * 5) for part in found] if tiny else found
+def _draw(path: Path, seed: int) -> None:
+    noise = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (24, 32, 3), np.uint8))
+    noise.resize((500, 375), Image.Resampling.BICUBIC).save(path, quality=90)
 
 
-def shell(*words: str) -> str:
-    return " ".join(f"'{word}'" for word in words)
-
-
-def run(part: Part, out: Path) -> tuple[str, float]:
-    """Run the part. Returns its line of the table, and its seconds."""
+def run(part: Part, out: Path, variables: dict[str, str]) -> tuple[str, float]:
+    """Run the part. Returns its line of the table, and its seconds. A part that ends early tells what it got to."""
     begin = time.monotonic()
-    log = out / f"{part.name.replace(', ', '-').replace(' ', '-')}.log"
+    log = log_of(part, out)
+    with open(log, "w", encoding="utf-8") as file:
+        try:
+            code = finished(part, file, variables)
+            trouble = f"FAILED ({code}), see {log.name}: " if code else ""
+        except subprocess.TimeoutExpired:
+            trouble = f"not finished after {part.limit_s:.0f} s, see {log.name}: "
     try:
-        with open(log, "w", encoding="utf-8") as file:
-            code = finished(part, file)
-        line = part.reads(log.read_text("utf-8")) if code == 0 else f"FAILED ({code}), see {log.name}"
-    except subprocess.TimeoutExpired:
-        line = f"not finished after {part.limit_s:.0f} s, see {log.name}"
+        line = part.reads(log.read_text("utf-8", errors="replace"))
     except Exception as error:  # the output is not what was expected
-        line = f"UNREADABLE ({error}), see {log.name}"
-    return line, time.monotonic() - begin
+        line = f"UNREADABLE ({type(error).__name__}: {error}), see {log.name}"
+    return trouble + line, time.monotonic() - begin
 
 
-def finished(part: Part, output: IO[str]) -> int:
+def finished(part: Part, output: IO[str], variables: dict[str, str]) -> int:
     """Run the part's command; its exit code. After its time, ends it with all processes that it started."""
-    process = subprocess.Popen(part.command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    process = subprocess.Popen(
+        part.command, cwd=REPOSITORY, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
     try:
         return process.wait(part.limit_s)
     except BaseException:
@@ -191,27 +95,63 @@ def finished(part: Part, output: IO[str]) -> int:
         raise
 
 
+def log_of(part: Part, out: Path) -> Path:
+    return out / f"{part.name.replace(', ', '-').replace(' ', '-')}.log"
+
+
+def chosen(found: Sequence[Part], only: Sequence[str]) -> list[Part]:
+    """The parts named in ``only``, otherwise all but those on request."""
+    names = [part.name for part in found]
+    if unknown := [name for name in only if name not in names]:
+        sys.exit(f"--only {unknown[0]!r} is no part; there are: {', '.join(map(repr, names))}")
+    return [part for part in found if (part.name in only if only else not part.on_request)]
+
+
+def write(out: Path, about: str, results: dict[str, tuple[str, float]]) -> None:
+    """README.md: the machine, the table of the parts, and the tables that they printed themselves."""
+    lines = ["# One GPU", "", "```", about.rstrip(), "```", "", "| part | result | seconds |", "| --- | --- | ---: |"]
+    lines += [f"| {name} | {line.replace('|', '/')} | {seconds:.0f} |" for name, (line, seconds) in results.items()]
+    for log in sorted(out.glob("*.log")):
+        if table := [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.startswith("|")]:
+            lines += ["", f"## {log.stem}", "", *table]
+    (out / "README.md").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def described(variables: dict[str, str]) -> str:
+    """What ``worldsize env`` says, or the end of this script if worldsize cannot be imported."""
+    done = subprocess.run((*WORLDSIZE, "env"), env=variables, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        sys.exit(f"worldsize does not start here ({last[0]}): pass --wheels FOLDER with wheels of what is missing")
+    return done.stdout
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder for the results (runs/gpu)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="run these parts, by their names in the table")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels to use in addition to what is installed")
     parser.add_argument("--root", type=Path, help="images or shards (default: generated JPEGs of 500 x 375 pixels)")
     parser.add_argument("--cifar10", type=Path, help="folder of CIFAR-10: also train it to 94 %% (recipe cifar10-fast)")
     parser.add_argument("--tiny", action="store_true", help="small sizes")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
-    root = arguments.root or images(out / "images", 80 if arguments.tiny else 6000)
-    generated = time.monotonic() - begin
-    environment = subprocess.run((*WORLDSIZE, "env"), capture_output=True, text=True, check=False).stdout
-    lines = ["# One GPU", "", "```", environment.rstrip(), "```", "", "| part | result | seconds |", "| --- | --- | ---: |"]
-    lines.append(f"| test images | {'given' if arguments.root else 'generated'} | {generated:.0f} |")
-    cifar10 = arguments.cifar10 and arguments.cifar10.resolve()
-    for part in parts(out, root.resolve(), arguments.tiny, cifar10):
-        line, seconds = run(part, out)
+    runs = next(folder for i in itertools.count(1) if not (folder := out / f"runs-{i}").exists())
+    root = (arguments.root or out / "images").resolve()
+    run_parts = chosen(parts(runs, root, arguments.tiny, arguments.cifar10 and arguments.cifar10.resolve()), arguments.only)
+    packages = [unpack(arguments.wheels, out / "packages")] if arguments.wheels else []
+    variables = environment(*packages)
+    about = described(variables)
+    if arguments.root is None and any(str(root) in " ".join(part.command) for part in run_parts):
+        images(root, 80 if arguments.tiny else 6000)
+    record = out / "results.json"
+    results = json.loads(record.read_text("utf-8")) if record.exists() else {}
+    for part in run_parts:
+        line, seconds = results[part.name] = run(part, out, variables)
         print(f"{part.name} ({seconds:.0f} s): {line}", flush=True)
-        lines.append(f"| {part.name} | {line} | {seconds:.0f} |")
-        (out / "README.md").write_text("\n".join(lines) + "\n", "utf-8")
+        record.write_text(json.dumps(results), "utf-8")
+        write(out, about, results)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,13 @@
-"""`worldsize bench step` and benchmarks/gpu.py."""
+"""`worldsize bench step`."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from paths import ROOT
-from processes import environment, worldsize
-from waiting import until
+from processes import worldsize
 from worldsize.bench import step
 from worldsize.bench.options import BenchStep
 from worldsize.bench.step import Form, Measured
@@ -117,67 +112,3 @@ def test_a_step_is_measured(tmp_path):
     assert [r["form"] for r in results] == order + order[::-1]
     assert all(r["images_per_s"] > 0 for r in results)
     assert (tmp_path / "runs/bench-step-1/table.md").read_text().rstrip() in done.stdout
-
-
-def benchmark():
-    """benchmarks/gpu.py as a module."""
-    sys.path.append(str(ROOT / "benchmarks"))
-    import gpu
-
-    return gpu
-
-
-@pytest.mark.slow
-def test_the_gpu_benchmark_runs_to_its_end_anywhere(tmp_path):
-    images = benchmark().images(tmp_path / "cifar10", 80)
-    script = str(ROOT / "benchmarks" / "gpu.py")
-    command = [sys.executable, script, "--tiny", "--out", str(tmp_path), "--cifar10", str(images)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    table = [line.split("|")[1:-1] for line in (tmp_path / "README.md").read_text().splitlines() if line.startswith("| ")]
-    found = {name.strip(): result.strip() for name, result, _ in table[2:]}
-    assert len(found) == 11
-    assert not [result for result in found.values() if result.startswith(("FAILED", "UNREADABLE", "not finished"))]
-    assert ("skipped" in found["correctness"]) != torch.cuda.is_available()
-    assert "94 % was not reached" in found["CIFAR-10 to 94 %"]
-    assert "outside of the network" in found["host time"] and "images/s needs" in found["loader and device"]
-    assert "worldsize" in found["step"] and "of bare" in found["step, compiled"]
-
-
-def test_all_parts_together_take_less_than_nine_minutes(tmp_path):
-    parts = benchmark().parts(tmp_path, tmp_path, tiny=False)
-    assert sum(part.limit_s for part in parts) <= 530
-
-
-def test_a_part_that_takes_too_long_ends_with_all_its_processes(tmp_path):
-    gpu = benchmark()
-    command = ("bash", "-c", "sleep 600 & echo $!; wait")
-    line, _ = gpu.run(gpu.Part("slow", command, 3, str), tmp_path)
-    assert line.startswith("not finished after 3 s")
-    child = Path("/proc") / (tmp_path / "slow.log").read_text().strip()
-    until(lambda: state_of(child) in ("", "Z"), "the child has ended")
-
-
-def state_of(process: Path) -> str:
-    """Linux's letter for the state of a process given as a folder of /proc; nothing if it has gone."""
-    try:
-        return (process / "stat").read_text().split()[2]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-@pytest.mark.slow
-def test_a_part_that_fails_does_not_stop_the_others(tmp_path):
-    gpu = benchmark()
-    parts = [
-        gpu.Part("a", ("false",), 120, str),
-        gpu.Part("b", ("sleep", "600"), 0.5, str),
-        gpu.Part("c", ("echo", "fine"), 120, lambda output: {}[output]),
-        gpu.Part("d", ("echo", "fine"), 120, str.strip),
-    ]
-    assert [gpu.run(part, tmp_path)[0].split(",")[0] for part in parts] == [
-        "FAILED (1)",
-        "not finished after 0 s",
-        "UNREADABLE ('fine\\n')",
-        "fine",
-    ]

@@ -371,6 +371,11 @@ def long_echo() -> None:
     stop_signals._ECHO_S = 3600.0
 
 
+def small_gpu() -> None:
+    """This process can use only 4 GiB of the GPU's memory."""
+    torch.cuda.set_per_process_memory_fraction(4 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
     raise SystemExit(cli.main(sys.argv[2:]))
