@@ -3,7 +3,7 @@
     python benchmarks/gpu.py [--out FOLDER] [--only PART ...] [--wheels FOLDER] [--root IMAGES] [--cifar10 FOLDER]
 
 Needs torch and torchvision; worldsize itself is this checkout. Wheels of what else is missing can be in a folder: where
-there is a network, ``pip download --only-binary :all: --no-deps --dest wheels pydantic ...`` puts them there.
+there is a network, ``pip download --only-binary :all: --dest FOLDER pydantic tyro crc32c`` puts them there.
 
 Correctness first, then speed. Each part is a process with a time limit of its own, and a part that fails does not stop the
 others. FOLDER gets the output of each part and README.md with a table, also of parts that earlier calls ran. ``--tiny`` runs

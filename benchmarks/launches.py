@@ -57,7 +57,7 @@ class Decoding:
 
     def take_ready(self) -> None:
         """Take a batch if one is ready."""
-        if all(part.done() for part in self._stream._begun[0].parts):
+        if all(part.done() for part in self._stream._started[0].parts):
             self.take()
 
     def close(self) -> None:

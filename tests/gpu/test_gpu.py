@@ -6,6 +6,7 @@ Without one, the tests that need no GPU's features run on the CPU, as slow tests
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -21,15 +22,19 @@ from worldsize.data.loading.loader import Batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu, *([pytest.mark.slow] if DEVICE == "cpu" else [])]
+# 16 bits are slow on a CPU, and so are large images.
+HALF, SIZE = ("fp16", "32") if DEVICE == "cuda" else ("fp32", "16")
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="torch finds no GPU on this machine")
 SETTINGS = (
     *("train", "digits", "--model.name", "resnet18", "--max-steps", "6", "--optimizer.lr", "0.001"),
-    *("--schedule.warmup-epochs", "0", "--data.train-crop-size", "32"),
+    *("--schedule.warmup-epochs", "0", "--data.train-crop-size", SIZE),
+    *("--data.val-resize-size", SIZE, "--data.val-crop-size", SIZE),
 )
 RANKS = [pytest.param(1, "nccl", marks=needs_gpu), (1, "gloo"), (2, "gloo"), (4, "gloo")]
-# The largest relative error of losses and gradients, of three steps; each format computes less exactly than fp32.
-FORMATS = [pytest.param("tf32", 2e-2, marks=needs_gpu), ("bf16", 1e-1), ("fp16", 5e-2)]
-EXACT = 1e-5
+# The relative error of the first loss; each format computes less exactly than fp32.
+FORMATS = [pytest.param("tf32", 1e-3, marks=needs_gpu), ("bf16", 1e-2), pytest.param("fp16", 1e-3, marks=needs_gpu)]
+# Between fp32 (measured on a CPU: 4e-6) and formats of 10, 7 and 10 bits (1e-2, 2e-2 and 2e-3), for `differences`.
+EXACT = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +60,14 @@ def reference(train):
     return train("fp64", "--precision", "fp64")
 
 
-def error(run: Path, expected: Path) -> float:
-    """The largest relative difference of the losses and gradient norms of the first three steps."""
-    pairs = zip(records(run, "step")[:3], records(expected, "step")[:3], strict=True)
-    return max(abs(a[key] / b[key] - 1) for a, b in pairs for key in ("loss", "grad_norm"))
+def differences(run: Path, expected: Path) -> tuple[float, float]:
+    """Relative differences of the first loss and of the norm of its gradient; infinite if that has overflowed.
+
+    Later steps show little: training multiplies a difference of rounding by hundreds in each step.
+    """
+    (own, other) = (records(one, "step")[0] for one in (run, expected))
+    norm = math.inf if own["grad_norm"] is None else abs(own["grad_norm"] / other["grad_norm"] - 1)
+    return abs(own["loss"] / other["loss"] - 1), norm
 
 
 # Numbers
@@ -84,24 +93,24 @@ def test_a_saved_network_is_evaluated_as_in_training(reference):
 
 def test_fp32_is_exact(train, reference):
     """With TF32, torch's default in convolutions, it would not be."""
-    assert 0 < error(train("fp32", "--precision", "fp32"), reference) < EXACT
+    assert 0 < max(differences(train("fp32", "--precision", "fp32"), reference)) < EXACT
 
 
 @pytest.mark.parametrize(("name", "tolerance"), FORMATS)
 def test_other_formats_are_what_they_are_called(train, reference, name, tolerance):
     run = train(name, "--precision", name)
-    assert EXACT < error(run, train("fp32", "--precision", "fp32"))
-    assert error(run, reference) < tolerance
+    assert max(differences(run, train("fp32", "--precision", "fp32"))) > EXACT
+    assert differences(run, reference)[0] < tolerance
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-8), ("bf16", 5e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-8), ("bf16", 2e-2)])
 def test_large_forward_passes_equal_separate_ones(train, precision, tolerance):
     """bf16 too: cuDNN has no convolutions of fp64 in NHWC, so only others run BatchNorm in that layout."""
     settings = ("--precision", precision, "--micro-batch", "16", "--forward-batch")
     together, separate = (train(f"{precision}-{n}", *settings, n) for n in ("64", "16"))
     shown = [(run / "stdout.txt").read_text() for run in (together, separate)]
     assert "global batch 64 = 1 x 1 x " in shown[0] and "global batch 64 = 1 x 4 x 16 " in shown[1]
-    assert error(together, separate) < tolerance
+    assert max(differences(together, separate)) < tolerance
 
 
 @pytest.mark.parametrize(("ranks", "backend"), RANKS)
@@ -128,7 +137,9 @@ def test_two_gpus_have_the_numbers_of_one(train, reference, strategy):
 @needs_gpu
 @pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adamw"), ("fp16", "sgd")])
 def test_graphs_compute_what_single_kernels_do(train, precision, optimizer):
+    # A learning rate that float32 represents, as a graph has it; otherwise training drifts apart.
     settings = ("--precision", precision, "--optimizer.name", optimizer, "--deterministic")
+    settings += ("--schedule.name", "constant", "--optimizer.lr", str(2**-10))
     eager = train(f"eager-{precision}-{optimizer}", *settings)
     graphs = train(f"graphs-{precision}-{optimizer}", *settings, "--cuda-graphs")
     assert losses(graphs) == pytest.approx(losses(eager), rel=1e-3)
@@ -138,7 +149,7 @@ def test_graphs_compute_what_single_kernels_do(train, precision, optimizer):
 def test_a_compiled_network_computes_what_single_kernels_do(train, reference):
     """Of several micro-batches, whose BatchNorm is other code there."""
     run = train("compiled", "--precision", "fp32", "--model.compile")
-    assert 0 < error(run, reference) < 1e-3
+    assert 0 < max(differences(run, reference)) < 1e-3
 
 
 # The same bits
@@ -146,7 +157,7 @@ def test_a_compiled_network_computes_what_single_kernels_do(train, reference):
 
 @pytest.mark.parametrize("more", [(), pytest.param(("--cuda-graphs",), marks=needs_gpu)], ids=["kernels", "graphs"])
 def test_a_deterministic_run_resumes_bit_for_bit(train, more):
-    settings = ("--precision", "fp16", "--deterministic", *more)
+    settings = ("--precision", HALF, "--deterministic", *more)
     whole = train(f"whole{len(more)}", *settings)
     part = train(f"part{len(more)}", *settings, "--stop-after", "3", code=75)
     if len(losses(part)) < 6:
@@ -161,14 +172,14 @@ def test_a_deterministic_run_resumes_bit_for_bit(train, more):
     ids=["audit", "replay"],
 )
 def test_a_deterministic_run_is_reproduced(train, command):
-    run = train("whole0", "--precision", "fp16", "--deterministic")
+    run = train("whole0", "--precision", HALF, "--deterministic")
     done = worldsize(*(word.format(run) for word in command), cwd=run.parents[1])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_gpu
 def test_the_copy_of_the_next_images_changes_nothing(train):
-    settings = ("--precision", "fp16", "--deterministic")
+    settings = ("--precision", HALF, "--deterministic")
     assert losses(train("not-ahead", *settings, "--data.no-device-prefetch")) == losses(train("whole0", *settings))
 
 

@@ -45,7 +45,9 @@ def wheels(names: Iterable[str], folder: Path) -> Path:
     folder.mkdir()
     for name in needed(names) - TORCH:
         one = distribution(name)
-        tag = next(line.split(": ")[1] for line in (one.read_text("WHEEL") or "").splitlines() if line.startswith("Tag:"))
+        lines = (one.read_text("WHEEL") or "").splitlines()
+        tags = [line.split(": ")[1].split("-") for line in lines if line.startswith("Tag:")]
+        tag = "-".join(".".join(dict.fromkeys(parts)) for parts in zip(*tags, strict=True))
         wheel = folder / f"{canonicalize_name(one.metadata['Name']).replace('-', '_')}-{one.version}-{tag}.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
             for file in _files(one):
