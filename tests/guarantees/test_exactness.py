@@ -96,11 +96,12 @@ AUGMENTED = (
     *("--augment.policy", "randaugment-timm", "--augment.interpolation", "bicubic", "--augment.erasing", "0.25"),
     *("--augment.mixup", "0.2", "--augment.cutmix", "1", "--loss.name", "bce", "--loss.bce-threshold", "0.2"),
     *("--model.blurpool", "--data.val-mirror", "--average.name", "ema", "--average.decay", "0.9"),
+    *("--data.sampling-weights", "9", "1", "1", "1", "1", "1", "1", "1", "1", "0"),
 )
 
 
 @SIZES
-def test_augmentation_mixing_bce_and_averages_do_not_depend_on_the_world_size(two_steps, size):
+def test_augmentation_mixing_bce_averages_and_weighted_sampling_do_not_depend_on_the_world_size(two_steps, size):
     alone, both = (two_steps("augmented", n, *AUGMENTED) for n in (1, size))
     assert losses(both) == pytest.approx(losses(alone), rel=1e-6)
     assert distance(weights(both), weights(alone)) < 1e-8

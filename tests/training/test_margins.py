@@ -74,10 +74,23 @@ def test_mixed_images_are_not_counted():
     assert margins.tensors()["visits"].tolist() == [0, 0, 1, 1]
 
 
+def test_an_image_that_is_drawn_often_does_not_overflow():
+    margins = Margins(2, wide=True)
+    values = torch.full((40_000, 3), -900.0, dtype=torch.float64)
+    margins.add([Answers(np.ones(40_000, np.int64), values, mixed=False)])
+    margins.merge(ALONE)
+    saved = margins.tensors()
+    margins.load(saved)
+    margins.add([Answers(np.ones(1, np.int64), values[:1], mixed=False)])
+    margins.merge(ALONE)
+    assert margins.tensors()["visits"].tolist() == [0, 40_001]
+    assert margins.tensors()["margin"].tolist() == margins.tensors()["loss"].tolist() == [0, -900 * SCALE * 40_001]
+
+
 SMALL = (
     *("digits", "--model.name", "resnet18", "--global-batch", "16", "--micro-batch", "4", "--precision", "fp32"),
     *("--data.train-crop-size", "16", "--data.val-crop-size", "16", "--data.val-resize-size", "16"),
-    *("--parallel.strategy", "bitwise", "--augment.repeats", "3"),
+    *("--parallel.strategy", "bitwise", "--augment.repeats", "3", "--data.sampling", "balanced"),
 )
 
 

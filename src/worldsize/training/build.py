@@ -24,7 +24,7 @@ from worldsize.config.wording import quoted
 from worldsize.data import open_dataset
 from worldsize.data.images import crops
 from worldsize.data.images.normalize import Normalise
-from worldsize.data.loading.build import train_loader, val_loader
+from worldsize.data.loading.build import class_shares, train_loader, val_loader
 from worldsize.data.loading.loader import blank_labels
 from worldsize.data.samples import Dataset, EncodedSamples
 from worldsize.distributed import device_errors
@@ -157,6 +157,7 @@ def _set_determinism(deterministic: bool) -> None:
 def _setting(request: TrainRequest, world: World) -> RunContext:
     recipe = request.recipe
     dataset = world.collectively(lambda: open_dataset(recipe.data, request.cache), local_first=True)
+    world.collectively(lambda: class_shares(recipe.data, dataset.train))
     plan = parallel.batch_plan(recipe, world.size)
     number_format = precision.resolve(recipe, world.device)
     strategy = parallel.resolve_strategy(recipe.parallel, world.size)
@@ -223,7 +224,7 @@ def _assemble(
     per_epoch = plan.steps_per_epoch(len(dataset.train))
     state = build_state(recipe, network, plan, world, setting.precision, per_epoch, aims)
     if recipe.track.margins and not dataset.multilabel and not state.strategy.asynchronous:
-        state = replace(state, margins=Margins(len(dataset.train)))
+        state = replace(state, margins=Margins(len(dataset.train), recipe.data.weighted))
     # Asynchronous ranks share nothing: each works, and rank 0 saves, as if it were alone.
     mine = world.alone() if state.strategy.asynchronous else world
     if snapshot is not None:

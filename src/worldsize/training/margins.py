@@ -17,7 +17,9 @@ from worldsize.distributed.world import World
 
 # Sums of integers do not depend on the order of addition: not on ranks, interruptions or repeated samples.
 SCALE = 1024  # units of one
-_LIMIT = 1024.0  # of the absolute value of one loss or margin; 2,047 visits cannot overflow
+_LIMIT = 1024.0  # of the absolute value of one loss or margin; 2,047 visits cannot overflow sums of 32 bits
+_NARROW = {"loss": np.int32, "margin": np.int32, "visits": np.int16}
+_WIDE = {"loss": np.int64, "margin": np.int64, "visits": np.int32}
 _MIXED = -1  # instead of the index of a sample whose image was mixed with another one
 
 
@@ -34,12 +36,16 @@ class Answers:
 
 
 class Margins:
-    """Sums over the visits of the ``samples`` of a training split; rank 0 has those of all ranks."""
+    """Sums over the visits of the ``samples`` of a training split; rank 0 has those of all ranks.
 
-    def __init__(self, samples: int) -> None:
+    ``wide``: an epoch may visit a sample more than once, so the sums are of 64 bits.
+    """
+
+    def __init__(self, samples: int, wide: bool = False) -> None:
         self._samples = samples
+        self._types: dict[str, type[np.signedinteger]] = _WIDE if wide else _NARROW
         self._pending: list[Answers] = []
-        self._sums = _zeros(samples)
+        self._sums = self._zeros()
 
     def add(self, answers: Iterable[Answers]) -> None:
         """Record one step of this rank. Nothing waits for the device."""
@@ -55,19 +61,17 @@ class Margins:
             _add(self._sums, notes.reshape(-1, 3).numpy())
 
     def tensors(self) -> Tensors:
-        """Copies of ``loss`` and ``margin``, int32 (n,) in units of 1 / `SCALE`, and ``visits``, int16 (n,)."""
+        """Copies of ``loss`` and ``margin`` (n,), in units of 1 / `SCALE`, and of ``visits`` (n,): signed integers."""
         return {name: torch.from_numpy(values.copy()) for name, values in self._sums.items()}
 
     def load(self, tensors: Tensors) -> None:
         """Continue from `tensors`; from zero if there are none, or if they are of another dataset."""
-        self._sums = _zeros(self._samples)
+        self._sums = self._zeros()
         if tensors and len(tensors["visits"]) == self._samples:
-            self._sums = {name: tensors[name].numpy().copy() for name in self._sums}
+            self._sums = {name: tensors[name].numpy().astype(dtype) for name, dtype in self._types.items()}
 
-
-def _zeros(samples: int) -> dict[str, NDArray[np.signedinteger]]:
-    types = {"loss": np.int32, "margin": np.int32, "visits": np.int16}
-    return {name: np.zeros(samples, dtype) for name, dtype in types.items()}
+    def _zeros(self) -> dict[str, NDArray[np.signedinteger]]:
+        return {name: np.zeros(self._samples, dtype) for name, dtype in self._types.items()}
 
 
 def _packed(pending: list[Answers]) -> torch.Tensor:

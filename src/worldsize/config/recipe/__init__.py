@@ -138,6 +138,12 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _balances_once(self) -> Recipe:
+        if self.data.sampling == "balanced" and self.loss.balanced:
+            raise ValueError("data.sampling balanced and loss.balanced correct for unequal classes twice: leave out one")
+        return self
+
+    @model_validator(mode="after")
     def _captured(self) -> Recipe:
         if self.cuda_graphs and self.data.train_crop_sizes:
             raise ValueError("cuda_graphs needs images of one size: leave out data.train_crop_sizes or cuda_graphs")

@@ -71,6 +71,12 @@ class Data(Section):
     )
     block: int = Field(32, ge=1, description="shuffle block: consecutive images read at once")
     pool: int = Field(16384, ge=1, description="shuffle block: images that all processes together shuffle at a time")
+    sampling: Literal["uniform", "balanced"] = Field(
+        "uniform", description="uniform: an epoch contains each image once; balanced: it contains each class equally often"
+    )
+    sampling_weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        (), description="weight of each class, in the order of the classes: how often to draw its images, relative to others"
+    )
     max_broken: float = operational(
         0.001, ge=0, le=1, description="stop if more than this fraction of the images cannot be decoded"
     )
@@ -89,6 +95,11 @@ class Data(Section):
     def multilabel(self) -> bool:
         """Whether an image can have several labels, or none."""
         return self.name == "multilabel"
+
+    @property
+    def weighted(self) -> bool:
+        """Whether some images appear more often than others."""
+        return self.sampling == "balanced" or bool(self.sampling_weights)
 
     def scale_problem(self) -> str | None:
         """What is wrong if mean or std are on the scale of pixels, 0 to 255; None if they are on that of recipes, 0 to 1.
@@ -136,6 +147,21 @@ class Data(Section):
             raise ValueError(f"pool {self.pool} must be at least block {self.block}: it shuffles complete blocks")
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std} must be positive")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_fit(self) -> Data:
+        if self.sampling == "balanced" and self.sampling_weights:
+            raise ValueError("sampling balanced computes the weights: leave out sampling_weights or sampling")
+        if self.sampling_weights and not any(self.sampling_weights):
+            raise ValueError("sampling_weights: at least one must be above 0")
+        if not self.weighted:
+            return self
+        setting = "sampling balanced" if self.sampling == "balanced" else "sampling_weights"
+        if self.shuffle == "block":
+            raise ValueError(f"{setting}: shuffle block reads each image once per epoch: set shuffle to full")
+        if self.multilabel:
+            raise ValueError(f"name multilabel: leave out {setting}; loss.class_weights weighs the classes")
         return self
 
     def check_crop_sizes(self) -> None:

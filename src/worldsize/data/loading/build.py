@@ -6,7 +6,10 @@ import logging
 from collections.abc import Callable
 from functools import cache
 
-from worldsize.config.recipe import Recipe
+import numpy as np
+from numpy.typing import NDArray
+
+from worldsize.config.recipe import Data, Recipe
 from worldsize.data.augmentation import policies
 from worldsize.data.augmentation.mixing import Mixing
 from worldsize.data.images import native
@@ -15,9 +18,11 @@ from worldsize.data.loading.loader import Loader, Treatment
 from worldsize.data.samples import Samples
 from worldsize.data.sampling.block_shuffle import BlockShuffle
 from worldsize.data.sampling.order import Order
+from worldsize.data.sampling.weighted import WeightedShuffle
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import cores
 from worldsize.distributed.world import World
+from worldsize.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +33,41 @@ def train_loader(recipe: Recipe, samples: Samples, plan: BatchPlan, world: World
     crop = training_crop(data, data.train_crop_size)
     treatment = _treatment(recipe, plan.micro_batch)
     if data.shuffle == "full":
-        return _loader(recipe, samples, crop, world, treatment=treatment)
+        return _loader(recipe, samples, crop, world, _weighted(recipe, samples, plan), treatment)
     order = BlockShuffle(recipe.seed, len(samples), plan.global_batch, data.block, data.pool)
     blocks = samples.in_blocks(data.block, order.kept(world.size, data.readers))
     if blocks is samples and world.is_main:
         log.warning("data.shuffle block is for shards; this dataset is not packed, so it only shuffles less")
     return _loader(recipe, blocks, crop, world, order, treatment)
+
+
+def class_shares(data: Data, samples: Samples) -> NDArray[np.float64] | None:
+    """How often weighted sampling draws the images of each class together, relative to other classes, (classes,).
+
+    None if each image appears once.
+
+    Raises:
+        UserError: the recipe has weights for another number of classes, or only for classes without images.
+    """
+    if not data.weighted:
+        return None
+    counts, weights = samples.class_counts(), data.sampling_weights
+    if data.sampling == "balanced":
+        return (counts > 0).astype(np.float64)
+    if len(weights) != len(counts):
+        raise UserError(f"--data.sampling-weights has {len(weights)} weights, but the dataset has {len(counts)} classes")
+    shares = counts * np.array(weights)
+    if not shares.any():
+        raise UserError("--data.sampling-weights leaves no image: the classes with a weight above 0 have no training images")
+    return shares
+
+
+def _weighted(recipe: Recipe, samples: Samples, plan: BatchPlan) -> WeightedShuffle | None:
+    shares = class_shares(recipe.data, samples)
+    if shares is None:
+        return None
+    distinct = -(-plan.global_batch // recipe.augment.repeats)  # positions that a step uses, see `order.repeated`
+    return WeightedShuffle(recipe.seed, samples.labels, shares, plan.steps_per_epoch(len(samples)) * distinct)
 
 
 def _treatment(recipe: Recipe, micro_batch: int) -> Callable[[int], Treatment]:

@@ -194,6 +194,7 @@ class Loader:
             positions = (firsts[:, None] + np.arange(plan.per_process)).reshape(-1)
             places, repeats = repeated(positions, plan.global_batch, self._repeats)
             indices = self._order(epoch, places)
+            repeats += self._repeats * self._order.appearances(epoch, places)
             for start in range(0, len(positions), plan.forward_batch):
                 own = slice(start, start + plan.forward_batch)
                 mix = self._mix(treatment.mixing, epoch, plan, int(positions[start]))

@@ -21,12 +21,12 @@ from functools import cached_property
 
 import numpy as np
 
-from worldsize.data.sampling.order import Indices, permute
+from worldsize.data.sampling.order import Indices, Order, permute
 from worldsize.data.sampling.random_numbers import Use, seed_of
 
 
 @dataclass(frozen=True)
-class BlockShuffle:
+class BlockShuffle(Order):
     """An order of ``samples`` samples. Positions count complete global batches only.
 
     Attributes:

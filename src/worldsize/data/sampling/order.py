@@ -1,6 +1,7 @@
 """The order of an epoch: the k-th sample is a pure function of (seed, epoch, k).
 
-In `FullShuffle`, every order is equally likely. `worldsize.data.sampling.block_shuffle` has an order for slow storage.
+In `FullShuffle`, every order is equally likely. `worldsize.data.sampling.block_shuffle` has an order for slow storage,
+`worldsize.data.sampling.weighted` one for unequal classes.
 
 A keyed permutation in constant memory: a generalized Feistel network over a*b >= n cells, with
 cycle walking for the few cells beyond n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
@@ -9,7 +10,7 @@ cycle walking for the few cells beyond n (Black and Rogaway 2002, "Ciphers with 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +23,22 @@ _PART_STRIDE = np.uint64(32)  # counters per part, at least _ROUNDS
 _LOW = np.uint64(0xFFFFFFFF)
 
 Indices = NDArray[np.int64]
-# Maps (epoch, positions in the epoch) to samples.
-Order = Callable[[int, Indices], Indices]
+
+
+class Order(ABC):
+    """Which sample comes when."""
+
+    @abstractmethod
+    def __call__(self, epoch: int, positions: Indices) -> Indices:
+        """Return the samples at these positions of the epoch, shapes (n,)."""
+
+    def appearances(self, epoch: int, positions: Indices) -> Indices:
+        """Number the appearances of each sample in the epoch, from 0: the numbers of those at these positions, (n,)."""
+        return np.zeros_like(positions)
 
 
 @dataclass(frozen=True)
-class FullShuffle:
+class FullShuffle(Order):
     """Every order of ``samples`` samples is equally likely."""
 
     seed: int

@@ -30,6 +30,7 @@ class Use(IntEnum):
     SYNTHETIC = 3
     POLICY = 4
     MIX = 5
+    SAMPLING = 6
 
 
 def philox(counter: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike], key: tuple[int, int]) -> NDArray[np.uint64]:
