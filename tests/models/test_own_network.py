@@ -124,6 +124,7 @@ def test_code_that_is_not_that_of_the_name_is_refused(file):
     [
         (("--model.stem", "cifar"), "--model.stem cifar works with torchvision's ResNets"),
         (("--model.drop-path", "0.1"), "--model.drop-path works with known networks"),
+        (("--model.dropout", "0.1"), "--model.dropout works with known networks"),
     ],
 )
 def test_settings_of_known_networks_are_refused(ranks, file, more, message):

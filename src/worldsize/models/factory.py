@@ -89,8 +89,9 @@ def norms(model: nn.Module) -> list[_BatchNorm]:
 def uses_random_draws(model: nn.Module) -> bool:
     """Whether its forward pass in training draws random numbers (dropout, stochastic depth)."""
     modules = list(model.modules())
-    # Ours, and timm's DropPath and PatchDropout.
-    if any((getattr(m, name, 0.0) or 0.0) > 0 for m in modules for name in ("drop_probability", "drop_prob", "prob")):
+    # Ours, timm's DropPath and PatchDropout, and networks of timm that call a function.
+    names = ("drop_probability", "drop_prob", "prob", "drop_rate")
+    if any((getattr(m, name, 0.0) or 0.0) > 0 for m in modules for name in names):
         return True
     return any(m.p > 0 for m in modules if isinstance(m, (_DropoutNd, StochasticDepth))) or any(
         m.dropout > 0 for m in modules if isinstance(m, nn.MultiheadAttention)

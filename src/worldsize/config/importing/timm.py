@@ -246,6 +246,7 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "head_init_bias": to("model.head_bias"),
     "model_dtype": only(None, "", "float32", because="weights are float32: see precision"),
     "drop_path": to("model.drop_path"),
+    "drop": lambda conversion, key, value: to("model.dropout")(conversion, key, value or None),
     "epochs": _epochs,
     "batch_size": _batch,
     "lr": _lr,

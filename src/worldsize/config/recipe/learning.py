@@ -27,6 +27,9 @@ class Model(Section):
     drop_path: float | None = Field(
         None, ge=0, lt=1, description="stochastic depth: chance to drop the last block's residual; None: the network's own"
     )
+    dropout: float | None = Field(
+        None, ge=0, lt=1, description="chance to drop each input of the classifier; None: the network's own"
+    )
     weights: str | None = Field(
         None,
         description="initial weights: a .safetensors or .pth file, a run, torchvision:ResNet50_Weights.IMAGENET1K_V2, or "

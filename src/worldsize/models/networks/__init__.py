@@ -16,7 +16,7 @@ from torch import nn
 
 from worldsize.config.recipe import Recipe, own_network
 from worldsize.errors import UserError
-from worldsize.models import blurpool, network_names
+from worldsize.models import blurpool, dropout, network_names
 from worldsize.models.networks import from_file, from_timm, from_torchvision
 
 _SOURCES: dict[str, Callable[[str, int, Recipe], nn.Module]] = {
@@ -38,6 +38,8 @@ def build(recipe: Recipe, classes: int) -> nn.Module:
     else:
         source, _, name = settings.name.rpartition(":")
         network = _SOURCES[source](name, classes, recipe)
+        if settings.dropout is not None and source != "timm":  # timm has an option for it
+            dropout.apply(network, classifier(network)[0], settings.dropout)
     if settings.blurpool and not blurpool.blur(network):
         raise UserError(f"--model.blurpool: {settings.name} has no convolution that it could blur; leave it out")
     if settings.zero_head:

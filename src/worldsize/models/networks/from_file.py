@@ -24,8 +24,9 @@ def build(recipe: Recipe, classes: int) -> nn.Module:
     settings = recipe.model
     if settings.stem != "imagenet":
         raise UserError(f"--model.stem {settings.stem} works with torchvision's ResNets, not with {settings.name}")
-    if settings.drop_path is not None:
-        raise UserError(f"--model.drop-path works with known networks, not with {settings.name}: leave it out")
+    for flag, value in (("drop-path", settings.drop_path), ("dropout", settings.dropout)):
+        if value is not None:
+            raise UserError(f"--model.{flag} works with known networks, not with {settings.name}: leave it out")
     trusted_code.check(recipe)
     file = settings.name.rpartition(":")[0]
     try:

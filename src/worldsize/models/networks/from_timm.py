@@ -28,6 +28,8 @@ def build(name: str, classes: int, recipe: Recipe) -> nn.Module:
     options: dict[str, Any] = {"num_classes": classes, **size_option(name, recipe)}
     if recipe.model.drop_path is not None:
         options["drop_path_rate"] = recipe.model.drop_path
+    if recipe.model.dropout is not None:
+        options["drop_rate"] = recipe.model.dropout
     try:
         network: nn.Module = timm.create_model(name, pretrained=False, **options)
     except (TypeError, AssertionError, ValueError) as error:
