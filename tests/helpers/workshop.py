@@ -312,6 +312,8 @@ class Shell:
                 code = cli.main(words)
         except Begun:
             code = 0
+            if words[0] == "train" and "--name" in words and not on:
+                _keep_run(words[words.index("--name") + 1])
         except SystemExit as stop:
             code = stop.code
         if code == 0 and words[0] == "agent" and "--" in words:
@@ -319,6 +321,12 @@ class Shell:
         if code == 0 or (words[0] == "compare" and code == 1):
             return None
         return f"exit code {code}: {err.getvalue().strip() or out.getvalue().strip()[-300:]}"
+
+
+def _keep_run(name: str) -> None:
+    """Leave a run of this name for the commands that follow."""
+    if not Path("runs", name).exists():
+        shutil.copytree("runs/r50", Path("runs", name))
 
 
 def _lacks_data(words: list[str]) -> bool:
