@@ -64,7 +64,7 @@ def parts(runs: Path, root: Path, tiny: bool, cifar10: Path | None = None) -> li
 def correctness(tiny: bool) -> Part:
     """The tests that need a GPU; each starts processes, so four run at a time where pytest-xdist is installed."""
     together = ("-n", "4") if importlib.util.find_spec("xdist") and not tiny else ()
-    few = ("-k", "same_run_on_a_cpu or full_gpu") if tiny else ()
+    few = ("-k", "evaluated_as_in_training or full_gpu") if tiny else ()
     command = (sys.executable, "-m", "pytest", "-v", "-m", "gpu", *together, *few, "tests/gpu/test_gpu.py")
     return Part("correctness", command, 110, outcomes)
 

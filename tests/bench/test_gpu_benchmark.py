@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py: it works the first time on a machine that has torch, and a part that fails or hangs spoils nothing."""
+"""benchmarks/gpu.py works the first time on a machine that has torch; a part that fails or hangs spoils nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import gpu_parts
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
 # What the usual image for GPUs lacks, and what importing worldsize needs.
 FEW = ("pydantic", "tyro", "crc32c", "fsspec", "pyyaml", "safetensors", "rich")
-ALL = (*FEW, "jinja2", "scikit-learn", "pytest", "hypothesis")
+ALL = (*FEW, "jinja2", "scikit-learn", "pytest", "pytest-timeout", "hypothesis")
 
 
 def script(python: Path | str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

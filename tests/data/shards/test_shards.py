@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,6 +152,7 @@ def test_extensions_match_the_content(packed_root):
 
 
 def test_webdataset_reads_them(packed_root, originals):
+    webdataset = pytest.importorskip("webdataset")
     urls = [str(file) for file in sorted(packed_root.glob("train-*.tar"))]
     samples = opened(originals).train
     read = list(webdataset.WebDataset(urls, shardshuffle=False))
@@ -165,6 +165,7 @@ def test_webdataset_reads_them(packed_root, originals):
 
 
 def test_webdataset_decodes_raw_pixels(originals, tmp_path):
+    webdataset = pytest.importorskip("webdataset")
     root = tmp_path / "root"
     for i, split in enumerate(("train", "val")):
         for label in "ab":
