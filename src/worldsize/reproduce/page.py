@@ -5,18 +5,35 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from worldsize import checkpoint, pages
-from worldsize.reproduce.compare import processes
+from worldsize.reproduce.compare import StepDifference, processes
+from worldsize.reproduce.promise import Promise
 from worldsize.runs.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from worldsize.reproduce.replay import Replay
+
+@dataclass(frozen=True)
+class Replay:
+    """The steps ``first`` to ``last``: the run's records, and those computed again from step ``start``.
+
+    ``difference`` is the first one; ``broken`` the first that breaks the ``promise``, of all steps since ``start``.
+    """
+
+    first: int
+    last: int
+    start: int
+    procs: int
+    promise: Promise
+    recorded: list[dict[str, Any]]
+    again: list[dict[str, Any]]
+    difference: StepDifference | None
+    broken: StepDifference | None
+    page: Path
 
 
 @dataclass(frozen=True)

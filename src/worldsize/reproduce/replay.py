@@ -6,36 +6,17 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from worldsize.config import recipe_files
 from worldsize.errors import UserError
 from worldsize.reproduce import page, promise, scratch_runs
-from worldsize.reproduce.compare import StepDifference, processes
+from worldsize.reproduce.compare import processes
+from worldsize.reproduce.page import Replay
 from worldsize.reproduce.promise import Promise
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training.step_recorder import VARIABLE
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The steps ``first`` to ``last``: the run's records, and those computed again from step ``start``.
-
-    ``difference`` is the first one; ``broken`` the first that breaks the ``promise``, of all steps since ``start``.
-    """
-
-    first: int
-    last: int
-    start: int
-    procs: int
-    promise: Promise
-    recorded: list[dict[str, Any]]
-    again: list[dict[str, Any]]
-    difference: StepDifference | None
-    broken: StepDifference | None
-    page: Path
 
 
 def steps(text: str) -> tuple[int, int]:
