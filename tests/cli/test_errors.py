@@ -90,9 +90,9 @@ def test_an_unknown_key_in_a_file_names_the_nearest(fails, tmp_path):
     ("train", "val", "expected"),
     [
         ({}, {}, "does not have the expected layout"),
-        ({"cat": 3}, {"cat": 3}, "has only one class, 'cat'"),
-        ({"cat": 3, "dog": 3}, {"cat": 3, "dgo": 3}, "only in train: dog; only in val: dgo"),
-        ({"cat": 3, "dog": 0}, {"cat": 3, "dog": 3}, "dog contains no images"),
+        ({"cat": 3}, {"cat": 3}, "has only one class, 'cat': training a classifier requires at least two. Add"),
+        ({"cat": 3, "dog": 3}, {"cat": 3, "dgo": 3}, "only in train: dog; only in val: dgo. Rename or remove"),
+        ({"cat": 3, "dog": 0}, {"cat": 3, "dog": 3}, "dog contains no images: add some"),
         ({"cat": 3, "dog": 3}, {}, "missing: val"),
     ],
 )

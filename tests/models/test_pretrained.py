@@ -176,7 +176,10 @@ def test_frozen_parts_are_not_trained_and_keep_their_statistics():
 
 @pytest.mark.parametrize(
     ("name", "frozen", "message"),
-    [("resnet18", "neck", "its parts are conv1, bn1"), ("resnet18", "backbone fc", "leaves nothing to train")],
+    [
+        ("resnet18", "neck", "its parts are conv1, bn1"),
+        ("resnet18", "backbone fc", "leaves nothing to train: leave out one"),
+    ],
 )
 def test_what_cannot_be_frozen_is_refused(name, frozen, message):
     with pytest.raises(UserError, match=message):

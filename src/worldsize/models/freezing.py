@@ -41,7 +41,7 @@ def freeze(network: nn.Module, parts: tuple[str, ...]) -> None:
             if _is_in(name, part, network) and isinstance(layer, _BatchNorm):
                 _keep_statistics(layer, name)
     if parts and not any(parameter.requires_grad for parameter in network.parameters()):
-        raise UserError(f"--model.freeze {' '.join(parts)} leaves nothing to train")
+        raise UserError(f"--model.freeze {' '.join(parts)} leaves nothing to train: leave out one of these parts")
 
 
 def _is_in(name: str, part: str, network: nn.Module) -> bool:

@@ -201,7 +201,8 @@ def test_a_class_without_images_is_named(tmp_path, split):
     for path in (root / split / "dog").iterdir():
         path.unlink()
     put(root / split / "dog" / "notes.txt", b"to do")
-    assert refusal(root) == f"{root / split / 'dog'} contains no images"
+    expected = f"{root / split / 'dog'} contains no images: add some, or remove the folder if it is no class"
+    assert refusal(root) == expected
 
 
 @pytest.mark.parametrize("forbidden", ["train", "train/dog", "val"])

@@ -236,7 +236,7 @@ def test_names_give_groups(tmp_path, names, group):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "contains no images"),
+        ({}, "contains no images: name the folder that has them"),
         ({"a.txt": "x"}, "contains no images"),
         ({"a.7z": "x"}, "only archives such as a.7z: unpack them first"),
         ({"a.tar": "x"}, "a.tar may contain images: pass --unpack FOLDER"),

@@ -102,7 +102,8 @@ def _images(folder: Path, unused: Unused) -> list[bytes]:
     """
     found, others = _listed(folder)
     if not found:
-        raise UserError(f"{folder} contains no images" + (f"; {others.note(folder)}" if others else ""))
+        why = f"; {others.note(folder)}" if others else ": add some, or remove the folder if it is no class"
+        raise UserError(f"{folder} contains no images{why}")
     unused.add(others)
     return sorted(found)
 

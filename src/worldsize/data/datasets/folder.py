@@ -73,7 +73,8 @@ def two_splits(train: Path, val: Path, cache: Path) -> Dataset:
     training = training_split(train, cache)
     classes = tuple(file_index.class_folders(val))
     if classes != training.classes:
-        raise UserError(f"{train} and {val} have different classes: {_difference(training.classes, classes)}")
+        difference = _difference(training.classes, classes)
+        raise UserError(f"{train} and {val} have different classes: {difference}. Rename or remove those folders")
     validation = file_index.list_classes(val, classes, cache)
     return of_splits(training, validation, val, [(train, training.unused), (val, validation.unused)])
 
@@ -98,7 +99,9 @@ def training_split(train: Path, cache: Path) -> FileSamples:
     """List the class tree ``train``, which must have at least two classes."""
     classes = file_index.class_folders(train)
     if len(classes) < 2:
-        raise UserError(f"{train} has only one class, {classes[0]!r}: training a classifier requires at least two")
+        raise UserError(
+            f"{train} has only one class, {classes[0]!r}: training a classifier requires at least two. Add another folder"
+        )
     return file_index.list_classes(train, classes, cache)
 
 

@@ -56,7 +56,9 @@ def no_images(found: Inventory) -> str:
     if found.ignored:
         image, reason = next(iter(found.ignored.items()))
         return f"{found.root} has no images that belong to a dataset; {image} is left out ({reason})"
-    return f"{found.root} contains no images"
+    return (
+        f"{found.root} contains no images: name the folder that has them, with a folder for each class or a table of labels"
+    )
 
 
 def no_labels(found: Inventory, places: Folders, families: list[Labels]) -> str:
