@@ -224,7 +224,7 @@ def test_the_thread_that_waits_for_a_copy_uses_the_gpu_of_the_copy(monkeypatch):
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: used.append("waits"))
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     copying, device = checkpoint.Copying(), torch.device("cuda", 3)
-    copying._to_host({}, device)
+    copying._to_host({}, {}, device)
     copying.wait()
     assert used == [device, "waits"]
 

@@ -29,14 +29,26 @@ def test_every_flipped_bit_changes_a_sum(dtype):
     before = Replicas(ALONE, one, True).sums()
     for i, parameter in enumerate(one.parameters()):
         bits = parameter.detach().view(words[parameter.element_size()])
-        for bit in range(8 * parameter.element_size()):
-            flipped = bits.reshape(-1)[0].item() ^ (1 << bit)
-            top = 1 << (8 * parameter.element_size() - 1)
-            original = bits[(0,) * bits.ndim].clone()
-            bits[(0,) * bits.ndim] = (flipped + top) % (2 * top) - top
-            changed = Replicas(ALONE, one, True).sums() != before
-            assert changed.nonzero().tolist() == [[i]]
-            bits[(0,) * bits.ndim] = original
+        top = 1 << (8 * parameter.element_size() - 1)
+        for place in ((0,) * bits.ndim, (-1,) * bits.ndim):
+            original = bits[place].clone()
+            for bit in range(8 * parameter.element_size()):
+                bits[place] = ((original.item() ^ (1 << bit)) + top) % (2 * top) - top
+                changed = Replicas(ALONE, one, True).sums() != before
+                assert changed.nonzero().tolist() == [[i]]
+            bits[place] = original
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+@pytest.mark.parametrize("view", [lambda row: row, lambda row: row.view(2, 4).t(), lambda row: row[::2]])
+def test_a_parameter_may_be_any_part_of_a_larger_memory(begin, view):
+    """Its memory then begins in the middle of a word of 8 bytes, or has gaps."""
+    holder = nn.Module()
+    holder.register_parameter("p", nn.Parameter(view(torch.randn(9)[begin : begin + 8])))
+    before = Replicas(ALONE, holder, True).sums()
+    with torch.no_grad():
+        holder.p[(-1,) * holder.p.ndim] *= -1
+    assert Replicas(ALONE, holder, True).sums() != before
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything the next step depends on, as copies on the CPU.
+    """Everything the next step depends on, as copies on the CPU in any memory layout.
 
     ``ranks`` has the state that differs between ranks, as ``KIND/NAME`` by rank: of one rank, or of several. ``wait``
     returns when the copies are complete. ``average`` is empty without averaged weights, and
@@ -70,33 +70,52 @@ class Snapshot:
 
 
 class Copying:
-    """Copies tensors to the host while a GPU computes on: training may change them as soon as `copy` returns."""
+    """Copies tensors to the host while a GPU computes on: training may change them as soon as `copy` returns.
 
-    def __init__(self) -> None:
+    Args:
+        memory: of earlier copies that nobody reads any more, by name; filled again, and extended by what it lacks. New
+            memory costs more than the copy itself, because the kernel clears its pages or pins them.
+    """
+
+    def __init__(self, memory: Tensors | None = None) -> None:
+        self._memory: Tensors = {} if memory is None else memory
         self._events: list[tuple[torch.device, torch.cuda.Event]] = []
 
-    def copy(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        """Contiguous copies on the CPU. Those of tensors on a GPU are complete after `wait`."""
-        copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-        for device in {tensor.device for tensor in copies.values() if tensor.device.type == "cuda"}:
-            copies |= self._to_host({name: tensor for name, tensor in copies.items() if tensor.device == device}, device)
+    def copy(self, tensors: Mapping[str, torch.Tensor], part: str = "") -> Tensors:
+        """Copies on the CPU, in the tensors' own memory layout. Those of tensors on a GPU are complete after `wait`.
+
+        Args:
+            part: distinguishes these tensors from others with the same names.
+        """
+        copies = {name: self._room(f"{part}/{name}", tensor) for name, tensor in tensors.items()}
+        for device in {tensor.device for tensor in tensors.values()}:
+            here = {name: tensor.detach() for name, tensor in tensors.items() if tensor.device == device}
+            if device.type == "cuda":
+                self._to_host(copies, {name: tensor.clone() for name, tensor in here.items()}, device)
+            else:
+                for name, tensor in here.items():
+                    copies[name].copy_(tensor)
         return copies
 
-    def _to_host(self, tensors: Tensors, device: torch.device) -> Tensors:
+    def _room(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        room = self._memory.get(name)
+        if room is None or (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
+            # Only copies to pinned memory return before they are done.
+            room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+            self._memory[name] = room
+        return room
+
+    def _to_host(self, copies: Tensors, tensors: Tensors, device: torch.device) -> None:
         stream = copy_stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
-            # Only copies to pinned memory return before they are done.
-            copies = {
-                name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-                for name, tensor in tensors.items()
-            }
+            for name, tensor in tensors.items():
+                copies[name].copy_(tensor, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
             self._events.append((device, event))
         for tensor in tensors.values():
             tensor.record_stream(stream)  # its memory is reused only after the copy
-        return copies
 
     def wait(self) -> None:
         """Wait until all copies are complete."""
@@ -110,7 +129,7 @@ def copy(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     copying = Copying()
     copies = copying.copy(tensors)
     copying.wait()
-    return copies
+    return {name: tensor.contiguous() for name, tensor in copies.items()}
 
 
 def check(checkpoint: Path, rank: int | None = None) -> None:

@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -102,7 +103,11 @@ def team(world: World, folder: Path) -> Team | None:
     seen = world.gather(_opens(probe))
     if world.is_main:
         probe.unlink(missing_ok=True)
-    return Team(world.control, world.rank, world.size, token) if all(seen) else None
+    if all(seen):
+        return Team(world.control, world.rank, world.size, token)
+    if world.is_main and seen[0]:
+        log.warning("rank %d does not see %s: rank 0 writes the checkpoints of all ranks", seen.index(False), folder)
+    return None
 
 
 def _create(path: Path) -> None:
@@ -195,7 +200,7 @@ def _write_ranks(folder: Path, snapshot: Snapshot) -> Files:
 
 def _save_tensors(path: Path, tensors: Tensors) -> None:
     try:
-        save_file(tensors, path)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         # safetensors raises its own error for a full disk; callers expect OSError.
         raise OSError(str(error)) from error
@@ -230,6 +235,7 @@ class Writer:
         self._team = team
         self._written = written
         self._saves = 0
+        self._took_s = 0.0
         self._thread: threading.Thread | None = None
         self._newest: Path | None = None
         self._failed: str | None = None
@@ -238,9 +244,7 @@ class Writer:
         """Start writing in the background; waits for the previous write first. All ranks of a team must call it."""
         self.wait()
         self._saves += 1
-        follows = self._team is not None and self._team.rank > 0
-        write = self._write_own if follows else self._write
-        self._thread = threading.Thread(target=write, args=(snapshot, self._saves), name="checkpoint")
+        self._thread = threading.Thread(target=self._run, args=(snapshot, self._saves), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> Path | None:
@@ -254,6 +258,22 @@ class Writer:
     def failed(self) -> str | None:
         """Why the last snapshot is not on disk, or None if it is."""
         return self._failed
+
+    @property
+    def writing(self) -> bool:
+        """Whether a snapshot is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def took_s(self) -> float:
+        """Seconds from the last finished snapshot until it was on disk; 0 before the first."""
+        return self._took_s
+
+    def _run(self, snapshot: Snapshot, save: int) -> None:
+        begun = time.monotonic()
+        follows = self._team is not None and self._team.rank > 0
+        (self._write_own if follows else self._write)(snapshot, save)
+        self._took_s = time.monotonic() - begun
 
     def _write(self, snapshot: Snapshot, save: int) -> None:
         team = self._team

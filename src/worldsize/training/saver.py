@@ -45,12 +45,26 @@ class Saver:
         self._facts = dict(facts)
         self._team = writer.team(world, folder)
         self._writer = writer.Writer(folder, settings, self._team, written)
+        self._memory: checkpoint.Tensors = {}
         self._saved = time.monotonic()
 
+    def prepare(self) -> None:
+        """Allocate the memory of most of a snapshot, which the first one would wait for."""
+        copying = checkpoint.Copying(self._memory)
+        if self._world.is_main:
+            copying.copy(self._state.model.state_dict(), "model")
+            copying.copy(self._optimizer(), "optimizer")
+        copying.wait()
+
     def due(self) -> bool:
-        """Whether the recipe's interval between checkpoints has elapsed."""
+        """Whether the recipe's interval between checkpoints has elapsed, never while one is being written.
+
+        The interval ends early by the time that writing takes: what is on disk is then no older than the interval.
+        """
         every = self._settings.every_seconds
-        return every is not None and time.monotonic() - self._saved >= every
+        if every is None or self._writer.writing:
+            return False
+        return time.monotonic() - self._saved >= every - min(self._writer.took_s, every / 2)
 
     def save(self, progress: Progress, wait: bool = False) -> None:
         """Save the state after the last step. All ranks must call it at the same step.
@@ -61,19 +75,23 @@ class Saver:
         Raises:
             NotSaved: with ``wait``, if it could not be written.
         """
-        self.write(self.snapshot(progress), wait)
+        self._writer.wait()  # it reads the memory that the snapshot fills
+        self.write(self.snapshot(progress, self._memory), wait)
 
-    def snapshot(self, progress: Progress) -> checkpoint.Snapshot | None:
+    def snapshot(self, progress: Progress, memory: checkpoint.Tensors | None = None) -> checkpoint.Snapshot | None:
         """A copy of what this rank writes of the state after the last step; None if rank 0 writes for it.
 
         All ranks must call it at the same step.
+
+        Args:
+            memory: of an earlier snapshot that nobody reads any more; see `checkpoint.Copying`.
         """
-        state, copying = self._state, checkpoint.Copying()
+        state, copying = self._state, checkpoint.Copying(memory)
         with state.consensus(self._world, progress.step):
-            weights = copying.copy(state.model.state_dict()) if self._world.is_main else {}
+            weights = copying.copy(state.model.state_dict(), "model") if self._world.is_main else {}
             average = self._average(copying)
         samples = self._samples()
-        ranks = state.gather(self._world) if self._team is None else {self._world.rank: copying.copy(state.own())}
+        ranks = state.gather(self._world) if self._team is None else {self._world.rank: copying.copy(state.own(), "own")}
         self._saved = time.monotonic()
         if not self._world.is_main:
             if self._team is None:
@@ -81,8 +99,11 @@ class Saver:
             return checkpoint.Snapshot({}, {}, ranks, {"step": progress.step}, "", copying.wait)
         numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size, "versions": versions()}
         numbers |= {"scaler": state.scaler.state_dict(), "optimizer": type(state.optimizer).__name__}
-        optimizer = copying.copy(optimizers.state_tensors(state.optimizer, state.model))
+        optimizer = copying.copy(self._optimizer(), "optimizer")
         return checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe, copying.wait, average, samples)
+
+    def _optimizer(self) -> checkpoint.Tensors:
+        return optimizers.state_tensors(self._state.optimizer, self._state.model)
 
     def _samples(self) -> checkpoint.Tensors:
         """What the ranks noted about the samples, on rank 0; empty elsewhere and if nothing is noted."""
@@ -97,7 +118,7 @@ class Saver:
         if self._state.averaging is None:
             return {}
         with self._state.averaged(self._world):
-            return copying.copy(self._state.model.state_dict()) if self._world.is_main else {}
+            return copying.copy(self._state.model.state_dict(), "average") if self._world.is_main else {}
 
     def write(self, snapshot: checkpoint.Snapshot | None, wait: bool = False) -> None:
         """Write this rank's snapshot to disk; arguments and errors as in `save`."""

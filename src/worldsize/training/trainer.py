@@ -53,6 +53,7 @@ class Trainer(BaseTrainer):
     def fit(self) -> Result:
         try:
             self.state.strategy.prepare_first_step(lambda: self.compute.rehearse(self.recipe.data.train_crop_size))
+            self.saver.prepare()
             result = self._train()
             self.trackers.window(self._meter.rest(self.progress.step))
             return result
