@@ -23,10 +23,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cable import free_port
+
 RANKS, WARMUP = 2, 6  # steps before the first block
+STOPPED = 75  # the exit code of a run that was stopped by a signal
 ARGUMENTS = (
-    *("imagenet", "--data.name", "synthetic", "--data.samples", "1000000", "--data.train-crop-size", "64"),
+    *("imagenet", "--data.name", "synthetic", "--data.samples", "4096", "--data.train-crop-size", "64"),
     *("--data.val-crop-size", "64", "--data.val-resize-size", "64", "--schedule.warmup-epochs", "0", "--precision", "fp32"),
+    *("--epochs", "1000", "--evaluate-every", "1000"),
     *("--global-batch", "16", "--micro-batch", "8", "--checkpoint.every-seconds", "1000000", "--name", "a"),
 )
 
@@ -65,19 +69,19 @@ class Blocks:
                 values.clear()
         self.ends.append(now - self._begin)
         block = int(self.ends[-1] // self._every_s) + 1
-        if block > self._blocks:
-            os.kill(os.getpid(), signal.SIGTERM)
-        due = block % 2 == 1 and block > self._saved
+        if block > self._blocks >= self._saved:
+            os.kill(os.getpid(), signal.SIGTERM)  # once: a second signal ends a process at once
+        due = block % 2 == 1 and self._saved < block <= self._blocks
         self._saved = max(block, self._saved)
         return due
 
     def _time(self, owner: Any, name: str, **clocks: Callable[[], float]) -> None:
         function: Callable[..., Any] = getattr(owner, name)
 
-        def wrapper(*arguments: Any) -> Any:
+        def wrapper(*arguments: Any, **options: Any) -> Any:
             begin = {key: clock() for key, clock in clocks.items()}
             try:
-                return function(*arguments)
+                return function(*arguments, **options)
             finally:
                 for key, clock in clocks.items():
                     self.noted[key].append(clock() - begin[key])
@@ -91,9 +95,17 @@ def rank(every_s: float, blocks: int, folder: Path) -> None:
 
     measured = Blocks(every_s, blocks)
     measured.install()
-    assert cli.main(["train", *ARGUMENTS, "--out", str(folder)]) == 75, "the run ended before the last block"
+    code = cli.main(["train", *ARGUMENTS, "--out", str(folder)])
     result = {"ends": measured.ends, "saves": blocks // 2, **measured.noted}
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(result))
+    sys.exit(code)
+
+
+def environment(number: int, port: str) -> dict[str, str]:
+    """As torchrun sets it for this rank."""
+    ranks = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    return os.environ | address | {name: str(value) for name, value in ranks.items()}
 
 
 def report(every_s: float, blocks: int, ranks: list[dict[str, Any]]) -> str:
@@ -134,10 +146,20 @@ def main() -> None:
         rank(options.every, options.blocks, options.rank_of)
         return
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        blocks = ["--every", str(options.every), "--blocks", str(options.blocks)]
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-        subprocess.run([*launch, __file__, *blocks, "--rank-of", folder], check=True, env=environment, stdout=sys.stderr)
+        command = [
+            sys.executable,
+            __file__,
+            "--every",
+            str(options.every),
+            "--blocks",
+            str(options.blocks),
+            "--rank-of",
+            folder,
+        ]
+        port = str(free_port())
+        processes = [subprocess.Popen(command, env=environment(number, port), stdout=sys.stderr) for number in range(RANKS)]
+        if (codes := [process.wait() for process in processes]) != [STOPPED] * RANKS:
+            sys.exit(f"the run failed, with the exit codes {codes}")
         found = [json.loads((Path(folder) / f"rank-{number}.json").read_text()) for number in range(RANKS)]
     print(report(options.every, options.blocks, found))
 

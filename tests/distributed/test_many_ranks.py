@@ -34,12 +34,14 @@ CPU = torch.device("cpu")
 
 
 def decisions(rank: int, size: int, folder: str) -> None:
-    """All ranks propose; in step s, rank s asks to stop, and rank 0 alone may ask for the rest."""
+    """All ranks propose; in step s, rank s asks to stop, and rank 1 to save. Only rank 0 may ask to collect."""
     world = join(rank, size, folder)
     control = RankDecisions(world, largest_ring=0)
     found = []
     for step in range(2 * size):
-        control.propose(stop=step == rank, collect=step % 2 == 0, save=rank == 1 or step == 3, new_broken=rank + step)
+        control.propose(
+            stop=step == rank, collect=rank == 1 or step % 2 == 0, save=rank == 1 and step == 3, new_broken=rank + step
+        )
         time.sleep(0.001 * ((rank + step) % 3))
         found.append(control.decide())
     assert [d.stop for d in found] == [step < size for step in range(2 * size)]

@@ -33,7 +33,7 @@ from worldsize.parallel import base
 from worldsize.parallel.bitwise import strategy as bitwise
 from worldsize.parallel.ddp import compression
 from worldsize.parallel.ddp import strategy as ddp
-from worldsize.training import lost_peers, replicas, state, step
+from worldsize.training import early_signs, lost_peers, replicas, state, step
 from worldsize.training.asynchronous import trainer, worker
 from worldsize.watchdog import watched
 
@@ -364,6 +364,11 @@ def lost_while_gpus_wait() -> None:
         ctypes.CDLL(None).sleep(3600)
 
     setattr(pkgutil.resolve_name(module), name, wait)
+
+
+def own_cgroup() -> None:
+    """The processes are in the cgroup that the folder cgroup describes."""
+    early_signs.ROOT, early_signs.MEMBERSHIP = Path("cgroup"), Path("cgroup/membership")
 
 
 def long_echo() -> None:

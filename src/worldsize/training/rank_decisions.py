@@ -35,7 +35,7 @@ class RankDecisions:
     """One small sum over all ranks per step, between hosts, that overlaps with the devices' computation.
 
     ``propose`` sends this rank's proposal while the step is computed, ``decide`` returns the result after it. Only rank 0
-    decides what depends on a clock (collect, save); any rank can request a stop.
+    decides when to collect; any rank can request a stop or a checkpoint.
 
     A lost rank breaks the sum at once. `lost_peers` sees to hosts that wait for their GPU meanwhile.
 
@@ -53,7 +53,7 @@ class RankDecisions:
             self._sum = _Ring(world.control)
 
     def propose(self, stop: bool, collect: bool, save: bool, new_broken: int) -> None:
-        self._message = torch.tensor([stop, collect and self._is_main, save and self._is_main, new_broken])
+        self._message = torch.tensor([stop, collect and self._is_main, save, new_broken])
         if self._sum is not None:
             self._sum.start(self._message)
 

@@ -14,6 +14,7 @@ from worldsize.config.recipe import Checkpoint
 from worldsize.distributed.world import World
 from worldsize.errors import CheckpointError, NotSaved
 from worldsize.optim import optimizers
+from worldsize.training.early_signs import EarlySigns
 from worldsize.training.environment import versions
 from worldsize.training.progress import Progress
 from worldsize.training.state import TrainState
@@ -46,6 +47,8 @@ class Saver:
         self._team = writer.team(world, folder)
         self._writer = writer.Writer(folder, settings, self._team, written)
         self._memory: checkpoint.Tensors = {}
+        # One process looks at what those of a machine share.
+        self._signs = EarlySigns(folder if world.is_main else None) if world.rank_info.local_rank == 0 else None
         self._saved = time.monotonic()
 
     def prepare(self) -> None:
@@ -57,12 +60,17 @@ class Saver:
         copying.wait()
 
     def due(self) -> bool:
-        """Whether the recipe's interval between checkpoints has elapsed, never while one is being written.
+        """Whether this rank asks for a checkpoint: rank 0 when the recipe's interval has elapsed, any at `EarlySigns`.
 
-        The interval ends early by the time that writing takes: what is on disk is then no older than the interval.
+        Never while one is being written. The interval ends early by the time that writing takes: what is on disk is then
+        no older than the interval.
         """
+        if self._writer.writing:
+            return False
+        if self._signs is not None and self._signs.begun(sum(tensor.nbytes for tensor in self._memory.values())):
+            return True
         every = self._settings.every_seconds
-        if every is None or self._writer.writing:
+        if every is None or not self._world.is_main:
             return False
         return time.monotonic() - self._saved >= every - min(self._writer.took_s, every / 2)
 
