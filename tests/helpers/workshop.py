@@ -48,6 +48,7 @@ LONG = (
     "tune.command:tune",
     "tune.batches:micro_batches",
     "bench.scaling.command:Benchmark.run",
+    "bench.scaling.jobs:Jobs.check",
     "bench.step:run",
     "bench.strategies:run",
     "bench.loader:run",
