@@ -103,7 +103,7 @@ def test_other_formats_are_what_they_are_called(train, reference, name, toleranc
     assert differences(run, reference)[0] < tolerance
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-8), ("bf16", 2e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-8), pytest.param("bf16", 2e-2, marks=needs_gpu)])
 def test_large_forward_passes_equal_separate_ones(train, precision, tolerance):
     """bf16 too: cuDNN has no convolutions of fp64 in NHWC, so only others run BatchNorm in that layout."""
     settings = ("--precision", precision, "--micro-batch", "16", "--forward-batch")
