@@ -31,7 +31,7 @@ def waiting(rank: int, size: int, folder: str, leaves: bool) -> None:
     if rank != FAR:
         threading.Event().wait()
     if leaves:
-        peers.leave()
+        peers.close()
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -50,7 +50,7 @@ def leaving(rank: int, size: int, folder: str) -> None:
     peers = LostPeers(replace(join(rank, size, folder), backend="nccl"), every_s=0.05, grace_s=30)
     if rank == 0:
         until(lambda: len(list(Path(folder).glob("left-*"))) == size - 1, "the others to leave")
-    peers.leave()
+    peers.close()
     assert peers._end is None or peers._end.finished.is_set()  # its clock does not run on
     assert not peers._thread.is_alive()
     (Path(folder) / f"left-{rank}").touch()

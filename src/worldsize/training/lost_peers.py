@@ -21,7 +21,8 @@ _EVERY_S = 0.5
 # A process that knows of the loss ends by itself within this time, with a better message. With the time that the news
 # takes through the tree, all processes end within 30 seconds.
 _GRACE_S = 20.0
-_TAG = 1  # of these messages; all others between hosts have 0
+_ANSWER_S = 10.0  # a neighbour that is alive answers much faster; a frozen one never does
+_TAG = 2  # of these messages; decisions have 0, checkpoints 1 (`checkpoint.writer`)
 _HERE, _ENDS, _LEAVES = 0, 1, 2
 
 
@@ -49,8 +50,11 @@ class LostPeers:
     def leave(self) -> None:
         """From now on this process waits for no other one on the GPU. Those that still do end soon, or leave too."""
         self._leaving.set()
-        # Python aborts if it exits while the thread runs C++ code; but a neighbour may never answer.
-        self._thread.join(2 * self._every_s)
+
+    def close(self) -> None:
+        """Leave, and wait until the group may be destroyed: the neighbours have answered, if they still can."""
+        self.leave()
+        self._thread.join(_ANSWER_S)
         if self._end is not None:
             self._end.cancel()
 
@@ -101,4 +105,4 @@ def noticed(world: World) -> Iterator[LostPeers]:
     try:
         yield peers
     finally:
-        peers.leave()
+        peers.close()
