@@ -3,9 +3,9 @@
     python benchmarks/checkpoints.py [--every 30] [--blocks 12]
 
 Two processes train ResNet-50 with momentum at 64 pixels. Blocks of ``--every`` seconds take turns: with one checkpoint, and
-without. The load of a shared machine differs more between two blocks than a checkpoint costs; therefore the CPU times are
-measured too: of the stall, which is how long it is on an idle machine, and of the thread that writes, whose share of all
-cores is the most that the throughput can lose to it.
+without. The load of a shared machine differs more between two blocks than a checkpoint costs; therefore the CPU times of the
+stall and of the thread that writes are measured too. They estimate the cost where each process has a core; they contain
+neither waiting nor what the processes take from each other's memory bandwidth.
 """
 
 from __future__ import annotations

@@ -86,6 +86,17 @@ def test_kill_9_at_random_steps(tmp_path, resume, uninterrupted, seed):
 
 
 @pytest.mark.slow
+def test_checkpoints_by_the_clock_change_no_number(tmp_path, resume, uninterrupted):
+    process = start_until(tmp_path, "a", 2, 13, "--checkpoint.every-seconds", "0.001")
+    run = tmp_path / "runs" / "a"
+    until(lambda: list(run.glob("checkpoints/step-????????")), "a checkpoint is on disk", running=process)
+    os.kill(workers(process.pid)[0], signal.SIGKILL)
+    process.communicate(timeout=240)
+    resume(run, 2)
+    same_run(run, uninterrupted(2))
+
+
+@pytest.mark.slow
 def test_killing_the_launcher_leaves_no_orphans(tmp_path):
     process = start_until(tmp_path, "a", 2, 3)
     pids = workers(process.pid)

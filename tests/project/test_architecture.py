@@ -53,6 +53,7 @@ TRAINING_LAYERS = [
         "average_precision",
         "cuda_graph",
         "device_usage",
+        "early_signs",
         "lost_peers",
         "losses",
         "margins",

@@ -116,6 +116,7 @@ def test_without_cgroups_there_are_no_signs(machine, tmp_path):
     assert not early_signs.EarlySigns(tmp_path).begun(1)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_for_its_memory_has_saved_at_the_first_sign(tmp_path):
     cgroup = tmp_path / "cgroup"
     fill(cgroup, 1)

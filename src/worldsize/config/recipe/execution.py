@@ -67,7 +67,9 @@ class Checkpoint(Section):
 
     every_steps: int | None = operational(None, ge=1, description="save every this many steps")
     every_epochs: int | None = operational(None, ge=1, description="save at the end of every this many epochs")
-    every_seconds: float | None = operational(300.0, gt=0, description="save every this many seconds")
+    every_seconds: float | None = operational(
+        300.0, gt=0, description="save every this many seconds, which include writing it to disk"
+    )
     keep: int = operational(2, ge=1, description="number of newest checkpoints to keep")
     history: Literal["none", "thin", "all"] = operational(
         "none",
