@@ -33,7 +33,7 @@ from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.stop_signals import StopFlag
 from worldsize.distributed.world import World, join
 from worldsize.errors import Stopped
-from worldsize.models import factory, ghost_batchnorm, pretrained
+from worldsize.models import factory, ghost_batchnorm, one_pixel, pretrained
 from worldsize.optim import averaging, optimizers, schedules
 from worldsize.optim.averaging import Averaging
 from worldsize.parallel.base import StrategyInputs
@@ -182,6 +182,8 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
         pretrained.load(network, recipe)
     for size in {recipe.data.val_crop_size, *crops.crop_sizes(recipe.data, recipe.epochs)}:
         factory.check_input(network, size, recipe.micro_batch, recipe.model.name, len(dataset.classes))
+    if (setting.precision.name, setting.world.device.type) == ("bf16", "cpu"):
+        one_pixel.compute_in_fp32(network)
     return network
 
 
