@@ -122,10 +122,11 @@ def test_what_was_measured_before_the_time_was_up_is_kept(tmp_path):
     )
 
 
-def test_a_command_that_is_ended_has_shown_all_that_it_printed(tmp_path):
+def test_a_command_that_is_ended_has_shown_all_that_it_printed(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     program = "import time; print('measured'); time.sleep(600)"
-    part = gpu_parts.Part("late", (sys.executable, "-c", program), 3, gpu_parts.last_line)
-    assert gpu.run(part, tmp_path, gpu.environment())[0] == "not finished after 3 s, see late.log: measured"
+    part = gpu_parts.Part("late", (sys.executable, "-S", "-c", program), 5, gpu_parts.last_line)
+    assert gpu.run(part, tmp_path, gpu.environment())[0] == "not finished after 5 s, see late.log: measured"
 
 
 def test_tests_that_ran_before_the_time_was_up_are_counted():
