@@ -52,6 +52,7 @@ def test_missing_packages_are_named_with_a_remedy(bare, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_wheels_in_a_folder_are_enough_and_parts_can_run_one_by_one(bare, tmp_path):
     options = ("--tiny", "--out", tmp_path / "out", "--wheels", wheels(FEW, tmp_path / "wheels"), "--only")
     for part in ("host time", "DDP, one rank"):

@@ -26,28 +26,25 @@ from worldsize.training import device_usage
 
 clock = itertools.count()
 device_usage.time = SimpleNamespace(perf_counter=lambda: 0.5 * next(clock))
-torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=sys.argv[1])
 torch.cuda.max_memory_allocated = lambda device: 3_000_000_000
-used = device_usage.DeviceUsage(torch.device("cuda", 0))
-print(json.dumps([used.take().tolist(), used.take().tolist()]))
+for uuid in sys.argv[1:]:
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=uuid)
+    used = device_usage.DeviceUsage(torch.device("cuda", 0))
+    print(json.dumps([used.take().tolist(), used.take().tolist()]))
 """
-
-
-def readings(uuid: str, libraries: Path) -> list[list[float]]:
-    env = os.environ | {"LD_LIBRARY_PATH": str(libraries)}
-    done = subprocess.run([sys.executable, "-c", READ, uuid], env=env, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
 def test_power_is_the_energy_since_the_last_reading(tmp_path):
     library = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(tmp_path / "libnvidia-ml.so.1")]
     subprocess.run(["gcc", *library, str(Path(__file__).parent / "nvml.c")], check=True)
-    # 250 J in each half second; torch has device 0 where NVML has GPU 1.
-    assert readings("second", tmp_path) == [[500.0, 0.75, 3.0]] * 2
-    (watts, busy, memory), _ = readings("first", tmp_path)
-    assert (watts, memory) == (500.0, 3.0) and math.isnan(busy)  # it does not know
-    assert all(math.isnan(value) for value in readings("slice", tmp_path)[0][:2])
+    env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", READ, "second", "first", "slice"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    second, first, unknown = map(json.loads, done.stdout.splitlines())
+    assert second == [[500.0, 0.75, 3.0]] * 2  # 250 J in each half second; torch has device 0 where NVML has GPU 1
+    assert first[0][::2] == [500.0, 3.0] and math.isnan(first[0][1])  # it does not know
+    assert all(math.isnan(value) for value in unknown[0][:2])
 
 
 def test_without_nvml_only_the_memory_is_known(monkeypatch):

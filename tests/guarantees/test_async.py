@@ -144,6 +144,7 @@ def test_a_slow_worker_does_not_slow_down_the_others(slow):
     assert 0 < updates[2] < min(updates[0], updates[1]) / 2
 
 
+@pytest.mark.slow
 def test_staleness_and_speed_are_recorded(slow):
     run, _ = slow("--parallel.max-staleness", "30")
     steps, epochs = records(run, "step"), records(run, "epoch")

@@ -45,10 +45,11 @@ def fresh(ranks) -> Ranks:
     [
         ("adasum", ADASUM, "momentum_buffer/fc.weight"),
         pytest.param("local", LOCAL, "weight/fc.weight", marks=pytest.mark.slow),
-        (
+        pytest.param(
             "local-later",
             (*LOCAL, *ADAMW, "--parallel.local-after", "0.12", "--parallel.average-momentum"),
             "weight/fc.weight",
+            marks=pytest.mark.slow,
         ),
         ("powersgd", POWERSGD, "powersgd.error.fc.weight"),
     ],

@@ -13,7 +13,10 @@ from worldsize.runs.run_folder import RunFolder
 from worldsize.track import Trackers, jsonl
 from worldsize.track.base import Step, Tracker
 
-QUICK = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "144", "--micro-batch", "36", "--name", "a")
+QUICK = (
+    *("--model.name", "shufflenet_v2_x0_5", "--global-batch", "144", "--micro-batch", "36", "--name", "a"),
+    *("--data.train-crop-size", "16", "--data.val-crop-size", "16", "--data.val-resize-size", "16"),
+)
 
 
 def step(number: int) -> Step:
