@@ -351,20 +351,20 @@ def test_the_driver_is_read_from_proc(tmp_path: Path):
     assert environment._driver(tmp_path / "none") is None
 
 
-ONE, NONE = {"CUDA_VISIBLE_DEVICES": "3"}, {}
+SHOWN, NONE = {"CUDA_VISIBLE_DEVICES": "3"}, {}
 
 
 @pytest.mark.parametrize(
     ("launcher", "count", "local_rank", "env", "index"),
     [
         ("torchrun", 4, 3, NONE, 3),
-        ("torchrun", 1, 1, ONE, 0),  # a script shows each process one GPU
-        ("horovodrun", 1, 1, ONE, 0),
+        ("torchrun", 1, 1, SHOWN, 0),  # a script shows each process one GPU
+        ("horovodrun", 1, 1, SHOWN, 0),
         ("Open MPI", 1, 1, NONE, 0),
         ("Slurm", 1, 1, NONE, 0),
         ("Slurm", 2, 3, {"SLURM_GPUS_PER_TASK": "2"}, 0),
         ("torchrun", 1, 1, NONE, None),
-        ("worldsize --procs", 1, 1, ONE, None),
+        ("worldsize --procs", 1, 1, SHOWN, None),
         ("Slurm", 2, 3, NONE, None),
     ],
 )

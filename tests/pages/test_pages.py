@@ -26,7 +26,7 @@ from worldsize.inference.labels.suspects import Suspect
 from worldsize.inference.predict import sheet as predictions
 from worldsize.inference.predict.top import Row
 from worldsize.reproduce import page as replay
-from worldsize.reproduce.compare import Replay
+from worldsize.reproduce.promise import Promise
 
 HOSTILE = [
     '<script>document.documentElement.lang = "xx"</script>',
@@ -80,7 +80,7 @@ def _replay(path: Path, name: str) -> None:
     }
     seen = replay.Seen(arrays, {name: {"gradient": 1.0, "weight": 2.0, "update": 0.1}})
     run = SimpleNamespace(name=name, checkpoints=folder.parent)
-    replay.write(path, run, Replay(2, 2, 1, 1, True, [record], [record], None, path), seen)
+    replay.write(path, run, replay.Replay(2, 2, 1, 1, Promise(), [record], [record], None, None, path), seen)
 
 
 def _report(path: Path, name: str) -> None:
