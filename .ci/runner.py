@@ -66,6 +66,8 @@ class Runner:
         self._scratch = Path(tempfile.mkdtemp(prefix="ci-"))
         self._scratch.chmod(0o755)  # tests start servers as other users
         self._env = os.environ | {"TMPDIR": str(self._scratch), "PYTHONUNBUFFERED": "1"}
+        # Without compiled modules, each of the many processes that tests start would compile torch again: 3 seconds.
+        self._env.pop("PYTHONDONTWRITEBYTECODE", None)
         self._keep = False
         # Orphans become children of this process, so that it finds them.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
