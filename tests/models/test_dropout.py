@@ -12,14 +12,18 @@ from worldsize.models import factory, networks
 CPU = torch.device("cpu")
 
 
-def network(name: str, probability: float | None) -> nn.Module:
-    settings = {"name": name, "dropout": probability}
+def network(name: str, probability: float | None, setting: str = "dropout") -> nn.Module:
+    settings = {"name": name, setting: probability, "zero_init": False}  # residuals that drop paths could drop
     return factory.build(Recipe.model_validate({"model": settings}), 5, CPU, torch.float64)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "timm:resnet18"])
-def test_evaluation_is_that_of_the_plain_network(name):
-    plain, dropping = network(name, None).eval(), network(name, 0.5).eval()
+DROPOUT = [("dropout", name) for name in ("resnet18", "mobilenet_v3_small", "timm:resnet18")]
+DROP_PATH = [("drop_path", name) for name in ("resnet18", "resnet50")]
+
+
+@pytest.mark.parametrize(("setting", "name"), DROPOUT + DROP_PATH)
+def test_evaluation_is_that_of_the_plain_network(setting, name):
+    plain, dropping = network(name, None, setting).eval(), network(name, 0.5, setting).eval()
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     assert torch.equal(plain(images), dropping(images))
     assert plain.state_dict().keys() == dropping.state_dict().keys()

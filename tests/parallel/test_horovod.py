@@ -195,7 +195,7 @@ def test_fp16_gradients_are_close(runs):
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("optimizer", [(), ADAMW])
 def test_horovods_adasum_equals_ours(runs, size, optimizer):
-    steps = ("--max-steps", "12" if size == 2 else "5")  # four ranks on two cores are slow
+    steps = ("--max-steps", "5") if size == 4 else ()  # four ranks on two cores are slow
     theirs = runs("mpirun", size, *HOROVOD, "--parallel.op", "adasum", *optimizer, *steps)
     ours = runs("procs", size, "--parallel.strategy", "adasum", *optimizer, *steps)
     # AdamW divides by sqrt(v) + 1e-8, which amplifies the processor-dependent rounding of vanishing gradients.

@@ -1,4 +1,4 @@
-"""Proving that the world size changes nothing, and computing steps of a run again: prove, replay, audit."""
+"""Computing steps of a run again: replay, audit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import itertools
 import json
 import re
 import shutil
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from processes import records, start, worldsize
-from waiting import until
+from processes import records, worldsize
 from worldsize import cli
 from worldsize.checkpoint import list_checkpoints
 from worldsize.checkpoint.retention import thinned
@@ -27,8 +24,7 @@ from worldsize.config.recipe import Data, Recipe
 from worldsize.data.datasets.digits import open_dataset
 from worldsize.data.images.crops import PadCrop
 from worldsize.data.sampling.random_numbers import Use, uniforms
-from worldsize.errors import UserError
-from worldsize.reproduce import promise, prove, replay
+from worldsize.reproduce import promise, replay
 from worldsize.reproduce.promise import Promise
 from worldsize.runs import step_hashes
 
@@ -387,73 +383,6 @@ def test_a_run_is_not_stopped_after_a_step_that_it_has_done(run, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "--resume", str(run), "--stop-after", "24"]) == 64
     assert "has already done 24 steps: pass a later --stop-after" in capfd.readouterr().err
-
-
-# prove
-
-
-@pytest.mark.slow
-def test_prove_finds_equal_bits_and_names_the_difference_of_other_strategies(tmp_path):
-    small = ("--model.name", "shufflenet_v2_x0_5", "--steps", "4", "--procs", "1,2", "--precision", "fp32")
-    done = worldsize("prove", "digits", *small, "--interrupt", "--against", "torch", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "The promise of bitwise holds: the same bits" in done.stdout
-    hashes = re.findall(r"\b[0-9a-f]{16}\b", done.stdout)
-    assert len(hashes) == 2 and len(set(hashes)) == 1
-    loss, weights = re.search(r"plain PyTorch loop .* by (\S+) in the loss .* by (\S+) in the weights", done.stdout).groups()
-    assert float(loss) < 1e-5 and float(weights) < 1e-3
-    done = worldsize("prove", "digits", *small, "--strategy", "ddp", cwd=tmp_path)
-    assert "The promise of ddp holds: the same numbers up to rounding" in done.stdout, done.stdout + done.stderr
-    assert re.search(
-        r"2 processes: first differs in step \d, most in .*likely cause", done.stdout, re.DOTALL | re.IGNORECASE
-    )
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_prove_leaves_nothing_behind(tmp_path, number):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    process = start("prove", "digits", "--procs", "2,1", "--steps", "1000", cwd=tmp_path, TMPDIR=str(temporary))
-    until(
-        lambda: any(path.stat().st_size for path in temporary.rglob("metrics.jsonl")),
-        "the first step is done", 300, running=process,
-    )  # fmt: skip
-    assert len(users(temporary)) >= 2  # the launcher, its two workers
-    process.send_signal(number)
-    assert process.wait(timeout=120) == 130, process.stdout.read()
-    # Importing torch creates its compiler's cache.
-    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
-    assert users(temporary) == [] and left == []
-
-
-def users(folder: Path) -> list[str]:
-    """The command lines of the processes that name the folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            found += [line] * (str(folder) in line)
-    return found
-
-
-def test_prove_shares_the_batch_with_the_largest_micro_batch_that_fits():
-    from worldsize.config import recipe_files
-
-    told: list[str] = []
-    recipe = recipe_files.load("digits")
-    assert prove.recipe_for_sizes([1, 2], recipe, told.append).micro_batch == 32 and told == []
-    assert prove.recipe_for_sizes([1, 2, 4], recipe, told.append).micro_batch == 16
-    assert "micro-batches of 16 instead of 32" in told[0]
-    with pytest.raises(UserError, match="pass a --global-batch that is a multiple of 3"):
-        prove.recipe_for_sizes([1, 3], recipe, told.append)
-
-
-@pytest.mark.parametrize("text", ["", "2", "1,1", "0,1", "1,two"])
-def test_prove_needs_two_world_sizes(text):
-    with pytest.raises(UserError, match="at least two numbers of processes"):
-        prove.world_sizes(text)
 
 
 def test_steps_are_numbers_or_ranges():

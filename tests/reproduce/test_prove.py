@@ -1,0 +1,78 @@
+"""Proving that the world size changes nothing: `worldsize prove`."""
+
+from __future__ import annotations
+
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from processes import start, worldsize
+from waiting import until
+from worldsize.config import recipe_files
+from worldsize.errors import UserError
+from worldsize.reproduce import prove
+
+
+@pytest.mark.slow
+def test_prove_finds_equal_bits_and_names_the_difference_of_other_strategies(tmp_path):
+    small = ("--model.name", "shufflenet_v2_x0_5", "--steps", "4", "--procs", "1,2", "--precision", "fp32")
+    done = worldsize("prove", "digits", *small, "--interrupt", "--against", "torch", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The promise of bitwise holds: the same bits" in done.stdout
+    hashes = re.findall(r"\b[0-9a-f]{16}\b", done.stdout)
+    assert len(hashes) == 2 and len(set(hashes)) == 1
+    loss, weights = re.search(r"plain PyTorch loop .* by (\S+) in the loss .* by (\S+) in the weights", done.stdout).groups()
+    assert float(loss) < 1e-5 and float(weights) < 1e-3
+    done = worldsize("prove", "digits", *small, "--strategy", "ddp", cwd=tmp_path)
+    assert "The promise of ddp holds: the same numbers up to rounding" in done.stdout, done.stdout + done.stderr
+    assert re.search(
+        r"2 processes: first differs in step \d, most in .*likely cause", done.stdout, re.DOTALL | re.IGNORECASE
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_prove_leaves_nothing_behind(tmp_path, number):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = start("prove", "digits", "--procs", "2,1", "--steps", "1000", cwd=tmp_path, TMPDIR=str(temporary))
+    until(
+        lambda: any(path.stat().st_size for path in temporary.rglob("metrics.jsonl")),
+        "the first step is done", 300, running=process,
+    )  # fmt: skip
+    assert len(users(temporary)) >= 2  # the launcher, its two workers
+    process.send_signal(number)
+    assert process.wait(timeout=120) == 130, process.stdout.read()
+    # Importing torch creates its compiler's cache.
+    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
+    assert users(temporary) == [] and left == []
+
+
+def users(folder: Path) -> list[str]:
+    """The command lines of the processes that name the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            found += [line] * (str(folder) in line)
+    return found
+
+
+def test_prove_shares_the_batch_with_the_largest_micro_batch_that_fits():
+    told: list[str] = []
+    recipe = recipe_files.load("digits")
+    assert prove.recipe_for_sizes([1, 2], recipe, told.append).micro_batch == 32 and told == []
+    assert prove.recipe_for_sizes([1, 2, 4], recipe, told.append).micro_batch == 16
+    assert "micro-batches of 16 instead of 32" in told[0]
+    with pytest.raises(UserError, match="pass a --global-batch that is a multiple of 3"):
+        prove.recipe_for_sizes([1, 3], recipe, told.append)
+
+
+@pytest.mark.parametrize("text", ["", "2", "1,1", "0,1", "1,two"])
+def test_prove_needs_two_world_sizes(text):
+    with pytest.raises(UserError, match="at least two numbers of processes"):
+        prove.world_sizes(text)
