@@ -30,8 +30,8 @@ def describe(command: str) -> dict[str, Any]:
 
 
 def _packages() -> dict[str, str]:
-    found = ((one.metadata["Name"], one.version) for one in distributions())
-    return dict(sorted((str(name), version) for name, version in found if name))
+    metadata = (one.metadata for one in distributions())  # each access parses a file
+    return dict(sorted((str(one["Name"]), str(one["Version"])) for one in metadata if one["Name"]))
 
 
 def _commit() -> str | None:
