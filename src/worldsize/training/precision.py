@@ -33,7 +33,7 @@ class Precision:
     def apply(self) -> None:
         """Set what torch decides for the whole process: without tf32, fp32 is fp32, also in cuDNN's convolutions.
 
-        Sums of products of bf16 and fp16 are fp32, which cuBLAS would else shorten in between.
+        Sums of products of bf16 and fp16 are fp32 to the end: by default, cuBLAS may round in between.
         """
         _rules_of(self.name == "tf32").set()
 
@@ -96,8 +96,8 @@ def _rules_now() -> _Rules:
     )
 
 
-class _SharedTf32:
-    """Whether the process allows TF32, as the threads that are inside `Precision.applied` need it."""
+class _SharedRules:
+    """The process's rules, as the threads that are inside `Precision.applied` need them: they differ in TF32 only."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -122,7 +122,7 @@ class _SharedTf32:
                 self._changed.notify_all()
 
 
-_SHARED = _SharedTf32()
+_SHARED = _SharedRules()
 
 
 def resolve(recipe: Recipe, device: torch.device) -> Precision:
