@@ -49,7 +49,7 @@ def test_groups_are_normalized_as_if_they_were_batches_of_their_own(fused, group
     y = together(x)
     torch.testing.assert_close(y, torch.cat(outputs), rtol=1e-12, atol=1e-12)
     for i, own in enumerate(statistics):
-        found = [buffer for layer in factory.norms(together) for buffer in layer.statistics(i)]
+        found = [buffer for layer in factory.norms(together) for buffer in layer.statistics[i]]
         torch.testing.assert_close(found, own, rtol=1e-12, atol=1e-12)
     weight = torch.randn_like(y)
     (y * weight).sum().backward()
@@ -63,6 +63,8 @@ def test_evaluation_and_names_are_those_of_batchnorm():
     split = copy.deepcopy(plain)
     ghost_batchnorm.split_norms(split, 2, 2)
     assert list(split.state_dict()) == list(plain.state_dict())
+    # Each buffer is an input of a compiled network.
+    assert len(list(split.buffers())) == len(list(plain.buffers())) + len(factory.norms(plain))
     x = torch.randn(4, 3, 6, 6).double()
     assert torch.equal(split.eval()(x), plain.eval()(x))
 

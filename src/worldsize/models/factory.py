@@ -102,7 +102,7 @@ class RunningStatistics:
     """BatchNorm's running statistics: moving averages that are updated once per step.
 
     All micro-batches of a step enter them with equal weight, whichever rank computes them. The layers have momentum 1, so
-    a forward pass leaves the mean and the variance of its micro-batch in their buffers; `collect` keeps a sum of these,
+    a forward pass leaves the mean and the variance of its micro-batches in their buffers; `collect` keeps a sum of these,
     `advance` applies their mean. The layers contain the moving averages only inside `averaged`. Unless a strategy sums
     over all ranks, each rank has moving averages of its own micro-batches; their mean over ranks equals the moving average
     of the means, so ranks exchange them only when they are read.
@@ -111,9 +111,8 @@ class RunningStatistics:
     def __init__(self, model: nn.Module) -> None:
         self._norms = norms(model)
         self._buffers = [buffer for layer in self._norms for buffer in _statistics(layer)]
-        # Of each group of a forward pass; layers that normalize the whole batch have the same statistics in all groups.
-        groups = max((layer.groups for layer in self._norms if isinstance(layer, GhostBatchNorm2d)), default=1)
-        self._of_groups = [[b for layer in self._norms for b in _statistics(layer, i)] for i in range(groups)]
+        ghosts = [layer for layer in self._norms if isinstance(layer, GhostBatchNorm2d)]
+        self._groups = max((len(layer.statistics) for layer in ghosts), default=1)
         self._momentum = _flat([torch.full_like(b, _momentum(layer)) for layer in self._norms for b in _statistics(layer)])
         for layer in self._norms:
             layer.momentum = 1.0
@@ -122,10 +121,20 @@ class RunningStatistics:
 
     def collect(self, forward: int) -> None:
         """After the forward pass ``forward`` of this step, counted over all ranks: add its statistics to the sum."""
-        total = _flat(self._of_groups[0])
-        for buffers in self._of_groups[1:]:
-            total += _flat(buffers)
-        self._sum.push(total / len(self._of_groups) if len(self._of_groups) > 1 else total, forward)
+        total, *others = self._of_groups().unbind()
+        for one in others:
+            total += one
+        self._sum.push(total / self._groups if others else total, forward)
+
+    def _of_groups(self) -> torch.Tensor:
+        """The statistics of each group of the last forward pass, a copy, (groups, n)."""
+        parts: list[torch.Tensor] = []
+        for layer in self._norms:
+            if isinstance(layer, GhostBatchNorm2d):
+                parts.append(layer.statistics.flatten(1))
+            else:  # it normalizes the whole batch: all groups have the same statistics
+                parts += [buffer.expand(self._groups, -1) for buffer in _statistics(layer)]
+        return torch.cat(parts, dim=1) if parts else torch.zeros(1, 0)
 
     def take(self) -> list[torch.Tensor]:
         """The sums over this rank's micro-batches of the step as nodes of `worldsize.distributed.tree_sum`, each (n,)."""
@@ -161,7 +170,7 @@ class RunningStatistics:
             if layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.fill_(step)
         self.fill(self._averages, world)
-        yield  # afterwards the next forward pass overwrites them
+        yield  # training does not read them
 
     def fill(self, values: torch.Tensor, world: World) -> None:
         """Copy the mean of ``values`` (n,) over all ranks into the layers, until the next forward pass in training."""
@@ -171,10 +180,8 @@ class RunningStatistics:
             buffer.copy_(part)
 
 
-def _statistics(layer: _BatchNorm, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Its running mean and variance, or those of a later group of the last batch."""
-    if isinstance(layer, GhostBatchNorm2d):
-        return layer.statistics(group)
+def _statistics(layer: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Its running mean and variance."""
     assert layer.running_mean is not None and layer.running_var is not None
     return layer.running_mean, layer.running_var
 

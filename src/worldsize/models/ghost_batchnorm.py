@@ -19,33 +19,26 @@ from worldsize.models.freezing import FrozenBatchNorm2d
 class GhostBatchNorm2d(nn.BatchNorm2d):
     """Equals BatchNorm2d with momentum 1 applied to each ``group`` consecutive samples separately, up to rounding.
 
-    During training, `statistics` becomes the mean and the variance of each group. The number of samples is a multiple of
-    ``group``, or less than it. ``num_batches_tracked`` is not counted, which saves a kernel per layer; `RunningStatistics`
-    sets it.
+    During training, ``statistics`` (groups, 2, channels) becomes the mean and the variance of each group. The number of
+    samples is a multiple of ``group``, or less than it. One buffer, because each one is an input of a compiled network.
+    The running statistics are those of evaluation: `RunningStatistics` sets them, and ``num_batches_tracked``.
     """
 
     group: int
-    groups: int
-
-    def statistics(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean and the variance of a group of the last batch, (channels,) each; of the first one: the running ones."""
-        if index == 0:
-            assert self.running_mean is not None and self.running_var is not None
-            return self.running_mean, self.running_var
-        return self.get_buffer(f"mean_{index}"), self.get_buffer(f"variance_{index}")
+    statistics: torch.Tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(input)
         groups = max(1, len(input) // self.group)
-        fuse = groups > 1 and torch.compiler.is_compiling()
-        return self._fused(input, groups) if fuse else self._separately(input, groups)
+        return self._fused(input, groups) if torch.compiler.is_compiling() else self._separately(input, groups)
 
     def _separately(self, x: torch.Tensor, groups: int) -> torch.Tensor:
         """With torch's own kernels, one group after the other."""
+        rows = self.statistics.flatten(0, 1).unbind()
         parts = [
-            functional.batch_norm(part, *self.statistics(i), self.weight, self.bias, True, 1.0, self.eps)
-            for i, part in enumerate(x.chunk(groups))
+            functional.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
+            for part, mean, variance in zip(x.chunk(groups), rows[::2], rows[1::2], strict=False)
         ]
         return parts[0] if groups == 1 else torch.cat(parts)
 
@@ -57,10 +50,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         y = (grouped - mean) * scale + self.bias[:, None, None]
         n = grouped[0, :, 0].numel()
         with torch.no_grad():
-            for i in range(groups):
-                kept_mean, kept_variance = self.statistics(i)
-                kept_mean.copy_(mean[i].flatten())
-                kept_variance.copy_(variance[i].flatten() * (n / (n - 1)))
+            self.statistics[:groups] = torch.stack([mean.flatten(1), variance.flatten(1) * (n / (n - 1))], dim=1)
         return y.flatten(0, 1).to(x.dtype)
 
 
@@ -80,8 +70,7 @@ def split_norms(model: nn.Module, group: int, groups: int) -> None:
             continue
         module.__class__ = GhostBatchNorm2d
         layer = cast(GhostBatchNorm2d, module)
-        layer.group, layer.groups = group, groups
-        assert module.running_mean is not None and module.running_var is not None
-        for i in range(1, groups):
-            module.register_buffer(f"mean_{i}", torch.zeros_like(module.running_mean), persistent=False)
-            module.register_buffer(f"variance_{i}", torch.zeros_like(module.running_var), persistent=False)
+        layer.group = group
+        assert module.running_mean is not None
+        statistics = module.running_mean.new_zeros(groups, 2, module.num_features)
+        module.register_buffer("statistics", statistics, persistent=False)
