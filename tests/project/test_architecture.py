@@ -66,7 +66,7 @@ TRAINING_LAYERS = [
     ("environment", "evaluation", "objective", "request"),
     ("progress", "replicas", "resume", "state", "step_recorder"),
     ("gradients", "saver"),
-    ("base_trainer", "out_of_memory", "step", "step_metrics"),
+    ("base_trainer", "out_of_memory", "step", "step_metrics", "unfreezing"),
     ("asynchronous", "forward_pass", "trainer"),
     ("build",),
 ]

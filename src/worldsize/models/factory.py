@@ -109,15 +109,40 @@ class RunningStatistics:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._momenta: dict[_BatchNorm, float] = {}  # of the layers themselves
+        self._sum: TreeSum[torch.Tensor] = TreeSum(torch.Tensor.add_)
+        self._watch(model)
+
+    def _watch(self, model: nn.Module) -> None:
         self._norms = norms(model)
+        for layer in self._norms:
+            self._momenta.setdefault(layer, _momentum(layer))
         self._buffers = [buffer for layer in self._norms for buffer in _statistics(layer)]
         ghosts = [layer for layer in self._norms if isinstance(layer, GhostBatchNorm2d)]
         self._groups = max((len(layer.statistics) for layer in ghosts), default=1)
-        self._momentum = _flat([torch.full_like(b, _momentum(layer)) for layer in self._norms for b in _statistics(layer)])
+        momenta = [(b, self._momenta[layer]) for layer in self._norms for b in _statistics(layer)]
+        self._momentum = _flat([torch.full_like(b, momentum) for b, momentum in momenta])
         for layer in self._norms:
             layer.momentum = 1.0
         self._averages = _flat(self._buffers)
-        self._sum: TreeSum[torch.Tensor] = TreeSum(torch.Tensor.add_)
+
+    def extend(self, model: nn.Module, *others: torch.Tensor) -> list[torch.Tensor]:
+        """Also follow the layers that update their statistics from now on, beginning with the values that they have.
+
+        Args:
+            others: other values of the layers followed so far, (n,) each.
+
+        Returns:
+            The others, extended in the same way.
+        """
+        followed, averages = self._buffers, self._averages
+        self._watch(model)
+        extended = []
+        for values in (*others, averages):
+            _fill(followed, values)
+            extended.append(_flat(self._buffers))
+        *rest, self._averages = extended
+        return rest
 
     def collect(self, forward: int) -> None:
         """After the forward pass ``forward`` of this step, counted over all ranks: add its statistics to the sum."""
@@ -176,8 +201,12 @@ class RunningStatistics:
         """Copy the mean of ``values`` (n,) over all ranks into the layers, until the next forward pass in training."""
         mean = values.clone()
         average([mean], world)
-        for buffer, part in zip(self._buffers, mean.split([b.numel() for b in self._buffers]), strict=True):
-            buffer.copy_(part)
+        _fill(self._buffers, mean)
+
+
+def _fill(buffers: list[torch.Tensor], values: torch.Tensor) -> None:
+    for buffer, part in zip(buffers, values.split([b.numel() for b in buffers]), strict=True):
+        buffer.copy_(part)
 
 
 def _statistics(layer: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,6 +11,7 @@ from worldsize.errors import UserError
 from worldsize.models import networks
 
 BACKBONE = "backbone"
+_FROZEN = "frozen_parameters"  # attribute of a network: the names of what `freeze` has changed
 
 
 class FrozenBatchNorm2d(nn.BatchNorm2d):
@@ -25,23 +26,37 @@ class FrozenBatchNorm2d(nn.BatchNorm2d):
 def freeze(network: nn.Module, parts: tuple[str, ...]) -> None:
     """Do not train these parts: names of modules or parameters, or ``backbone`` for everything but the classifier.
 
-    Their BatchNorm layers keep their running statistics. Names and tensors of the state dict stay the same.
+    Their BatchNorm layers keep their running statistics. Names and tensors of the state dict stay the same. `unfreeze` is
+    the inverse.
 
     Raises:
         UserError: there is no such part, it cannot be frozen, or nothing would be left to train.
     """
+    frozen: dict[str, None] = {}
     for part in parts:
-        parameters = [parameter for name, parameter in network.named_parameters() if _is_in(name, part, network)]
+        parameters = {name: parameter for name, parameter in network.named_parameters() if _is_in(name, part, network)}
         if not parameters:
             names = ", ".join(name for name, _ in network.named_children())
             raise UserError(f"--model.freeze {part}: the network has no such part; its parts are {names}")
-        for parameter in parameters:
-            parameter.requires_grad_(False)
+        for name, parameter in parameters.items():
+            if parameter.requires_grad:
+                frozen[name] = None
+                parameter.requires_grad_(False)
         for name, layer in network.named_modules():
             if _is_in(name, part, network) and isinstance(layer, _BatchNorm):
                 _keep_statistics(layer, name)
     if parts and not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(f"--model.freeze {' '.join(parts)} leaves nothing to train: leave out one of these parts")
+    setattr(network, _FROZEN, tuple(frozen))
+
+
+def unfreeze(network: nn.Module) -> None:
+    """Train again what `freeze` has frozen, and nothing else: a network may have parameters that are never trained."""
+    for name in getattr(network, _FROZEN, ()):
+        network.get_parameter(name).requires_grad_(True)
+    for layer in network.modules():
+        if isinstance(layer, FrozenBatchNorm2d):
+            layer.__class__ = nn.BatchNorm2d
 
 
 def _is_in(name: str, part: str, network: nn.Module) -> bool:

@@ -81,6 +81,10 @@ class Averaging:
             torch._foreach_lerp_(self._averages, self._parameters, share)  # as torch.optim.swa_utils does
             self._average_statistics.lerp_(self._statistics.current, share)
 
+    def extend(self, model: nn.Module) -> None:
+        """Follow the running statistics of layers that update them from now on, too; see `RunningStatistics.extend`."""
+        [self._average_statistics] = self._statistics.extend(model, self._average_statistics)
+
     @contextmanager
     def applied(self, world: World) -> Iterator[None]:
         """Within this context the model has the averages, those of running statistics combined over ``world``.

@@ -29,26 +29,29 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self, params: ParamsT, lr: float, momentum: float, nesterov: bool, betas: tuple[float, float], eps: float
     ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": 0.0, "adapt": True})
         if not hasattr(torch.optim, "Muon"):
             raise UserError(f"--optimizer.name muon requires torch 2.9 or later; this is {torch.__version__}")
         self._matrices: dict[torch.Tensor, torch.Tensor] = {}
-        muon, adamw = self._groups(True), self._groups(False)
-        self._parts: list[torch.optim.Optimizer] = []
-        if muon:
-            options: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "adjust_lr_fn": "match_rms_adamw"}
-            self._parts.append(torch.optim.Muon(muon, lr=lr, **options))
-        if adamw:
-            self._parts.append(torch.optim.AdamW(adamw, lr=lr, betas=betas, eps=eps, foreach=True))
+        # torch's two optimizers, by the ``adapt`` of their groups; each exists once it has a group.
+        self._parts: dict[bool, torch.optim.Optimizer] = {}
+        muon: dict[str, Any] = {"momentum": momentum, "nesterov": nesterov, "adjust_lr_fn": "match_rms_adamw"}
+        adamw: dict[str, Any] = {"betas": betas, "eps": eps, "foreach": True}
+        self._makers: dict[bool, Callable[[list[dict[str, Any]]], torch.optim.Optimizer]] = {
+            True: lambda groups: torch.optim.Muon(groups, lr=lr, **muon),
+            False: lambda groups: torch.optim.AdamW(groups, lr=lr, **adamw),
+        }
+        super().__init__(params, {"lr": lr, "weight_decay": 0.0, "adapt": True})
 
-    def _groups(self, adapt: bool) -> list[dict[str, Any]]:
-        """Groups for one of torch's optimizers: of matrices, or of the parameters themselves."""
-        groups = []
-        for group in self.param_groups:
-            if group["adapt"] is adapt:
-                chosen = [self._matrix(p) for p in group["params"]] if adapt else group["params"]
-                groups.append({"params": chosen, "weight_decay": group["weight_decay"], "of": group})
-        return groups
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        adapt = group["adapt"]
+        chosen = [self._matrix(p) for p in group["params"]] if adapt else group["params"]
+        own = {"params": chosen, "weight_decay": group["weight_decay"], "of": group}
+        if adapt in self._parts:
+            self._parts[adapt].add_param_group(own)
+        else:
+            self._parts[adapt] = self._makers[adapt]([own])
 
     def _matrix(self, parameter: torch.Tensor) -> torch.Tensor:
         self._matrices[parameter] = _like(parameter, parameter.detach())
@@ -56,7 +59,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for part in self._parts:
+        for part in self._parts.values():
             for group in part.param_groups:
                 group["lr"] = group["of"]["lr"]
                 for parameter in group["of"]["params"]:

@@ -83,6 +83,22 @@ def _groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
     return groups
 
 
+def add_parameters(optimizer: torch.optim.Optimizer, model: nn.Module, settings: Optimizer) -> None:
+    """Let the recipe's optimizer also update what the model trains now and did not before, from a fresh state.
+
+    It gets groups of its own: LAMB counts the steps of a group.
+    """
+    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    lr = optimizer.param_groups[0]["lr"]
+    for group in _groups(model, settings):
+        new = [parameter for parameter in group["params"] if parameter not in known]
+        if new:
+            own = lr.clone() if isinstance(lr, torch.Tensor) else lr
+            optimizer.add_param_group(group | {"params": new, "lr": own})
+    if type(optimizer) is torch.optim.SGD:
+        zero_momentum(optimizer)
+
+
 def _lr_scales(model: nn.Module, settings: Optimizer) -> dict[nn.Parameter, float]:
     """Each parameter's learning rate relative to the run's: ``layer_decay`` to the power of its depth, and ``head_lr``."""
     if settings.layer_decay == settings.head_lr == 1:
@@ -103,14 +119,15 @@ def _sgd(groups: list[dict[str, Any]], settings: Optimizer, device: torch.device
 
 
 def zero_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate the momentum of SGD, zeros, before the first step.
+    """Allocate the momentum of SGD, zeros, before the first step of a parameter.
 
     The first step copies the gradient into new buffers; zeros give the same. But fused SGD with a loss scale skips a step
     that overflows, as the first one often does, and would leave new buffers uninitialized.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if group.get("momentum") else ():
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+            if "momentum_buffer" not in optimizer.state[parameter]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -22,8 +22,11 @@ class Sgdw(torch.optim.SGD):
     def __init__(self, params: ParamsT, lr: float, momentum: float, nesterov: bool, peak: float) -> None:
         super().__init__(params, lr=lr, momentum=momentum, nesterov=nesterov, foreach=True)
         self._peak = peak
-        for group in self.param_groups:
-            group["decoupled_decay"], group["weight_decay"] = group["weight_decay"], 0.0
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        group["decoupled_decay"], group["weight_decay"] = group["weight_decay"], 0.0
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -103,6 +103,11 @@ def validate(recipe: Recipe) -> None:
             f"optimizer.sam_rho {recipe.optimizer.sam_rho:g} does not work with strategy {chosen.name}: leave it out, or "
             "use --parallel.strategy ddp"
         )
+    if recipe.model.unfreeze_epoch is not None and not chosen.unfreezes:
+        raise UserError(
+            f"model.unfreeze_epoch {recipe.model.unfreeze_epoch} does not work with strategy {chosen.name}: use "
+            "--parallel.strategy ddp; or leave it out, and start a second run from --model.weights RUN"
+        )
     chosen.validate(recipe)
 
 

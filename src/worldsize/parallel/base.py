@@ -103,6 +103,7 @@ class Strategy(ABC):
         same_bits: whether a run has the same bits at every world size, not only the same numbers up to rounding.
         averages: whether the recipe's `average` of weights works with it: all ranks have the same weights after a step.
         sharpens: whether `sharpness` works with it: all ranks have the same gradient after the last backward pass.
+        unfreezes: whether parts of the network may begin to train during a run, see `parameters_added`.
         asynchronous: whether ranks do not step together, see `worldsize.training.asynchronous.trainer`.
         captured: whether CUDA graphs can contain its steps.
         needs_mpi: whether a cluster must start it with mpirun.
@@ -123,6 +124,7 @@ class Strategy(ABC):
     same_bits: ClassVar[bool] = False
     averages: ClassVar[bool] = True
     sharpens: ClassVar[bool] = False
+    unfreezes: ClassVar[bool] = True
     asynchronous: ClassVar[bool] = False
     captured: ClassVar[bool] = False
     needs_mpi: ClassVar[bool] = False
@@ -239,6 +241,10 @@ class Strategy(ABC):
 
     def prepare_first_step(self, rehearse: Callable[[], None]) -> None:
         """Before the first step: a chance to run ``rehearse``, a forward and backward pass without side effects."""
+        return
+
+    def parameters_added(self) -> None:
+        """More parameters of the model are trained from now on. All ranks must call it, then `prepare_first_step`."""
         return
 
     def begin_step(self, step: int) -> None:

@@ -61,6 +61,8 @@ def profile(recipe: Recipe, classes: int) -> Network:
     with torch.device("meta"):
         network = networks.build(recipe, classes)
     freezing.freeze(network, recipe.model.freeze)
+    if recipe.model.unfreeze_epoch is not None:
+        freezing.unfreeze(network)  # from then on, it sends and keeps the most
     size = recipe.data.train_crop_size
     try:
         calls, kept = _run(network.train(), torch.zeros(_PROBE, 3, size, size, device="meta"))

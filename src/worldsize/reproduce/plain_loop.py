@@ -18,7 +18,7 @@ from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed import batch_plan
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import join
-from worldsize.models import factory, pretrained
+from worldsize.models import factory, freezing, pretrained
 from worldsize.optim import optimizers, schedules
 from worldsize.training import precision, supervision
 from worldsize.training.objective import Objective
@@ -58,6 +58,9 @@ def train(recipe: Recipe, cache: Path, steps: int, threads: int) -> PlainSteps:
     losses: list[float] = []
     try:
         while len(losses) < steps:
+            if recipe.model.unfreeze_epoch is not None and len(losses) == recipe.model.unfreeze_epoch * per_epoch:
+                freezing.unfreeze(network)
+                optimizers.add_parameters(optimizer, network, recipe.optimizer)
             batches = loader.training(plan, 0, len(losses) // per_epoch)
             for step in range(len(losses), min(steps, len(losses) + per_epoch)):
                 optimizers.set_lr(loop.optimizer, peak * schedules.factor(recipe.schedule, step, per_epoch, recipe.epochs))

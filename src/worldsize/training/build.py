@@ -53,6 +53,7 @@ from worldsize.training import (
     provenance,
     step_recorder,
     supervision,
+    unfreezing,
 )
 from worldsize.training.asynchronous.trainer import AsyncTrainer
 from worldsize.training.base_trainer import BaseTrainer
@@ -229,25 +230,28 @@ def _assemble(
         state = replace(state, margins=Margins(len(dataset.train), recipe.data.weighted))
     # Asynchronous ranks share nothing: each works, and rank 0 saves, as if it were alone.
     mine = world.alone() if state.strategy.asynchronous else world
-    if snapshot is not None:
-        world.collectively(lambda: state.restore(snapshot, mine))
+    compute = GradientComputer(
+        recipe,
+        plan,
+        mine.rank,
+        world.device,
+        state,
+        step_recorder.from_environment(world.rank, dataset.train),
+        blank_labels(dataset.train, 1)[0],
+    )
     chain = step_hashes.NOT_RECORDED if state.strategy.asynchronous else step_hashes.run_hash(facts)
     progress = Progress.from_dict(snapshot.state) if snapshot is not None else Progress(chain=chain)
+    if unfreezing.done(recipe.model, progress):
+        unfreezing.unfreeze(compute)
+    if snapshot is not None:
+        world.collectively(lambda: state.restore(snapshot, mine))
     saved = partial(History(folder.history).add, "saved")
     return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
         recipe=recipe,
         plan=plan,
         world=world,
         state=state,
-        compute=GradientComputer(
-            recipe,
-            plan,
-            mine.rank,
-            world.device,
-            state,
-            step_recorder.from_environment(world.rank, dataset.train),
-            blank_labels(dataset.train, 1)[0],
-        ),
+        compute=compute,
         lr_batch=parallel.lr_batch(recipe.parallel, plan, world.rank_info),
         train_loader=train_loader(recipe, dataset.train, plan, world),
         val_loader=val_loader(recipe, dataset.val, world),
@@ -270,7 +274,7 @@ def build_state(
 ) -> TrainState:
     """The optimizer, the strategy and the rest of a rank's state around its network."""
     aims = aims or Supervision()
-    if plan.groups > 1 or world.device.type == "cuda":
+    if ghost_batchnorm.wanted(plan, world.device):
         ghost_batchnorm.split_norms(network, plan.micro_batch, plan.groups)
     peak = schedules.peak_lr(recipe.optimizer, parallel.lr_batch(recipe.parallel, plan, world.rank_info))
     optimizer = optimizers.build(network, recipe.optimizer, world.device, recipe.cuda_graphs, peak)

@@ -15,7 +15,7 @@ from worldsize.distributed import batch_plan
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
-from worldsize.models import factory, ghost_batchnorm
+from worldsize.models import factory, freezing, ghost_batchnorm
 from worldsize.training.objective import Objective
 from worldsize.training.out_of_memory import Trial, smaller_plan
 from worldsize.training.precision import Precision
@@ -77,6 +77,8 @@ def fitting_plan(
 def _trial(
     recipe: Recipe, plan: BatchPlan, network: nn.Module, precision: Precision, aims: Supervision, label: torch.Tensor
 ) -> Trial:
+    if recipe.model.unfreeze_epoch is not None:
+        freezing.unfreeze(network)  # from then on, it needs the most
     ghost_batchnorm.split_norms(network, plan.micro_batch, plan.groups)
     normalise = Normalise(recipe.data, precision.device, precision.weights)
     objective = Objective(network.train(), normalise, precision, recipe, aims.class_weights, aims.teacher)

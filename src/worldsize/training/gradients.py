@@ -170,6 +170,10 @@ class GradientComputer:
         self.state.scaler.scale(losses.mean() / self.state.strategy.loss_divisor).backward()
         return self.state.objective.values(losses.detach(), logits.detach(), labels, mix)
 
+    def capture_again(self) -> None:
+        """The network has changed: a CUDA graph of it is of no more use."""
+        self.__dict__.pop("_pass", None)
+
     def unscale_and_clip(self) -> torch.Tensor:
         """Unscale the gradient and clip it. Returns its norm before clipping, a scalar on the device."""
         self.state.scaler.unscale_(self.state.optimizer)

@@ -25,7 +25,7 @@ from worldsize.data.loading.device_feed import Feed
 from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import evaluation_batch, evaluation_share
 from worldsize.errors import Stopped
-from worldsize.training import out_of_memory
+from worldsize.training import out_of_memory, unfreezing
 from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result, evaluate
 from worldsize.training.gradients import StepHooks
@@ -52,13 +52,16 @@ class Trainer(BaseTrainer):
 
     def fit(self) -> Result:
         try:
-            self.state.strategy.prepare_first_step(lambda: self.compute.rehearse(self.recipe.data.train_crop_size))
+            self._rehearse()
             self.saver.prepare()
             result = self._train()
             self.trackers.window(self._meter.rest(self.progress.step))
             return result
         finally:
             self._meter.close()
+
+    def _rehearse(self) -> None:
+        self.state.strategy.prepare_first_step(lambda: self.compute.rehearse(self.recipe.data.train_crop_size))
 
     def _train(self) -> Result:
         while True:
@@ -73,6 +76,11 @@ class Trainer(BaseTrainer):
 
     def _train_epoch(self) -> None:
         progress = self.progress
+        if unfreezing.due(self.recipe.model, progress):
+            heartbeat.beat(heartbeat.STARTING)  # compilers run again
+            unfreezing.unfreeze(self.compute)
+            self._runner = StepRunner(self.compute)
+            self._rehearse()
         images = self.train_loader.training(self.plan, self.world.rank, progress.epoch, progress.epoch_step)
         batches = Feed(images, self.world.device, self.recipe.data.device_prefetch)
         self._meter.restart()

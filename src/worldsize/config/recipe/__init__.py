@@ -163,6 +163,23 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _unfreezes(self) -> Recipe:
+        epoch = self.model.unfreeze_epoch
+        if epoch is None:
+            return self
+        if not self.model.freeze:
+            raise ValueError(
+                f"model.unfreeze_epoch {epoch}: no part is frozen; set model.freeze, for example to backbone, or leave out "
+                "model.unfreeze_epoch"
+            )
+        if not 0 < epoch < self.epochs:
+            raise ValueError(
+                f"model.unfreeze_epoch {epoch} must be at least 1 and less than epochs {self.epochs}: leave out "
+                "model.freeze to train everything from the start, or model.unfreeze_epoch to keep parts frozen to the end"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _schedule_fits(self) -> Recipe:
         schedule = self.schedule
         if schedule.warmup_epochs >= self.epochs and schedule.warmup_epochs > 0:

@@ -38,6 +38,9 @@ class Model(Section):
     freeze: tuple[str, ...] = Field(
         (), description="parts that are not trained, such as conv1 layer1; backbone: all but the classifier"
     )
+    unfreeze_epoch: int | None = Field(
+        None, ge=0, description="train the frozen parts, too, from this epoch on (the first is 0); None: never"
+    )
     zero_head: bool = Field(False, description="start with a classifier of zeros instead of random or pretrained numbers")
     head_bias: float | None = Field(
         None,

@@ -25,6 +25,7 @@ class Strategy(base.Strategy):
     identity_settings = ("max_staleness",)
     settings = identity_settings
     averages = False
+    unfreezes = False  # messages have a fixed length, and some are of steps before the epoch
     asynchronous = True
 
     @classmethod

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from worldsize.config.recipe import Parallel
+    from worldsize.parallel.bitwise.tree_reduce import TreeReducer
 
 
 class Strategy(base.Strategy):
@@ -47,12 +48,21 @@ class Strategy(base.Strategy):
         return [base.Variant(cls.name, ("--parallel.strategy", cls.name), threads=True)]
 
     def __init__(self, parts: base.StrategyInputs) -> None:
-        from worldsize.parallel.bitwise.tree_reduce import TreeReducer
-
         super().__init__(parts)
         self.loss_divisor = 1  # the mean is taken after the sum
+        self._parts = parts
+        self._reducer = self._new_reducer()
+
+    def _new_reducer(self) -> TreeReducer:
+        from worldsize.parallel.bitwise.tree_reduce import TreeReducer
+
+        parts = self._parts
         bucket_bytes = round(parts.settings.bucket_mb * 2**20)
-        self._reducer = TreeReducer(parts.model, parts.world, parts.accumulation, bucket_bytes, self.exchange)
+        return TreeReducer(parts.model, parts.world, parts.accumulation, bucket_bytes, self.exchange)
+
+    def parameters_added(self) -> None:
+        self._reducer.close()
+        self._reducer = self._new_reducer()
 
     @contextmanager
     def gradients(self, last: bool) -> Iterator[None]:

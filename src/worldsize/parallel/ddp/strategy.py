@@ -65,12 +65,16 @@ class Strategy(base.Strategy):
         ]
 
     def __init__(self, parts: base.StrategyInputs) -> None:
+        super().__init__(parts)
+        self._parts = parts
+        self._wrap()
+
+    def _wrap(self) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
         from worldsize.parallel.ddp import compression
 
-        super().__init__(parts)
-        settings, world = parts.settings, parts.world
+        parts, settings, world = self._parts, self._parts.settings, self._parts.world
         if settings.sync_batchnorm:
             synchronize_norms(parts.model)
         self._ddp = DistributedDataParallel(
@@ -86,6 +90,12 @@ class Strategy(base.Strategy):
         hook = compression.PowerSGD if settings.compression == "powersgd" else compression.Average
         self._hook = hook(parts.model, settings, world.size, self.exchange)
         self._ddp.register_comm_hook(None, self._hook.reduce)
+
+    def parameters_added(self) -> None:
+        # DDP has buckets for the parameters that it began with.
+        state = self._hook.state()
+        self._wrap()
+        self._hook.load_state(state)
 
     def describe(self) -> str:
         return self.name if self._compression == "none" else f"{self.name} with {self._compression} gradients"
@@ -115,7 +125,10 @@ class Strategy(base.Strategy):
 
 
 def synchronize_norms(model: nn.Module) -> None:
-    """Replace BatchNorm layers by SyncBatchNorm, except frozen ones: torch would convert these too, and they would learn."""
+    """Replace BatchNorm layers by SyncBatchNorm, except frozen ones: torch would convert these too, and they would learn.
+
+    Layers that are replaced already stay.
+    """
     from torch.nn import SyncBatchNorm
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -123,5 +136,5 @@ def synchronize_norms(model: nn.Module) -> None:
 
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if isinstance(child, _BatchNorm) and not isinstance(child, FrozenBatchNorm2d):
+            if isinstance(child, _BatchNorm) and not isinstance(child, (FrozenBatchNorm2d, SyncBatchNorm)):
                 setattr(module, name, SyncBatchNorm.convert_sync_batchnorm(child))

@@ -34,6 +34,7 @@ class Strategy(base.Strategy):
     identity_settings = ("compression", "op")
     settings = ("predivide", *identity_settings)
     needs_mpi = True
+    unfreezes = False  # its optimizer has the parameters that it began with
 
     @classmethod
     def exact(cls, settings: Parallel) -> bool:
