@@ -240,6 +240,23 @@ def test_a_split_by_group_has_about_the_share_of_each_class():
     assert by_driver.sum() == 500
 
 
+@pytest.mark.parametrize("procs", [1, 2])
+def test_few_images_can_be_shared_by_processes(mixed, ranks, procs):
+    assert main(["init", str(mixed), "--weights", "none", "--out", "few.yaml"]) == 0
+    quick = ("--max-steps", "1", "--model.name", "shufflenet_v2_x0_5", "--model.stem", "imagenet", "--name", f"few{procs}")
+    ranks(procs).run("train", Path("few.yaml").absolute(), *quick)
+    assert len(records(ranks.cwd / "runs" / f"few{procs}", "step")) == 1
+
+
+@pytest.mark.parametrize("largest", [64, 512])
+def test_the_micro_batches_of_a_step_suffice_for_four_processes(largest):
+    for images in range(8, 3000):
+        batch = fine_tuning.plan(images, largest).global_batch
+        shares = batch // fine_tuning.micro_batch(batch)
+        assert batch <= images and batch % fine_tuning.micro_batch(batch) == 0
+        assert shares % (4 if images >= 16 else 2) == 0
+
+
 @pytest.mark.parametrize(
     ("images", "supports", "mixup"),
     [

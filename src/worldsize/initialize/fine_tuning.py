@@ -33,10 +33,11 @@ class Plan:
 def plan(images: int, largest_batch: int = REFERENCE_BATCH) -> Plan:
     """The plan for a number of training images, at least 1.
 
-    The batch is 512, or less if the machine (``largest_batch``, a power of two) or the dataset is small: a power of two
-    of at least 8, so that an epoch has ten steps where possible.
+    The batch is 512, or less if the machine (``largest_batch``, a power of two) or the dataset is small: a power of two, so
+    that an epoch has ten steps, but large enough for several processes where the images suffice for it.
     """
-    batch = max(8, min(largest_batch, 1 << (max(1, images // 10)).bit_length() - 1))
+    least = 32 if images >= 4 * 32 else 16 if images >= 16 else 8
+    batch = max(least, min(largest_batch, 1 << (max(1, images // 10)).bit_length() - 1))
     warmup, *drops, steps = _schedule(images)
     per_epoch = max(1, images // batch)
     epochs = math.ceil(steps / per_epoch)
@@ -47,6 +48,11 @@ def plan(images: int, largest_batch: int = REFERENCE_BATCH) -> Plan:
         milestones=tuple(round(epochs * drop / steps, 2) for drop in drops),
         mixup=0.1 if images >= _SMALL else 0.0,
     )
+
+
+def micro_batch(global_batch: int) -> int:
+    """A quarter of the batch, so that 1, 2 and 4 processes can share it; 4 to 32, because BatchNorm needs several images."""
+    return max(4, min(32, global_batch // 4))
 
 
 def drops(images: int) -> str:

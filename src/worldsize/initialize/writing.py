@@ -80,13 +80,19 @@ def _allowance(survey: Survey) -> list[str]:
     return [f"  max_broken: {math.ceil(share * 100) / 100:g}  # {len(survey.broken)} images are broken"]
 
 
+def _micro_batch(global_batch: int) -> str:
+    size = fine_tuning.micro_batch(global_batch)
+    shares = global_batch // size
+    return f"micro_batch: {size}  # BatchNorm's statistics are of so many images; --procs can be up to {shares}"
+
+
 def _finetuned(images: int, choice: Choice) -> list[str]:
     plan = fine_tuning.plan(images, fine_tuning.REFERENCE_BATCH if choice.gpus else 64)
     return [
         "source: BiT-HyperRule, Kolesnikov et al. 2020, arXiv 1912.11370, section 3.3",
         f"epochs: {plan.epochs}  # 500 steps below 20,000 images, 10,000 below 500,000, else 20,000",
         f"global_batch: {plan.global_batch}  # 512, or less for a small dataset and on a CPU",
-        f"micro_batch: {min(32, plan.global_batch)}",
+        _micro_batch(plan.global_batch),
         f"evaluate_every: {max(1, plan.epochs // 20)}  # epochs",
         "model:",
         f"  name: {choice.model}",
@@ -112,7 +118,7 @@ def _from_scratch(images: int, choice: Choice, tiny: bool) -> list[str]:
         "source: the values of the recipe imagenet (Goyal et al. 2017, arXiv 1706.02677) for a smaller dataset",
         f"epochs: {epochs}",
         f"global_batch: {batch}",
-        f"micro_batch: {min(32, batch)}",
+        _micro_batch(batch),
         "label_smoothing: 0.1",
         "model:",
         f"  name: {choice.model}  # from random weights",
