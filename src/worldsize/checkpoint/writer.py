@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from worldsize import checkpoint
 from worldsize.checkpoint import FORMAT, Snapshot, Tensors, retention
 from worldsize.config.recipe import Checkpoint as Retention
+from worldsize.distributed.message_tags import CHECKPOINT
 from worldsize.distributed.world import World
 from worldsize.runs.atomic import flush
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TAG = 1  # of reports; other messages between two ranks have tag 0
 _REPORT_BYTES = 4096
 
 # The entries of the manifest: {"bytes": ..., "sha256": ...} by file name.
@@ -62,7 +62,7 @@ class Team:
         text = json.dumps(report).encode()
         message = torch.zeros(_REPORT_BYTES, dtype=torch.uint8)
         message[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        dist.send(message, dst=0, group=self.group, tag=_TAG)
+        dist.send(message, dst=0, group=self.group, tag=CHECKPOINT)
 
     def files(self) -> Files:
         """What the other ranks wrote; waits for them. Called by rank 0, once for each report.
@@ -77,7 +77,7 @@ class Team:
         failed: list[str] = []
         message = torch.empty(_REPORT_BYTES, dtype=torch.uint8)
         for rank in range(1, self.size):
-            dist.recv(message, src=rank, group=self.group, tag=_TAG)
+            dist.recv(message, src=rank, group=self.group, tag=CHECKPOINT)
             report = json.loads(message.numpy().tobytes().rstrip(b"\0"))
             files |= report.get("files", {})
             failed += [f"rank {rank}: {report['failed']}"] if "failed" in report else []

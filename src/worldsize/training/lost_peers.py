@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from worldsize.distributed.message_tags import LOST_PEERS
 from worldsize.distributed.world import World
 from worldsize.errors import PeersUnreachable, first_line
 from worldsize.launch.failure import fail_alone
@@ -22,7 +23,6 @@ _EVERY_S = 0.5
 # takes through the tree, all processes end within 30 seconds.
 _GRACE_S = 20.0
 _ANSWER_S = 10.0  # a neighbour that is alive answers much faster; a frozen one never does
-_TAG = 2  # of these messages; decisions have 0, checkpoints 1 (`checkpoint.writer`)
 _HERE, _ENDS, _LEAVES = 0, 1, 2
 
 
@@ -69,8 +69,8 @@ class LostPeers:
     def _exchange(self, neighbour: int, state: int) -> None:
         theirs = torch.empty(1, dtype=torch.uint8)
         try:
-            sent = dist.isend(torch.tensor([state], dtype=torch.uint8), neighbour, group=self._group, tag=_TAG)
-            dist.recv(theirs, neighbour, group=self._group, tag=_TAG)
+            sent = dist.isend(torch.tensor([state], dtype=torch.uint8), neighbour, group=self._group, tag=LOST_PEERS)
+            dist.recv(theirs, neighbour, group=self._group, tag=LOST_PEERS)
             if sent is not None:
                 sent.wait()
         except RuntimeError as error:
