@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,9 +11,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from worldsize.distributed import cpp_messages
+from worldsize.distributed import joining
 from worldsize.distributed.rank import RankInfo, threads_per_process
-from worldsize.errors import PeersUnreachable, UserError, WorldsizeError, first_line, of_system
+from worldsize.errors import UserError, WorldsizeError, of_system
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +87,13 @@ class World:
         everyone = [torch.empty_like(own) for _ in range(self.size)] if self.is_main else None
         dist.gather(own, everyone, dst=0, group=self.control)
         return None if everyone is None else torch.stack(everyone)
+
+    def maximum(self, tensor: torch.Tensor) -> None:
+        """Replace the elements of a tensor on the CPU by their maximum over all ranks."""
+        if self.control is not None:
+            import torch.distributed as dist
+
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control)
 
     def from_main(self, value: T) -> T:
         """Rank 0's ``value`` (small, picklable), on every rank."""
@@ -165,55 +171,11 @@ def join(rank_info: RankInfo, recipe: Recipe, threads: int | None = None, hosts_
 
     nccl = device.type == "cuda" and not hosts_only
     timeout = timedelta(seconds=recipe.parallel.timeout_s)
-    _init_process_group(rank_info, "cpu:gloo,cuda:nccl" if nccl else "gloo", timeout, device if nccl else None)
+    joining.init_process_group(rank_info, "cpu:gloo,cuda:nccl" if nccl else "gloo", timeout, device if nccl else None)
     control = dist.new_group(backend="gloo", timeout=timeout)
     world = World(rank_info, device, "nccl" if nccl else "gloo", threads, control)
     _assert_size(world)
     return world
-
-
-def _init_process_group(rank_info: RankInfo, backend: str, timeout: timedelta, device: torch.device | None) -> None:
-    import torch.distributed as dist
-
-    assert rank_info.master is not None
-    address, port = rank_info.master
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
-    with cpp_messages.held_back() as discard:
-        try:
-            dist.init_process_group(
-                backend,
-                init_method="env://",
-                rank=rank_info.rank,
-                world_size=rank_info.size,
-                timeout=timeout,
-                device_id=device,
-            )
-        except (dist.DistNetworkError, dist.DistStoreError, socket.gaierror) as error:
-            discard()
-            raise _not_connected(rank_info, error, timeout) from None
-        except dist.DistBackendError as error:
-            from worldsize.distributed.device_errors import nccl
-
-            raise nccl(str(error), rank_info.rank) from None
-
-
-def _not_connected(rank_info: RankInfo, error: Exception, timeout: timedelta) -> UserError | PeersUnreachable:
-    """The error for a group that was not formed."""
-    import torch.distributed as dist
-
-    assert rank_info.master is not None
-    address, port = rank_info.master
-    if not isinstance(error, dist.DistNetworkError):
-        return PeersUnreachable(
-            f"rank {rank_info.rank}: not all {rank_info.size} processes joined at {address}:{port} "
-            f"within {timeout.total_seconds():g} s: {first_line(error)}"
-        )
-    if "EADDRINUSE" not in str(error) and "address already in use" not in str(error).lower():
-        return PeersUnreachable(f"rank {rank_info.rank} cannot reach rank 0 at {address}:{port}: {first_line(error)}")
-    in_use = f"port {port} on {address} is in use, perhaps by another job"
-    if rank_info.launcher == "worldsize --procs":  # which chose a port that was free, and chooses another one next time
-        return PeersUnreachable(in_use)
-    return UserError(f"{in_use}: set MASTER_PORT to a free port")
 
 
 def _assert_size(world: World) -> None:
