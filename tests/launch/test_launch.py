@@ -9,8 +9,9 @@ import threading
 import pytest
 import torch.distributed as dist
 
+from worldsize.distributed.rank import LAUNCHED, LOCAL_LAUNCH
 from worldsize.launch import failure, local_async
-from worldsize.launch.local import Outcome, cause
+from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause
 
 EXPECTED, INTERNAL = Outcome(64, "wrong"), Outcome(70, "lost a peer")
 
@@ -76,3 +77,16 @@ def test_a_process_that_cannot_leave_its_group_ends_at_once(group, monkeypatch, 
     never.set()
     assert ends == [64]
     assert capsys.readouterr().err == "worldsize: wrong\n"
+
+
+def test_a_report_that_cannot_be_written_is_printed(tmp_path, monkeypatch, capsys):
+    """Without file descriptors or disk space, the launcher cannot read why a process ended."""
+    for name in (*LAUNCHED, "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(LOCAL_LAUNCH, "2")
+    monkeypatch.setenv(ERROR_VARIABLE, str(tmp_path / "none" / "error.json"))
+    assert failure.fail_alone("too many open files", 69) == 69
+    assert capsys.readouterr().err == "worldsize: too many open files\n"
+    monkeypatch.setenv(ERROR_VARIABLE, str(tmp_path / "error.json"))
+    failure.fail_alone("too many open files", 69)
+    assert capsys.readouterr().err == ""

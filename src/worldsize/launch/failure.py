@@ -16,9 +16,9 @@ _LEAVE_S = 10.0
 
 def fail(message: str, code: int) -> int:
     """Report a failure that all ranks agree on; one rank per machine prints it. Returns the exit code."""
-    report(message, code)
+    reported = report(message, code)
     local_rank = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
-    if message and local_rank == "0" and _prints(code):
+    if message and local_rank == "0" and (_prints(code) or not reported):
         print(f"worldsize: {message}", file=sys.stderr)
     if not _left_group():
         _exit_now(code)
@@ -42,8 +42,8 @@ def _left_group() -> bool:
 
 def fail_alone(message: str, code: int) -> int:
     """Report a failure of this process only: it prints, whatever its rank. Returns the exit code if there are no others."""
-    report(message, code)
-    if _prints(code):
+    reported = report(message, code)
+    if _prints(code) or not reported:
         print(f"worldsize: {message}", file=sys.stderr)
     if os.environ.get("WORLD_SIZE", "1") != "1" or any(name in os.environ for name in LAUNCHED):
         # A regular exit would wait for the other ranks, which wait for this one.

@@ -97,12 +97,16 @@ def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mappi
         del os.environ[LOCAL_LAUNCH]
 
 
-def report(message: str, code: int) -> None:
-    """In a worker: write the failure where torch's agent and `launch` read it."""
+def report(message: str, code: int) -> bool:
+    """In a worker: write the failure where torch's agent and `launch` read it. Returns whether they can."""
     path = os.environ.get(ERROR_VARIABLE)
     if path:
         content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
-        Path(path).write_text(json.dumps(content | {"worldsize": {"code": code, "time": time.time()}}))
+        try:
+            Path(path).write_text(json.dumps(content | {"worldsize": {"code": code, "time": time.time()}}))
+        except OSError:  # no file descriptor or disk space is left, which may be what the message says
+            return False
+    return True
 
 
 def _stall(logs: Path) -> tuple[float, str] | None:
