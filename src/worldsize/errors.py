@@ -7,7 +7,8 @@ code   meaning
 1      ``prove``, ``replay``, ``audit`` or ``export``: what it verifies does not hold;
        ``compare``: results differ
 64     user error: recipe, command line, folder or name; fix it first (do not retry)
-65     data error: more broken images than the recipe allows
+65     data error: more broken images than the recipe allows, or an image that changed while the run
+       trained on it
 66     checkpoint error: no intact checkpoint or export (any more), or it belongs to another run
        or network
 69     a process did not connect or was lost, a disk or store does not answer, or another
@@ -86,6 +87,12 @@ class DataError(WorldsizeError):
     """The dataset is too damaged to train on."""
 
     exit_code = 65
+
+
+class DataChanged(DataError):
+    """A file of the dataset changed, or was deleted, while the run trained on it."""
+
+    of_one_rank = True
 
 
 class CheckpointError(WorldsizeError):

@@ -17,9 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from worldsize.data.file_contents import FileContents
 from worldsize.data.images.pillow import BrokenImage, decode
 from worldsize.data.read_errors import Patience
 from worldsize.data.unused_files import Unused
+from worldsize.distributed.world import World
+from worldsize.errors import DataChanged
 
 T = TypeVar("T")
 
@@ -95,6 +98,13 @@ class Samples(ABC):
             BrokenImage: it cannot be read or decoded.
         """
 
+    def share(self, world: World) -> None:  # noqa: B027 nothing to exchange about images in memory
+        """Exchange between all ranks what they know of the images that were read. A collective: every rank must call it.
+
+        Raises:
+            DataChanged: ranks have read different contents of an image.
+        """
+
     def sizes(self, indices: NDArray[np.int64]) -> NDArray[np.int32] | None:
         """Heights and widths (n, 2) of these images, (0, 0) for broken ones; None if this requires reading them."""
         return None
@@ -140,6 +150,7 @@ class EncodedSamples(Samples):
         Raises:
             BrokenImage: they do not exist, or do not match their checksum.
             ReadFailed, Forbidden: they cannot be read, which says nothing about the image.
+            DataChanged: they are not those that were read before, or were deleted since.
         """
 
     def opened(self, index: int) -> BinaryIO:
@@ -240,7 +251,7 @@ class ArraySamples(Samples):
 
 
 class FileSamples(EncodedSamples):
-    """Images in files. In memory, a sample uses its file name, 8 bytes of offset and 4 bytes of label.
+    """Images in files. In memory, a sample uses its file name, 16 bytes of offset and content, and 4 bytes of label.
 
     Args:
         root: the folder of the split.
@@ -271,6 +282,7 @@ class FileSamples(EncodedSamples):
         self.labels = labels
         self.unused = Unused()
         self._patience = Patience()
+        self._contents = FileContents(len(ends))
         self._folder_of = labels  # stays when images get other labels
         self.classes = classes
         digest = hashlib.sha256("\0".join((*classes, *folders)).encode("utf-8", "surrogateescape"))
@@ -290,7 +302,17 @@ class FileSamples(EncodedSamples):
         return status.st_size
 
     def encoded(self, index: int) -> bytes:
-        return self._read(index, _content)
+        content = self._read(index, _content)
+        self._contents.check(index, self._path(index), content)
+        return content
+
+    def share(self, world: World) -> None:
+        index = self._contents.share(world)
+        if index is not None:
+            raise DataChanged(
+                f"{self.name(index)} has another content on rank {world.rank} than on another one: it changed, or the hosts "
+                "have different copies; make them equal, then start again"
+            )
 
     def opened(self, index: int) -> BinaryIO:
         return self._read(index, _opened)
@@ -300,6 +322,7 @@ class FileSamples(EncodedSamples):
         try:
             return self._patience.read(path, lambda: read(path))
         except OSError as error:
+            self._contents.check_missing(index, path, error)
             raise _unreadable(path, error) from error
 
     def _path(self, index: int) -> Path:

@@ -89,6 +89,7 @@ class Trainer(BaseTrainer):
         heartbeat.beat(heartbeat.COLLECTING)
         self.train_loader.broken.share(self.world)
         self.check_broken(len(self.train_loader.broken.known), self.train_loader)
+        self.train_loader.samples.share(self.world)
         self._collect()
         self._merge_margins()
 
