@@ -220,6 +220,6 @@ def test_mistakes_are_explained(fails, arguments, message):
 
 @pytest.mark.parametrize("strategy", ["async", "horovod"])
 def test_strategies_with_a_fixed_set_of_parameters_refuse_it(strategy):
-    recipe = Recipe.model_validate(VALUES | {"parallel": {"strategy": strategy}})
+    recipe = Recipe.model_validate(VALUES | {"average": {"name": "none"}, "parallel": {"strategy": strategy}})
     with pytest.raises(UserError, match=f"unfreeze_epoch 1 does not work with strategy {strategy}"):
         parallel.validate(recipe)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -55,8 +57,8 @@ def unfreeze(network: nn.Module) -> None:
     for name in getattr(network, _FROZEN, ()):
         network.get_parameter(name).requires_grad_(True)
     for layer in network.modules():
-        if isinstance(layer, FrozenBatchNorm2d):
-            layer.__class__ = nn.BatchNorm2d
+        if type(layer) is FrozenBatchNorm2d:
+            cast(nn.Module, layer).__class__ = nn.BatchNorm2d
 
 
 def _is_in(name: str, part: str, network: nn.Module) -> bool:

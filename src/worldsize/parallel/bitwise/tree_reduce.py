@@ -47,10 +47,7 @@ class TreeReducer:
         groups = in_buckets(parameters, bucket_bytes)
         self._buckets = [_Bucket(group, len(layout(self._first, accumulation)), world.size) for group in groups]
         bucket_of = {p: bucket for bucket in self._buckets for p in bucket.parameters}
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(lambda p: self._accumulated(bucket_of[p]))  # type: ignore[arg-type]
-            for p in parameters
-        ]
+        self._hooks = [p.register_post_accumulate_grad_hook(lambda p: self._accumulated(bucket_of[p])) for p in parameters]
         self._micro = 0
         self._last = False
         self._next = 0  # the first bucket that is not sent yet
