@@ -47,8 +47,9 @@ settings.load_profile("ci")
 
 # The files that take longest, so that two test processes finish at about the same time.
 LONGEST = (
-    *("resume", "exactness", "strategies", "export", "report", "strategies_resume", "rank", "preflight", "pages"),
-    *("fetch_interrupted", "bitwise", "track", "jobs_follow", "bench_scaling", "errors", "reproduce", "script"),
+    *("resume", "exactness", "documented_commands", "strategies", "watched", "track", "bench_scaling_jobs", "pages"),
+    *("training", "supervision", "rank", "errors", "export", "export_errors", "bitwise", "report", "export_use"),
+    *("fetch_interrupted", "multilabel", "strategies_resume", "async", "unfreezing", "run_lock", "block_shuffle"),
 )
 
 
