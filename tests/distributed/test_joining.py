@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from processes import free_port, worldsize
 from worldsize.distributed import joining
@@ -62,6 +64,28 @@ def test_a_late_process_is_named_once_and_waited_for(monkeypatch, capfd):
     assert capfd.readouterr().err == "worldsize: rank 0: waiting for rank 2, 0 s so far\n"
     with pytest.raises(PeersUnreachable, match=r"not all 12 .* ranks 2, 4, 5, 6, 7, 8, 9, 10 and 1 more did not come"):
         joining._wait_for_others(Store({0, 1, 3}), RankInfo("torchrun", 0, 12, 0, 4, ("node0", 29400)), timedelta(0), 2)
+
+
+def test_ranks_that_came_say_so_when_another_one_did_not():
+    """Not an internal error of the library that would connect them."""
+    port, errors = free_port(), {}
+
+    def join(rank: int) -> None:
+        place, timeout = RankInfo("torchrun", rank, 3, rank, 3, ("127.0.0.1", port)), timedelta(seconds=2)
+        try:
+            joining._store(place, timeout, 2)
+        except PeersUnreachable as error:
+            errors[rank] = error
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            errors[rank] = joining._not_connected(place, error, timeout)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "not all 3 processes joined" in str(errors[0]) and "rank 2 did not come" in str(errors[0])
+    assert isinstance(errors[1], PeersUnreachable)
 
 
 def test_the_name_of_rank_0_may_become_known_late(monkeypatch, capfd):

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 _LATE_S = 15.0
 _POLL_S = 0.2
 _LISTED = 8  # ranks in a message
-_COUNT = "worldsize/joined"  # in the store: how many have come
+# Keys of the store: how many have come; with a rank, that it has; and that all have.
+_COUNT, _COMPLETE = "worldsize/joined", "worldsize/complete"
 
 
 def init_process_group(rank_info: RankInfo, backend: str, timeout: timedelta, device: torch.device | None) -> None:
@@ -118,6 +119,9 @@ def _store(rank_info: RankInfo, timeout: timedelta, stderr: int) -> Store:
     own.add(_COUNT, 1)
     if rank_info.rank == 0:
         _wait_for_others(own, rank_info, timeout, stderr)
+        own.set(_COMPLETE, "")
+    else:
+        own.wait([_COMPLETE], timeout)
     return PrefixStore("default_pg", own)
 
 
