@@ -256,11 +256,11 @@ def endless_step() -> None:
 
 
 def dead_storage() -> None:
-    """Rank 1's third read of an image never returns, as from a server that is gone: a FIFO that nobody writes to."""
-    content, reads = samples._content, itertools.count()
+    """Rank 1's 30th read of an image never returns, as from a server that is gone: a FIFO that nobody writes to."""
+    content, reads = samples._content, itertools.count(1)
 
     def read(path):
-        if os.environ["RANK"] == "1" and next(reads) == 2:
+        if os.environ["RANK"] == "1" and next(reads) == 30:
             os.mkfifo("dead")
             os.open("dead", os.O_RDONLY)
         return content(path)
@@ -373,7 +373,7 @@ def own_cgroup() -> None:
 
 def long_echo() -> None:
     """However slow the machine is, a signal from the launcher is the echo of one that the process has got already."""
-    stop_signals._ECHO_S = 3600.0
+    stop_signals.ECHO_S = 3600.0
 
 
 def small_gpu() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import threading
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import api
 
 from worldsize.distributed.rank import LAUNCHED, LOCAL_LAUNCH
-from worldsize.launch import failure, local_async
+from worldsize.launch import agent_signals, failure, local_async
 from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause
 
 EXPECTED, INTERNAL = Outcome(64, "wrong"), Outcome(70, "lost a peer")
@@ -77,6 +79,25 @@ def test_a_process_that_cannot_leave_its_group_ends_at_once(group, monkeypatch, 
     never.set()
     assert ends == [64]
     assert capsys.readouterr().err == "worldsize: wrong\n"
+
+
+def test_only_the_first_signal_interrupts_and_a_later_one_ends_all(tmp_path, monkeypatch):
+    now, ends = [100.0], []
+    monkeypatch.setattr(agent_signals.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(agent_signals.os, "_exit", ends.append)
+    (tmp_path / "logs").mkdir()
+    before = api._terminate_process_handler
+    with agent_signals.interrupting_once(tmp_path / "logs"):
+        handle = api._terminate_process_handler
+        with pytest.raises(api.SignalException):
+            handle(signal.SIGTERM, None)
+        now[0] += 1
+        handle(signal.SIGHUP, None)  # of the same process tree
+        assert ends == [] and (tmp_path / "logs").exists()
+        now[0] += 1
+        handle(signal.SIGINT, None)
+    assert ends == [130] and not (tmp_path / "logs").exists()
+    assert api._terminate_process_handler is before
 
 
 def test_a_report_that_cannot_be_written_is_printed(tmp_path, monkeypatch, capsys):

@@ -16,7 +16,7 @@ from worldsize.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
-_ECHO_S = 2.0
+ECHO_S = 2.0  # a signal to the process tree arrives twice
 
 
 class StopFlag:
@@ -66,7 +66,7 @@ class StopFlag:
 
     def _handle(self, number: int) -> None:
         now = time.monotonic()
-        if not self._armed or (self._first_at is not None and not (self._launched and now - self._first_at < _ECHO_S)):
+        if not self._armed or (self._first_at is not None and not (self._launched and now - self._first_at < ECHO_S)):
             # No cleanup needed: the checkpoints on disk are complete.
             os._exit(128 + number)
         if self._first_at is None:

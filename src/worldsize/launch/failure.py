@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 
 from worldsize.distributed.rank import LAUNCHED, LOCAL_LAUNCH, LOCAL_RANKS
 from worldsize.errors import INTERNAL_ERROR
@@ -19,7 +20,7 @@ def fail(message: str, code: int) -> int:
     reported = report(message, code)
     local_rank = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
     if message and local_rank == "0" and (_prints(code) or not reported):
-        print(f"worldsize: {message}", file=sys.stderr)
+        _print(message)
     if not _left_group():
         _exit_now(code)
     return worker_exit_code(code)
@@ -44,16 +45,22 @@ def fail_alone(message: str, code: int) -> int:
     """Report a failure of this process only: it prints, whatever its rank. Returns the exit code if there are no others."""
     reported = report(message, code)
     if _prints(code) or not reported:
-        print(f"worldsize: {message}", file=sys.stderr)
+        _print(message)
     if os.environ.get("WORLD_SIZE", "1") != "1" or any(name in os.environ for name in LAUNCHED):
         # A regular exit would wait for the other ranks, which wait for this one.
         _exit_now(code)
     return worker_exit_code(code)
 
 
+def _print(message: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(f"worldsize: {message}", file=sys.stderr)
+
+
 def _exit_now(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(worker_exit_code(code))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from worldsize.distributed.rank import LOCAL_LAUNCH
 from worldsize.distributed.stop_signals import handled
 from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS, PeersUnreachable, Stalled
-from worldsize.launch import entry_point, unkillable
+from worldsize.launch import agent_signals, entry_point, unkillable
 
 ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 # What a rank may report because another one has ended.
@@ -91,7 +91,7 @@ def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mappi
     os.environ[LOCAL_LAUNCH] = str(processes)
     try:
         program, *words = entry_point.command(sys.executable)
-        with unkillable.not_waited_for(logs, lambda: _stall(logs)):
+        with agent_signals.interrupting_once(logs), unkillable.not_waited_for(logs, lambda: _stall(logs)):
             elastic_launch(LaunchConfig(**supported), program)(*words, *argv)
     finally:
         del os.environ[LOCAL_LAUNCH]

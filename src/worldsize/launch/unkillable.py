@@ -45,7 +45,7 @@ def _watch(logs: Path, reason: Callable[[], tuple[float, str] | None], left: thr
         if stalled is None or stalled[0] <= handled:
             continue
         handled, message = stalled
-        hanging = _workers()
+        hanging = workers()
         if left.wait(_WATCHERS_S):
             return
         for pid in _running(hanging):
@@ -61,7 +61,7 @@ def _watch(logs: Path, reason: Callable[[], tuple[float, str] | None], left: thr
             os._exit(Stalled.exit_code)
 
 
-def _workers() -> list[int]:
+def workers() -> list[int]:
     """The processes that torch's agent has started, not others of a program that uses worldsize."""
     found = []
     for pid in children(os.getpid()):
