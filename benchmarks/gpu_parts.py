@@ -149,12 +149,15 @@ def bottleneck(output: str) -> str:
 
 
 def training(runs: Path, sizes: Sizes, name: str, *settings: str) -> tuple[str, ...]:
-    """A run of recipe imagenet with whole batches as micro-batches: the fastest, so what it waits for shows most."""
+    """A run of recipe imagenet with whole batches as micro-batches: the fastest, so what it waits for shows most.
+
+    Not compiled: that can take longer than its part of the measurement has.
+    """
     size, batch = str(sizes.size), str(sizes.batch)
     return (
         *(*WORLDSIZE, "train", "imagenet", "--out", str(runs), "--name", name, "--max-steps", str(sizes.steps)),
         *("--global-batch", batch, "--micro-batch", batch, "--data.train-crop-size", size, "--data.val-resize-size", size),
-        *("--data.val-crop-size", size, "--schedule.warmup-epochs", "0", "--optimizer.lr", "0.001"),
+        *("--data.val-crop-size", size, "--schedule.warmup-epochs", "0", "--optimizer.lr", "0.001", "--model.no-compile"),
         *(("--model.name", "shufflenet_v2_x0_5", "--precision", "fp32") if sizes.tiny else ()),
         *settings,
     )

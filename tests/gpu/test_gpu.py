@@ -6,6 +6,7 @@ Without one, the tests that need no GPU's features run on the CPU, as slow tests
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.gpu, *([pytest.mark.slow] if DEVICE == "cpu" else [])]
 HALF, SIZE = ("fp16", "32") if DEVICE == "cuda" else ("fp32", "16")
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="torch finds no GPU on this machine")
 SETTINGS = (
-    *("train", "digits", "--model.name", "resnet18", "--max-steps", "6", "--optimizer.lr", "0.001"),
+    *("train", "digits", "--model.name", "resnet18", "--model.no-compile", "--max-steps", "6", "--optimizer.lr", "0.001"),
     *("--schedule.warmup-epochs", "0", "--data.train-crop-size", SIZE),
     *("--data.val-resize-size", SIZE, "--data.val-crop-size", SIZE),
 )
@@ -148,7 +149,8 @@ def test_graphs_compute_what_single_kernels_do(train, precision, optimizer):
 @needs_gpu
 def test_a_compiled_network_computes_what_single_kernels_do(train, reference):
     """Of several micro-batches, whose BatchNorm is other code there."""
-    run = train("compiled", "--precision", "fp32", "--model.compile")
+    run = train("compiled", "--precision", "fp32", "--model.compile", "auto")
+    assert json.loads((run / "environment.json").read_text())["compiled"]
     assert 0 < max(differences(run, reference)) < 1e-3
 
 

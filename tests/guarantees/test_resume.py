@@ -213,6 +213,30 @@ def test_the_loss_scale_of_fp16_is_resumed(train, resume):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("procs", [1, 2])
+def test_a_compiled_run_resumes_and_equals_one_of_single_kernels(train, resume, procs, tmp_path):
+    """Micro-batches that share a forward pass have other code for BatchNorm there."""
+    (tmp_path / "small.py").write_text(NETWORK)
+    small = ("--model.name", f"{tmp_path}/small.py:small", "--micro-batch", "8", "--forward-batch", "16")
+    small = (*small, "--global-batch", "32", "--no-deterministic", "--precision", "fp64", "--model.compile")
+    run = train(f"part-compiled-{procs}", procs, *small, "--max-steps", "2")
+    resume(run, procs, "--max-steps", "4")
+    plain = train(f"plain-{procs}", 1, *small, "--model.no-compile", "--max-steps", "4")
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-9)
+    assert distance(weights(run), weights(plain)) < 1e-9
+    assert json.loads((run / "environment.json").read_text())["compiled"]
+
+
+NETWORK = """from torch import nn
+
+
+def small(classes):
+    layers = [nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+"""
+
+
+@pytest.mark.slow
 def test_a_compiled_model_trains_as_a_plain_one_and_its_checkpoint_has_plain_names(train):
     small = ("--model.name", "resnet18", "--max-steps", "2", "--no-deterministic", "--precision", "fp64")
     run, plain = train("compiled", 1, "--model.compile", *small), train("not-compiled", 1, *small)

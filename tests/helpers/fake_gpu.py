@@ -166,7 +166,7 @@ def waits_of(case: Case, complete: bool) -> dict[str, list[str]]:
 def recipes() -> dict[str, Recipe]:
     """The cases by name."""
     found = {}
-    small = {"model": {"name": "resnet18"}}
+    small = {"model": {"name": "resnet18", "compile": False}}
     cases = [("fp32", "sgd"), ("tf32", "sgd"), ("bf16", "sgd"), ("fp16", "sgd"), ("bf16", "adamw"), ("fp16", "adamw")]
     cases += [("bf16", name) for name in ("rmsprop", "sgdw", "lars", "lamb", "muon")] + [("fp16", "lars"), ("fp64", "sgd")]
     for precision, name in cases:

@@ -42,7 +42,7 @@ def _rank(rank: int, ranks: int, device_name: str, backend: str | None, folder: 
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
     values = {
-        "model": {"name": "resnet18"},
+        "model": {"name": "resnet18", "compile": False},
         "global_batch": 16,
         "micro_batch": 4,
         "precision": "fp64",

@@ -64,6 +64,7 @@ TRAINING_LAYERS = [
         "supervision",
     ),
     ("environment", "evaluation", "objective", "request"),
+    ("compilation",),
     ("progress", "replicas", "resume", "state", "step_recorder"),
     ("gradients", "saver"),
     ("base_trainer", "out_of_memory", "step", "step_metrics", "unfreezing"),

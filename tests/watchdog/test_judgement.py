@@ -52,6 +52,15 @@ def test_the_limit_is_three_times_the_99th_percentile_of_the_steps_and_at_least_
                 "rank 1 (host1, process 1001) has made no progress for 31 s, in step 11, backward and all-reduce; the",
             ),
         ),
+        # A compiler takes minutes, unless its process is stopped.
+        (
+            [seen(0, heartbeat.COMPILING, 31, step=0), seen(1, heartbeat.COMPILING, 31, step=0, stopped=True)],
+            *(1, True, "rank 1 (host1, process 1001) has made no progress for 31 s, in step 1, compiling the network; the"),
+        ),
+        (
+            [seen(0, heartbeat.COMPILING, 301, step=0), seen(1, heartbeat.COMPILING, 301, step=0)],
+            *(0, False, "all 2 processes have waited for each other for 301 s, in step 1, compiling the network"),
+        ),
         # A process that waits for nobody holds up those that wait.
         ([waiting(0, 31), seen(1, heartbeat.COMPUTING, 31)], 1, True, "in step 11, forward and backward"),
         # What depends on a disk is named at once, and ends the run later.

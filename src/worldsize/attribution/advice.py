@@ -149,6 +149,11 @@ def _metrics(loss: Loss, evidence: Evidence) -> _Found:
     return why, f"use fewer trackers (now {', '.join(trackers) or 'none'}), or a faster disk for --out", loss.lost
 
 
+def _compiling(loss: Loss, evidence: Evidence) -> _Found:
+    why = f"compiling the network takes {loss.lost:.0%} of the time"
+    return why, "a longer run gains from it, and the compiler's results are kept on disk; else pass --model.no-compile", 0.0
+
+
 def _nothing(loss: Loss, evidence: Evidence) -> _Found:
     return "it is spent between steps or epochs, on nothing that is measured", "no remedy is known", 0.0
 
@@ -174,5 +179,6 @@ _ADVICE: dict[str, Callable[[Loss, Evidence], _Found]] = {
     OF_STEP["paging"]: _paging,
     "slow rank": _slow,
     "evaluation": _evaluation,
+    "compiling": _compiling,
     "between epochs": _nothing,
 }

@@ -88,6 +88,7 @@ def losses(evidence: Evidence) -> list[Loss]:
         more = between.get(part.removesuffix("_ms"), 0.0)
         found.append(Loss(cause, (profile[part] * step_s + more) / seconds))
     found.append(Loss("evaluation", between.get("evaluation", 0.0) / seconds))
+    found.append(Loss("compiling", between.get("compiling", 0.0) / seconds))
     found.append(Loss("between epochs", between.get("other", 0.0) / seconds))
     return sorted((loss for loss in found if loss.lost > 0), key=lambda loss: -loss.lost)
 

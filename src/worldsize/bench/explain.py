@@ -125,8 +125,8 @@ def _show(path: Path, seen: Evidence, found: list[Advice]) -> None:
     console.print(_shares(seen), "", "Milliseconds of a step, by rank", _by_rank(seen), "", sep="\n")
     if causes.launch_bound(seen):
         console.print(
-            "The GPU waits for the host, which launches many small kernels: try --model.compile, --cuda-graphs, or a larger "
-            "--micro-batch or --forward-batch; measure with `worldsize bench step`."
+            "The GPU waits for the host, which launches many small kernels: try --model.compile (unless it is compiled "
+            "already), --cuda-graphs, or a larger --micro-batch or --forward-batch; measure with `worldsize bench step`."
         )
     if not found:
         console.print(f"No cause takes {advice.WORTH:.0%} of the time: the processes compute.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import math
 import sys
 from contextlib import redirect_stderr
@@ -111,7 +112,7 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
     _show_as_read(kind)
     try:
         with redirect_stderr(printed):
-            parsed = tyro.cli(kind, prog=f"worldsize {title}", args=argv, default=values)
+            parsed = tyro.cli(kind, prog=f"worldsize {title}", args=with_values(argv), default=values)
     except ValidationError as error:
         raise UserError(f"invalid settings:\n{explain(error)}") from None
     except SystemExit as stop:
@@ -122,6 +123,19 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
         raise SystemExit(UserError.exit_code if stop.code else 0) from None
     _check_scale(getattr(parsed, "settings", None), recorded)
     return parsed
+
+
+_SWITCH = {"--model.compile": "True", "--model.no-compile": "False"}
+
+
+def with_values(argv: list[str]) -> list[str]:
+    """The command line with a value for ``--model.compile``, which stands alone like other flags, or before ``auto``."""
+    found = []
+    for argument, after in itertools.zip_longest(argv, argv[1:]):
+        found.append("--model.compile" if argument in _SWITCH else argument)
+        if argument in _SWITCH and after not in ("auto", "True", "False"):
+            found.append(_SWITCH[argument])
+    return found
 
 
 _SHOWN: set[type] = set()

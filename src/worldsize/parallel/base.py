@@ -104,6 +104,7 @@ class Strategy(ABC):
         averages: whether the recipe's `average` of weights works with it: all ranks have the same weights after a step.
         sharpens: whether `sharpness` works with it: all ranks have the same gradient after the last backward pass.
         unfreezes: whether parts of the network may begin to train during a run, see `parameters_added`.
+        rehearses: whether `prepare_first_step` runs a rehearsal.
         asynchronous: whether ranks do not step together, see `worldsize.training.asynchronous.trainer`.
         captured: whether CUDA graphs can contain its steps.
         needs_mpi: whether a cluster must start it with mpirun.
@@ -125,6 +126,7 @@ class Strategy(ABC):
     averages: ClassVar[bool] = True
     sharpens: ClassVar[bool] = False
     unfreezes: ClassVar[bool] = True
+    rehearses: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False
     captured: ClassVar[bool] = False
     needs_mpi: ClassVar[bool] = False
@@ -240,7 +242,10 @@ class Strategy(ABC):
         step()
 
     def prepare_first_step(self, rehearse: Callable[[], None]) -> None:
-        """Before the first step: a chance to run ``rehearse``, a forward and backward pass without side effects."""
+        """Before the first step: a chance to run ``rehearse``, a forward and backward pass without side effects.
+
+        If the network is compiled, also before the first step with images of another size.
+        """
         return
 
     def parameters_added(self) -> None:

@@ -78,7 +78,8 @@ class Job:
         """Flags that the recipe does not use yet and that make a pass cheaper for the host; empty if there are none."""
         recipe = self.recipe
         graphs = recipe.device != "cpu" and plan.world_size == 1 and not recipe.cuda_graphs
-        flags = {"--model.compile": not recipe.model.compile, "--cuda-graphs": graphs}
+        compiled = recipe.model.compile if recipe.model.compile != "auto" else recipe.device != "cpu"
+        flags = {"--model.compile": not compiled, "--cuda-graphs": graphs}
         return " or ".join(flag for flag, unused in flags.items() if unused)
 
     def relative_work(self) -> float:

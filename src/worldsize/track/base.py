@@ -96,10 +96,11 @@ GPU = ("gpu_watts", "gpu_busy", "gpu_memory_gb")  # fields of `Step` that only G
 class Window:
     """Where the time of some successive steps went.
 
-    ``step`` is the last of them and ``steps`` their number. ``between_s`` has seconds between the steps of two epochs since
-    the last window, on rank 0: ``evaluation``, ``checkpoint``, ``metrics`` and ``other``. The rest is about ``ranks``, all
-    of them or with many ranks the slowest: ``ms`` has one list for each of `worldsize.attribution.step_time.PARTS` and
-    `attribution.step_time.USAGE`, with a mean per step for each of these ranks. ``mean_ms`` is the mean over all ranks.
+    ``step`` is the last of them and ``steps`` their number. ``between_s`` has seconds between the steps of two epochs
+    since the last window, on rank 0: ``evaluation``, ``checkpoint``, ``metrics``, ``compiling`` and ``other``. The rest
+    is about ``ranks``, all of them or with many ranks the slowest: ``ms`` has one list for each of
+    `worldsize.attribution.step_time.PARTS` and `attribution.step_time.USAGE`, with a mean per step for each of these
+    ranks. ``mean_ms`` is the mean over all ranks.
     """
 
     step: int

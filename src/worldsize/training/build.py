@@ -44,6 +44,7 @@ from worldsize.runs.run_lock import RunLock
 from worldsize.track import console
 from worldsize.track.base import RunFacts, Summary
 from worldsize.training import (
+    compilation,
     cuda_graph,
     environment,
     forward_pass,
@@ -272,7 +273,7 @@ def build_state(
     steps_per_epoch: int,
     aims: Supervision | None = None,
 ) -> TrainState:
-    """The optimizer, the strategy and the rest of a rank's state around its network."""
+    """The optimizer, the strategy and the rest of a rank's state around its network. All ranks must call it."""
     aims = aims or Supervision()
     if ghost_batchnorm.wanted(plan, world.device):
         ghost_batchnorm.split_norms(network, plan.micro_batch, plan.groups)
@@ -280,7 +281,8 @@ def build_state(
     optimizer = optimizers.build(network, recipe.optimizer, world.device, recipe.cuda_graphs, peak)
     normalise = Normalise(recipe.data, world.device, number_format.weights, recipe.model.channels_last)
     objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
-    module = compiled(objective) if recipe.model.compile else objective
+    compiles = compilation.wanted(recipe, plan, world)
+    module = compilation.compiled(objective, recipe) if compiles else objective
     strategy = parallel.build(
         StrategyInputs(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch)
     )
@@ -290,16 +292,7 @@ def build_state(
     average = None
     if recipe.average.name != "none":
         average = Averaging(recipe.average, network, statistics, steps_per_epoch)
-    return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average)
-
-
-def compiled(objective: Objective) -> nn.Module:
-    """A compiled form, which computes the same up to rounding."""
-    # The compiler's own random numbers would be others than torch's.
-    options = {"fallback_random": True} if factory.uses_random_draws(objective.network) else None
-    # Forward passes of training all have one size.
-    module: nn.Module = torch.compile(objective, dynamic=False, options=options)  # type: ignore[assignment, arg-type]
-    return module
+    return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average, compiled=compiles)
 
 
 def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: float, peers: LostPeers) -> Summary | None:
@@ -343,7 +336,8 @@ def _note(world: World, path: Path, value: dict[str, Any]) -> None:
 
 def _facts(trainer: BaseTrainer, folder: RunFolder, dataset: Dataset) -> RunFacts:
     recipe, plan, world = trainer.recipe, trainer.plan, trainer.world
-    machine = environment.describe(world, trainer.state.objective.precision.name, trainer.state.strategy)
+    state = trainer.state
+    machine = environment.describe(world, state.objective.precision.name, state.strategy, state.compiled)
     return RunFacts(
         name=folder.name,
         recipe=recipe.model_dump(mode="json"),

@@ -45,8 +45,8 @@ def hardware(kind: str, threads: int) -> dict[str, Any]:
     }
 
 
-def describe(world: World, precision: str, strategy: Strategy) -> dict[str, Any]:
-    """What a run records about its machines."""
+def describe(world: World, precision: str, strategy: Strategy, compiled: bool) -> dict[str, Any]:
+    """What a run records about its machines, and how it uses them."""
     import torch
 
     return {
@@ -59,6 +59,7 @@ def describe(world: World, precision: str, strategy: Strategy) -> dict[str, Any]
         "threads_per_process": world.threads,
         "cores": cores(),
         "precision": precision,
+        "compiled": compiled,
         "platform": platform.platform(),
         "versions": versions(),
         "hardware": hardware(world.device.type, world.threads),

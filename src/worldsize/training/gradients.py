@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from worldsize.config.recipe import Recipe
 from worldsize.data.augmentation.mixing import WIDTH
+from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
 from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed.batch_plan import BatchPlan
@@ -185,14 +187,35 @@ class GradientComputer:
 
     def rehearse(self, size: int) -> None:
         """Run forward and backward on blank images of ``size`` x ``size`` pixels, without changing any state."""
-        buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
+        batch = self._blank(size)
+        with self._kept_buffers(), self.state.strategy.gradients(last=True):
+            self._forward_backward(batch.pixels, batch.labels, batch.mix)
+        self.state.optimizer.zero_grad()
+
+    def compile(self, size: int) -> None:
+        """The same without the strategy, which would send: a compiled network is compiled in its first passes."""
+        batch = self._blank(size)
+        parameters = [p for p in self.state.model.parameters() if p.requires_grad]
+        with self._kept_buffers():
+            arguments = (batch.pixels, batch.labels.to(self.device), *(() if batch.mix is None else (batch.mix,)))
+            losses, _ = self.state.strategy.module(*arguments)
+            torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
+
+    def _blank(self, size: int) -> Batch:
+        """Images without content, where those of training are: a compiler asks where its inputs are."""
         # A compiler, and cuDNN's choice of algorithms, should see the real batch; without them, two images are enough for
         # norm layers.
-        n = self.plan.forward_batch if self.recipe.model.compile or self.device.type == "cuda" else 2
+        n = self.plan.forward_batch if self.state.compiled or self.device.type == "cuda" else 2
         pixels = torch.zeros(n, size, size, 3, dtype=torch.uint8)
-        with self.state.strategy.gradients(last=True):
-            self._forward_backward(pixels, blank(self.label, n), torch.ones(n, WIDTH) if self.recipe.augment.mixes else None)
-        self.state.optimizer.zero_grad()
+        mix = torch.ones(n, WIDTH) if self.recipe.augment.mixes else None
+        batch = Batch(pixels, blank(self.label, n), np.arange(n), mix)
+        return next(Feed(iter([batch]), self.device, self.recipe.data.device_prefetch))
+
+    @contextmanager
+    def _kept_buffers(self) -> Iterator[None]:
+        """The network's buffers are the same afterwards."""
+        buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
+        yield
         with torch.no_grad():
             for name, buffer in self.state.model.named_buffers():
                 buffer.copy_(buffers[name])

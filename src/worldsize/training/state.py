@@ -29,7 +29,8 @@ from worldsize.training.objective import Objective
 class TrainState:
     """One rank's model and its objective, optimizer, loss scale, running statistics, strategy and averaged weights.
 
-    ``margins`` is None if the losses and margins of the samples are not collected.
+    ``margins`` is None if the losses and margins of the samples are not collected. ``compiled``: training calls the
+    network through a compiled form.
     """
 
     objective: Objective
@@ -39,6 +40,7 @@ class TrainState:
     strategy: Strategy
     averaging: Averaging | None = None
     margins: Margins | None = None
+    compiled: bool = False
 
     @property
     def model(self) -> nn.Module:

@@ -20,11 +20,12 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from worldsize.data.images.crops import five_crops
+from worldsize.data.images.crops import crop_size, five_crops
 from worldsize.data.loading.device_feed import Feed
 from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import evaluation_batch, evaluation_share
 from worldsize.errors import Stopped
+from worldsize.track import console
 from worldsize.training import out_of_memory, unfreezing
 from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result, evaluate
@@ -49,10 +50,13 @@ class Trainer(BaseTrainer):
         strategy, work = self.state.strategy, self.train_loader.work
         self._meter = StepMetrics(self.world, self.plan, strategy, work, every_rank)
         self._collected = time.monotonic()
+        self._sizes: set[int] = set()  # of images that were rehearsed
 
     def fit(self) -> Result:
         try:
-            self._rehearse()
+            data = self.recipe.data
+            size = crop_size(data, self.progress.epoch) if self.state.compiled else data.train_crop_size
+            self._rehearse(size, first=True)
             self.saver.prepare()
             result = self._train()
             self.trackers.window(self._meter.rest(self.progress.step))
@@ -74,13 +78,33 @@ class Trainer(BaseTrainer):
                 return result
             self.progress.next_epoch()
 
+    def _rehearse(self, size: int, first: bool = False) -> None:
+        """What comes before the first step, and before those with images of another size if the network is compiled.
+
+        No step includes the compiler's time.
+        """
+        begin = time.monotonic()
+        compiled, strategy = self.state.compiled, self.state.strategy
+        heartbeat.beat(heartbeat.COMPILING if compiled else heartbeat.STARTING)
+        with self._meter.spending("compiling" if compiled else "other"):
+            if compiled and not strategy.rehearses:
+                self.compute.compile(size)
+            if first or strategy.rehearses:
+                strategy.prepare_first_step(lambda: self.compute.rehearse(size))
+        self._sizes.add(size)
+        if compiled and self.world.is_main:
+            console.say(f"compiled the network for images of {size} pixels in {time.monotonic() - begin:.0f} s")
+
     def _train_epoch(self) -> None:
         progress = self.progress
-        if unfreezing.due(self.recipe.model, progress):
-            heartbeat.beat(heartbeat.STARTING)  # compilers run again
+        size = crop_size(self.recipe.data, progress.epoch)
+        unfreezes = unfreezing.due(self.recipe.model, progress)
+        if unfreezes:
             unfreezing.unfreeze(self.compute)
             self._runner = StepRunner(self.compute)
-            self._rehearse()
+            self._sizes.clear()
+        if unfreezes or (self.state.compiled and size not in self._sizes):
+            self._rehearse(size, first=unfreezes)
         images = self.train_loader.training(self.plan, self.world.rank, progress.epoch, progress.epoch_step)
         batches = Feed(images, self.world.device, self.recipe.data.device_prefetch)
         self._meter.restart()

@@ -33,7 +33,7 @@ def unfreeze(compute: GradientComputer) -> None:
     if ghost_batchnorm.wanted(plan, compute.device):
         ghost_batchnorm.split_norms(state.model, plan.micro_batch, plan.groups)
     optimizers.add_parameters(state.optimizer, state.model, recipe.optimizer)
-    if recipe.model.compile:
+    if state.compiled:
         torch.compiler.reset()  # its code is for the frozen network
     state.strategy.parameters_added()
     # After the strategy, which may replace the network's norm layers (SyncBatchNorm).

@@ -19,15 +19,17 @@ class Stage:
     """A part of a step or of the work between steps.
 
     ``peers``: it may wait for other processes. ``outside``: its time depends on disks, networks or compilers, so that it may
-    be healthy and take many times as long as a step.
+    be healthy and take many times as long as a step. ``long``: it usually does, so that this alone is not reported.
     """
 
     name: str
     peers: bool = False
     outside: bool = False
+    long: bool = False
 
 
 STARTING = Stage("starting", peers=True, outside=True)
+COMPILING = Stage("compiling the network", peers=True, outside=True, long=True)
 LOADING = Stage("waiting for images", outside=True)
 COMPUTING = Stage("forward and backward")
 REDUCING = Stage("backward and all-reduce", peers=True)
@@ -38,7 +40,7 @@ EVALUATING = Stage("evaluating", outside=True)
 SAVING = Stage("saving a checkpoint", peers=True, outside=True)
 ENDING = Stage("ending", peers=True, outside=True)
 # In the order of a step: of two processes in the same step, the one with the earlier stage is behind.
-STAGES = (STARTING, LOADING, COMPUTING, REDUCING, UPDATING, AGREEING, COLLECTING, EVALUATING, SAVING, ENDING)
+STAGES = (STARTING, COMPILING, LOADING, COMPUTING, REDUCING, UPDATING, AGREEING, COLLECTING, EVALUATING, SAVING, ENDING)
 
 _HEAD = struct.Struct("<QqqId")  # beats, step, micro-batch, stage, seconds of the last step
 _READ = struct.Struct("<Hd")  # bytes of the name, monotonic time of its begin; then the name

@@ -56,7 +56,7 @@ class Seen:
 
     @property
     def late(self) -> bool:
-        return self.idle_s >= self.limit_s
+        return self.idle_s >= (self.end_s if self.at.long else self.limit_s)
 
     @property
     def end_s(self) -> float:

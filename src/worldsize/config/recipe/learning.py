@@ -47,7 +47,11 @@ class Model(Section):
         description="initial bias of the classifier, such as -6.9 (-log 1000) for bce with 1,000 classes; None: its own",
     )
     channels_last: bool = operational(True, description="NHWC memory layout")
-    compile: bool = operational(False, description="torch.compile normalization, network and loss as one function")
+    compile: Literal["auto", True, False] = operational(
+        "auto",
+        description="torch.compile normalization, network and loss as one function; auto: on GPUs where a compiler works, "
+        "unless the run is deterministic or bitwise",
+    )
 
     @model_validator(mode="before")
     @classmethod
