@@ -123,8 +123,9 @@ def steps_of(ranks: int, every_rank: bool, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(dist, "gather", gather)
     monkeypatch.setattr(World, "from_main", lambda self, value: value)
-    steps, window = meter.collect(0)
+    steps, windows = meter.collect(0)
     meter.close()
+    (window,) = windows
     return steps, window
 
 

@@ -54,8 +54,8 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 # Waits that are known and wanted, and why. By part: the place, and the operation.
 _SKIPS = {"step.py:_optimizer_step _local_scalar_dense": "fp16, not fused: torch reads whether to skip the step"}
 ALLOWED = {
-    "collect": {
-        "step_metrics.py:collect _to_copy to cpu": "metrics are read every --track.every-seconds, and before each save",
+    "read": {
+        "step_metrics.py:_read synchronize": "metrics are read one --track.every-seconds later, and before each save",
         "device_timer.py:elapsed_ms synchronize": "events that have passed by then",
     },
     "snapshot": {
@@ -72,7 +72,7 @@ def test_the_weights_of_a_grant_are_copied_once(partial):
 
 
 def check(case: str, found: dict[str, list[str]]) -> None:
-    assert set(found) == {"step", "collect", "evaluate", "snapshot", "step after restore"}
+    assert set(found) == {"step", "collect", "read", "evaluate", "snapshot", "step after restore"}
     for part, waits in found.items():
         allowed = ALLOWED.get(part, {}).keys() - (set() if case == "fp16 lars" else _SKIPS.keys())
         assert {wait: count for wait, count in Counter(waits).items() if wait not in allowed} == {}, part

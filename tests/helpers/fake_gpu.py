@@ -55,7 +55,7 @@ class Case:
         assert self.state.scaler.is_enabled() == (recipe.precision == "fp16" and torch.cuda.is_available())
         self.compute = GradientComputer(recipe, plan, 0, GPU, self.state)
         self.batches = Feed(iter(Samples(recipe.augment.mixes)), GPU, recipe.data.device_prefetch)
-        self.meter = StepMetrics(self.world, plan, self.state.strategy)
+        self.meter = StepMetrics(self.world, plan, self.state.strategy, deferred=True)
         self.saver = Saver(recipe.checkpoint, Path("nowhere"), self.world, self.state, "", {})
         self.saver._team = object()  # each rank writes its own state
 
@@ -75,6 +75,10 @@ class Case:
         return seen
 
     def collect(self) -> None:
+        self.meter.collect(0, rest=False)
+
+    def read(self) -> None:
+        """What was collected before."""
         self.meter.collect(0)
 
     def forward(self) -> None:
@@ -148,7 +152,8 @@ def waits_of(case: Case, complete: bool) -> dict[str, list[str]]:
     with Waits():
         for _ in range(3 if case.compute.recipe.parallel.compression == "powersgd" else 1):
             step()
-    parts = (("step", step), ("collect", case.collect), ("evaluate", case.evaluate), ("snapshot", case.snapshot))
+    parts = (("step", step), ("collect", case.collect), ("read", case.read), ("evaluate", case.evaluate))
+    parts += (("snapshot", case.snapshot),)
     for name, part in parts:
         if name == "step" and case.compute.recipe.cuda_graphs:
             part = lambda: [step() for _ in range(4)]  # captured, then replayed  # noqa: E731

@@ -50,6 +50,23 @@ class _Pending:
         ]
 
 
+@dataclass(frozen=True)
+class _Interval:
+    """Successive steps. ``values`` are those of `_Pending` on the host, once ``copied`` has passed; None: at once.
+
+    ``totals`` are the `step_time.TOTALS` of these steps without the wait for the device, ``between`` is
+    `track.base.Window.between_s`, and ``gpu`` what `DeviceUsage` took.
+    """
+
+    pending: list[_Pending]
+    values: torch.Tensor
+    copied: torch.cuda.Event | None
+    broken: int
+    totals: torch.Tensor
+    between: dict[str, float]
+    gpu: torch.Tensor | None
+
+
 _COSTS = 5
 _Seconds = defaultdict[str, float]  # by what they were spent on
 
@@ -63,6 +80,7 @@ class StepMetrics:
     Args:
         work: what the threads of the training data have done.
         every_rank: report the speed of each rank, however many there are.
+        deferred: let `collect` read each interval at the end of the next one.
     """
 
     def __init__(
@@ -72,12 +90,15 @@ class StepMetrics:
         strategy: Strategy,
         work: Work | None = None,
         every_rank: bool = False,
+        deferred: bool = False,
     ) -> None:
         self._world = world
         self._plan = plan
         self._strategy = strategy
         self._every_rank = every_rank
+        self._deferred = deferred
         self._pending: list[_Pending] = []
+        self._taken: list[_Interval] = []  # not read yet
         self._work = work or Work()
         self._usage = UsageClock()
         self._gpu = DeviceUsage(world.device) if world.device.type == "cuda" else None
@@ -126,31 +147,53 @@ class StepMetrics:
         self._pending.append(_Pending(step, epoch, lr, computed, norm, (self._last, now), exchange, outside_s))
         self._last, self._ended = now, time.perf_counter()
 
-    def collect(self, broken: int) -> tuple[list[Step], Window | None]:
-        """The steps since the last call, over all ranks, and on rank 0 where their time went; None elsewhere.
+    def collect(self, broken: int, rest: bool = True) -> tuple[list[Step], list[Window]]:
+        """The steps since the last call, over all ranks, and on rank 0 where their time went; no windows elsewhere.
 
-        All ranks must call it at the same step. Waits for the device. Rank 0 computes the result, so that the cost for the
-        other ranks does not depend on their number.
+        All ranks must call it at the same step. Rank 0 computes the result, so that the cost for the other ranks does not
+        depend on their number.
+
+        Args:
+            rest: wait for the device. Otherwise, if metrics are ``deferred``, the steps are those before the last call:
+                the device has passed them, unless it is further behind than an interval.
         """
+        due, self._taken = self._taken, [self._take(broken)] if self._pending else []
+        if rest or not self._deferred:
+            due, self._taken = due + self._taken, []
+        found = [self._read(interval) for interval in due]
+        return [step for steps, _ in found for step in steps], [window for _, window in found if window is not None]
+
+    def _take(self, broken: int) -> _Interval:
+        """The steps since the last call. Starts to copy their values to the host."""
         pending, self._pending = self._pending, []
-        if not pending:
-            return [], None
         values = torch.stack([torch.cat([p.computed.sums.reshape(-1), p.norm.double().view(1)]) for p in pending])
-        begin = time.perf_counter()
-        values = values.cpu()
-        device_wait_ms = (time.perf_counter() - begin) * 1000
+        copied = None
+        if values.is_cuda:
+            # Only copies to pinned memory return before they are done.
+            host = torch.empty_like(values, device="cpu", pin_memory=True)
+            values, copied = host.copy_(values, non_blocking=True), torch.cuda.Event()
+            copied.record()
+        gpu = None if self._gpu is None else self._gpu.take()
+        return _Interval(pending, values, copied, broken, self._totals(), self._take_between(), gpu)
+
+    def _read(self, interval: _Interval) -> tuple[list[Step], Window | None]:
+        """Its steps and, on rank 0, where their time went; waits until the device has passed them."""
+        pending, begin = interval.pending, time.perf_counter()
+        if interval.copied is not None:
+            interval.copied.synchronize()
+        device_wait_ms = torch.tensor([(time.perf_counter() - begin) * 1000], dtype=torch.float64)
         costs = torch.tensor([p.costs() for p in pending], dtype=torch.float64)
-        ranks = self._world.to_main(torch.cat([values, costs], dim=1))
+        ranks = self._world.to_main(torch.cat([interval.values, costs], dim=1))
         samples = self._world.to_main(torch.tensor([p.computed.samples for p in pending]))
-        totals = self._world.to_main(self._totals(device_wait_ms))
-        gpus = None if self._gpu is None else self._world.to_main(self._gpu.take())
+        totals = self._world.to_main(torch.cat([interval.totals, device_wait_ms]))
+        gpus = None if interval.gpu is None else self._world.to_main(interval.gpu)
         steps: list[Step] = []
         where = None
         if ranks is not None and samples is not None and totals is not None:
             used = {} if gpus is None else of_all(gpus)
-            steps = [self._step(p, ranks[:, i], samples[:, i], broken, used) for i, p in enumerate(pending)]
+            steps = [self._step(p, ranks[:, i], samples[:, i], interval.broken, used) for i, p in enumerate(pending)]
             times = step_time.Steps(*ranks[:, :, -_COSTS:-1].permute(2, 1, 0))
-            where = step_time.window(pending[-1].step, times, totals, self._take_between(), self._every_rank)
+            where = step_time.window(pending[-1].step, times, totals, interval.between, self._every_rank)
         return self._world.from_main(steps), where
 
     def rest(self, step: int) -> Window:
@@ -163,12 +206,12 @@ class StepMetrics:
         self._between.clear()
         return between
 
-    def _totals(self, device_wait_ms: float) -> torch.Tensor:
-        """This rank's `step_time.TOTALS` since the last call."""
+    def _totals(self) -> torch.Tensor:
+        """This rank's `step_time.TOTALS` since the last call, without the wait for the device."""
         used, work = self._usage.read(), (self._work.reading_s, self._work.decoding_s)
         loaded = [(now - then) * 1000 for now, then in zip(work, self._worked, strict=True)]
         spent = [self._in_steps[name] * 1000 for name in ("checkpoint", "metrics")]
-        values = [*loaded, *spent, *astuple(used - self._since), device_wait_ms]
+        values = [*loaded, *spent, *astuple(used - self._since)]
         self._since, self._worked = used, work
         self._in_steps.clear()
         return torch.tensor(values, dtype=torch.float64)

@@ -48,7 +48,9 @@ class Trainer(BaseTrainer):
         self._replicas = Replicas(self.world, self.state.model, not self.state.strategy.local_gradients)
         every_rank = self.recipe.track.every_rank
         strategy, work = self.state.strategy, self.train_loader.work
-        self._meter = StepMetrics(self.world, self.plan, strategy, work, every_rank)
+        # A CPU has computed a step when the loop ends it.
+        deferred = self.recipe.track.deferred and self.world.device.type == "cuda"
+        self._meter = StepMetrics(self.world, self.plan, strategy, work, every_rank, deferred)
         self._collected = time.monotonic()
         self._sizes: set[int] = set()  # of images that were rehearsed
 
@@ -152,7 +154,7 @@ class Trainer(BaseTrainer):
         save = decision.save or self._save_due()
         stop = decision.stop or progress.step == self.stop_after
         if decision.collect or stop or save:
-            self._collect(broken)
+            self._collect(broken, rest=stop or save)
         if stop:
             self._save(wait=True)
             raise Stopped(f"stopped after step {progress.step:,} of {self.total_steps:,}")
@@ -175,16 +177,21 @@ class Trainer(BaseTrainer):
             epochs is not None and ends_epoch and (progress.epoch + 1) % epochs == 0
         )
 
-    def _collect(self, broken: int | None = None) -> None:
-        """Pass the steps since the last call, over all ranks, to the trackers; raise Diverged if they are not finite."""
+    def _collect(self, broken: int | None = None, rest: bool = True) -> None:
+        """Pass the steps since the last call, over all ranks, to the trackers; raise Diverged if they are not finite.
+
+        Args:
+            rest: all of them, see `StepMetrics.collect`: so that nothing is saved or evaluated that is not finite.
+        """
         self._collected = time.monotonic()
         heartbeat.beat(heartbeat.COLLECTING)
         with self._meter.spending("metrics"):
-            steps, window = self._meter.collect(len(self.train_loader.broken.known) if broken is None else broken)
+            broken = len(self.train_loader.broken.known) if broken is None else broken
+            steps, windows = self._meter.collect(broken, rest)
             steps = self.progress.chained(steps)
             self.progress.add(steps)
             self.trackers.steps(steps)
-            if window is not None:
+            for window in windows:
                 self.trackers.window(window)
         self.check_finite(steps)
 

@@ -85,6 +85,9 @@ class Track(Section):
     every_seconds: float = operational(
         1.0, ge=0, description="seconds between two collections of the metrics of all processes"
     )
+    deferred: bool = operational(
+        True, description="GPUs: read the metrics one interval later, so that the host does not wait for the GPU"
+    )
     every_rank: bool = operational(
         False, description="record each process's speed for every step; else only of up to 16 processes, or the slowest four"
     )
