@@ -66,9 +66,6 @@ class Trainer(BaseTrainer):
         finally:
             self._meter.close()
 
-    def _rehearse(self) -> None:
-        self.state.strategy.prepare_first_step(lambda: self.compute.rehearse(self.recipe.data.train_crop_size))
-
     def _train(self) -> Result:
         while True:
             if self.progress.step < self.total_steps and self.progress.epoch_step < self.steps_per_epoch:
