@@ -162,6 +162,13 @@ def test_a_bitwise_run_has_the_same_bits_at_every_world_size(train):
     assert bits(train("bitwise", 2, *chosen)) == bits(train("bitwise1", 1, *chosen)) == bits(train("bitwise4", 4, *chosen))
 
 
+@pytest.mark.slow
+def test_a_compiled_network_is_compiled_again(train):
+    one, compiled = train("one", 1), train("compiled", 1, "--model.compile", stops=(6,))
+    assert losses(compiled) == pytest.approx(losses(one), rel=1e-9)
+    assert distance(weights(compiled), weights(one)) < 1e-9
+
+
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
