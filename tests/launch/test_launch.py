@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -106,8 +107,11 @@ def test_a_report_that_cannot_be_written_is_printed(tmp_path, monkeypatch, capsy
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(LOCAL_LAUNCH, "2")
     monkeypatch.setenv(ERROR_VARIABLE, str(tmp_path / "none" / "error.json"))
+    closed = []
+    monkeypatch.setattr(os, "close", closed.append)
     assert failure.fail_alone("too many open files", 69) == 69
     assert capsys.readouterr().err == "worldsize: too many open files\n"
+    assert closed == [0]  # which may have made room for the report
     monkeypatch.setenv(ERROR_VARIABLE, str(tmp_path / "error.json"))
     failure.fail_alone("too many open files", 69)
     assert capsys.readouterr().err == ""

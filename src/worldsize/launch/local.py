@@ -100,11 +100,17 @@ def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mappi
 def report(message: str, code: int) -> bool:
     """In a worker: write the failure where torch's agent and `launch` read it. Returns whether they can."""
     path = os.environ.get(ERROR_VARIABLE)
-    if path:
-        content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    if not path:
+        return True
+    content = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    text = json.dumps(content | {"worldsize": {"code": code, "time": time.time()}})
+    try:
+        Path(path).write_text(text)
+    except OSError:  # no file descriptor or disk space is left, which may be what the message says
         try:
-            Path(path).write_text(json.dumps(content | {"worldsize": {"code": code, "time": time.time()}}))
-        except OSError:  # no file descriptor or disk space is left, which may be what the message says
+            os.close(0)  # a process that ends reads no more
+            Path(path).write_text(text)
+        except OSError:
             return False
     return True
 
