@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from interruptions import SETTINGS, STEPS, same_run, start_until
-from processes import distance, identical, losses, newest, start, start_sabotaged, weights, workers
-from waiting import all_end, until
+from processes import distance, identical, losses, newest, start_sabotaged, weights, workers
+from waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -96,16 +96,6 @@ def test_checkpoints_by_the_clock_change_no_number(tmp_path, resume, uninterrupt
     same_run(run, uninterrupted(2))
 
 
-@pytest.mark.slow
-def test_killing_the_launcher_leaves_no_orphans(tmp_path):
-    process = start_until(tmp_path, "a", 2, 3)
-    pids = workers(process.pid)
-    process.kill()
-    process.wait()
-    all_end(pids)
-    assert newest(tmp_path / "runs" / "a")  # they saved before they exited
-
-
 @pytest.mark.parametrize(
     ("model", "steps"), [("mobilenet_v3_small", 2), pytest.param("resnet18", 4, marks=pytest.mark.slow)]
 )
@@ -162,16 +152,6 @@ def test_a_signal_to_the_whole_process_tree_is_one_signal(tmp_path):
     output = process.communicate(timeout=240)[0]
     assert process.returncode == 75, output
     assert newest(tmp_path / "runs" / "a").name == f"step-{len(losses(tmp_path / 'runs' / 'a')):08d}"
-
-
-@pytest.mark.slow
-def test_a_closed_output_does_not_end_training(tmp_path):
-    process = start("train", "digits", *SETTINGS, "--name", "a", "--max-steps", "4", cwd=tmp_path)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=120) == 0
-    assert newest(tmp_path / "runs" / "a").name == "step-00000004"
 
 
 def test_a_changed_recipe_is_refused_with_the_setting_unless_allowed(train, resume):

@@ -25,7 +25,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 def named(tests: str) -> Iterator[tuple[ModuleType, FunctionType]]:
     """The functions behind ```test_a` in `tests/test_b.py```; without a function, all tests of the file."""
-    for function, file in re.findall(r"(?:`(test_\w+)` in )?`(tests/[\w/]+\.py)`", tests):
+    for function, file in re.findall(r"(?:`(test_\w+)(?:\[\w+\])?` in )?`(tests/[\w/]+\.py)`", tests):
         module = load(ROOT / file)
         names = [function] if function else [name for name in vars(module) if name.startswith("test_")]
         yield from ((module, getattr(module, name)) for name in names)

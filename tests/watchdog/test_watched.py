@@ -48,13 +48,6 @@ def on_folder(cwd: Path) -> tuple[str, ...]:
     return ("train", "digits", "--data.root", str(images(cwd / "images")), *FOLDER)
 
 
-def train_folder(rule: str, cwd: Path) -> tuple[int, str]:
-    """The exit code and output of a run on a folder of images; its processes first call ``rule`` of sabotage.py."""
-    process = start_sabotaged(rule, *on_folder(cwd), *QUICK, cwd=cwd)
-    output = process.communicate(timeout=400)[0]
-    return process.returncode, output
-
-
 def test_a_stopped_process_is_named_and_autoresume_goes_on_to_the_same_bits(tmp_path, ranks):
     ranks(2).run("train", "digits", *SETTINGS, "--name", "undisturbed")
     process = start_until(tmp_path, "a", 2, 6, "--autoresume", "--checkpoint.every-steps", "4", *QUICK)
@@ -95,23 +88,6 @@ def test_a_process_alone_ends_too(tmp_path):
     output = process.communicate(timeout=400)[0]
     assert process.returncode == 72, output
     assert f"rank 0 ({os.uname().nodename}, process {process.pid}) {PROGRESS}" in output
-
-
-@pytest.mark.slow
-def test_a_deadlock_is_named(tmp_path):
-    code, output = train_folder("deadlock", tmp_path)
-    assert code == 72, output
-    assert PROGRESS in output and "in step 6, updating the weights" in output
-    assert "sabotage.py" in (tmp_path / "runs" / "a" / "stalls" / "rank-1.txt").read_text()
-
-
-@pytest.mark.slow
-def test_a_read_that_never_returns_is_named_with_its_file(tmp_path):
-    code, output = train_folder("dead_storage", tmp_path)
-    assert code == 72, output
-    assert f"warning: rank 1 ({os.uname().nodename}, process" in output  # long before the end
-    named = re.search(r"it has been reading (\S+) for", output)
-    assert named is not None and Path(named[1]).exists() and named[1].endswith(".png")
 
 
 @pytest.mark.slow
