@@ -91,6 +91,20 @@ def test_16_bit_gradients_are_close(runs, averaged, kind, nearest, farthest):
     assert nearest < overall_distance(momentum(rounded), momentum(averaged)) < farthest
 
 
+@pytest.mark.slow
+def test_buckets_averaged_in_cpp_have_the_bits_of_those_averaged_in_python(runs):
+    """Three processes: torch's own default multiplies by 1/3, which rounds."""
+    settings = ("--micro-batch", "4")
+    builtin, python = (runs(3, *settings, *more, steps=4) for more in ((), ("--parallel.predivide", "3")))
+    assert losses(builtin) == losses(python)
+    own, expected = weights(builtin), weights(python)
+    assert own.keys() == expected.keys() and all(torch.equal(own[name], expected[name]) for name in own)
+    for mine, other in zip(records(builtin, "step"), records(python, "step"), strict=True):
+        assert mine["sent_bytes"] == other["sent_bytes"] > 0
+        parts = ("data_ms", "compute_ms", "communication_ms", "overhead_ms")
+        assert 0 < mine["communication_ms"] < mine["step_ms"] == pytest.approx(sum(mine[part] for part in parts))
+
+
 def test_dividing_before_the_sum_can_underflow_in_fp16(runs):
     settings = ("--parallel.compression", "fp16", "--parallel.predivide", "1e12")
     run = runs(2, *settings, model="squeezenet1_1", steps=1)

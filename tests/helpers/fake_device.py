@@ -179,8 +179,15 @@ class Ddp(nn.Module):
         finally:
             self._synchronized = True
 
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        return self._synchronized
+
     def register_comm_hook(self, state: object, hook: Any) -> None:
         self._hook = hook
+
+    def _register_builtin_comm_hook(self, kind: object) -> None:
+        self._hook = lambda state, bucket: dist.all_reduce(bucket.buffer(), async_op=True).then(lambda done: done.value()[0])
 
     def _arrived(self, parameter: nn.Parameter) -> None:
         self._ready.append(parameter)

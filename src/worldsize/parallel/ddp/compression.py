@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from worldsize.config.recipe import Parallel
 from worldsize.parallel.base import Exchange
@@ -58,6 +59,43 @@ class Average:
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """The inverse of `state`."""
+
+
+class Builtin:
+    """The mean of a bucket by torch's own hook: the same bits as `Average`, in C++.
+
+    A hook in Python needs the interpreter for each bucket in the middle of the backward pass, while other threads use it.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, parameters: list[nn.Parameter], exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._bytes = sum(p.numel() * p.element_size() for p in parameters)
+        # Not DDP's default, which multiplies by the inverse of the world size: that rounds, unless it is a power of two.
+        ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)  # type: ignore[attr-defined]
+        ddp.register_forward_hook(self._computed)
+
+    def _computed(self, ddp: nn.Module, _: object, output: tuple[torch.Tensor, ...]) -> None:
+        losses = output[0]
+        if ddp.require_backward_grad_sync and losses.requires_grad:
+            losses.register_hook(self._backward_begins)
+
+    def _backward_begins(self, _: torch.Tensor) -> None:
+        self._exchange.sent_bytes += self._bytes
+        # Called after the last gradient is computed, and before DDP's own callback, which is queued later and waits for the
+        # buckets.
+        torch.autograd.Variable._execution_engine.queue_callback(self._exchange.begin)
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """As `Average.rehearsing`."""
+        yield
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """As `Average.state`."""
+        return {}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """As `Average.load_state`."""
 
 
 class PowerSGD(Average):

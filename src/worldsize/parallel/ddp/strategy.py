@@ -88,6 +88,10 @@ class Strategy(base.Strategy):
         )
         self.module = self._ddp
         self._compression = settings.compression
+        self._hook: compression.Builtin | compression.Average
+        if settings.compression == "none" and settings.predivide is None:
+            self._hook = compression.Builtin(self._ddp, parts.parameters, self.exchange)
+            return
         hook = compression.PowerSGD if settings.compression == "powersgd" else compression.Average
         self._hook = hook(parts.model, settings, world.size, self.exchange)
         self._ddp.register_comm_hook(None, self._hook.reduce)
