@@ -86,6 +86,7 @@ def _evaluate(found: Trained, samples: Samples, world: World, asked: Evaluate, c
             crops=five_crops(recipe.data),
             scores=asked.real_labels is None,
             each=collector.add if collector is not None else None,
+            ahead=recipe.data.device_prefetch,
         )
     finally:
         loader.close()

@@ -14,6 +14,7 @@ from torch.nn import functional
 from worldsize.config.wording import count
 from worldsize.data.images.crops import Crop
 from worldsize.data.images.normalize import Normalise
+from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch, Loader
 from worldsize.distributed.world import World
 from worldsize.errors import DataError
@@ -91,6 +92,7 @@ def evaluate(
     crops: Sequence[Crop] = (),
     scores: bool = True,
     each: Callable[[Batch, torch.Tensor], None] | None = None,
+    ahead: bool = True,
 ) -> Result | None:
     """Evaluate the model on the loader's split. Sums over batches are gathered from all ranks once, at the end.
 
@@ -103,7 +105,8 @@ def evaluate(
         progress: called with the number of samples that this rank has done.
         mirror: average the logits of each image and of its mirror image.
         crops: average the logits of these crops of each image and of their mirror images.
-        each: called with each batch of this rank and its logits (n, classes).
+        each: called with each batch of this rank, on its device, and its logits (n, classes).
+        ahead: see `Feed`.
         scores: compute ``map`` and ``f1`` if images have several labels, which gathers the logits of all images.
 
     Returns:
@@ -118,8 +121,10 @@ def evaluate(
     done, stopped = 0, False
     heartbeat.beat(heartbeat.EVALUATING)
     try:
-        with torch.inference_mode():
-            for seen in views(loader, world, batch, crops):
+        # Not in inference mode, where autocast keeps no casts (torch 2.12).
+        with torch.no_grad(), precision.weights_cast_once():
+            feeds = [Feed(batches, world.device, ahead) for batches in _each_crop(loader, world, batch, crops)]
+            for seen in zip(*feeds, strict=True):
                 if stopped := stopping():
                     break
                 labels = seen[0].labels.to(world.device, non_blocking=True)
@@ -130,6 +135,8 @@ def evaluate(
                     each(seen[0], logits)
                 progress(done := done + len(labels))
                 heartbeat.beat(heartbeat.EVALUATING, done)
+                for feed in feeds:
+                    feed.prefetch()
     finally:
         model.train(was_training)
     heartbeat.beat(heartbeat.COLLECTING, done)
@@ -139,7 +146,12 @@ def evaluate(
 
 def views(loader: Loader, world: World, batch: int, crops: Sequence[Crop] = ()) -> Iterator[tuple[Batch, ...]]:
     """Batches of this rank's part of the split: the images as each of the ``crops`` cuts them, or the loader's crop."""
-    return zip(*(loader.evaluation(world.rank, world.size, batch, crop) for crop in crops or (None,)), strict=True)
+    return zip(*_each_crop(loader, world, batch, crops), strict=True)
+
+
+def _each_crop(loader: Loader, world: World, batch: int, crops: Sequence[Crop]) -> list[Iterator[Batch]]:
+    """The batches of `views`, by crop."""
+    return [loader.evaluation(world.rank, world.size, batch, crop) for crop in crops or (None,)]
 
 
 def mean_logits(

@@ -52,6 +52,16 @@ class Precision:
             return torch.autocast(self.device.type, torch.bfloat16 if self.name == "bf16" else torch.float16)
         return nullcontext()
 
+    @contextmanager
+    def weights_cast_once(self) -> Iterator[None]:
+        """Within this context each `autocast` reuses the weights that an earlier one has cast: they must not change."""
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+
     def scaler(self, local_gradients: bool = False) -> GradScaler:
         """Loss scaling for fp16 (Micikevicius et al. 2017, arXiv 1710.03740); disabled for the other formats.
 

@@ -219,6 +219,7 @@ class Trainer(BaseTrainer):
                 lambda samples: self.trackers.evaluating(samples, share),
                 self.recipe.data.val_mirror,
                 five_crops(self.recipe.data),
+                ahead=self.recipe.data.device_prefetch,
             )
 
         raw: Result | None = None

@@ -39,7 +39,7 @@ class Collector:
 
     def add(self, batch: Batch, logits: torch.Tensor) -> None:
         """A batch that was evaluated."""
-        self._parts.append((batch.indices.copy(), batch.labels.numpy().copy(), logits.float().cpu().numpy()))
+        self._parts.append((batch.indices.copy(), batch.labels.cpu().numpy().copy(), logits.float().cpu().numpy()))
 
     def answers(self, world: World) -> Answers | None:
         """Those of all ranks, on rank 0; None elsewhere. A collective: every rank must call it."""

@@ -260,6 +260,7 @@ class AsyncTrainer(BaseTrainer):
                 lambda samples: self.trackers.evaluating(samples, len(self.val_loader.samples)),
                 self.recipe.data.val_mirror,
                 five_crops(self.recipe.data),
+                ahead=self.recipe.data.device_prefetch,
             )
         if result is None:
             self._stop("stopped while evaluating,")
