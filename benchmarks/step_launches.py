@@ -1,10 +1,11 @@
 """What the host does to launch a training step of ResNet-50: operations given to the device, and the host's time for them.
 
-    python benchmarks/step_launches.py
+    python benchmarks/step_launches.py [--compile]
 
 The operations are counted on fake CUDA tensors, as tests/gpu/test_fake_gpu.py uses them: needs gcc and no GPU. The time and
 torch's profiler are a CPU's, with a ResNet-50 so thin and images so small that a step is little more than launching. In
-turns with the network's own step, so that load of the machine affects both.
+turns with the network's own step, so that load of the machine affects both. With --compile also compiled, which takes
+minutes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._inductor.config
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,8 +63,12 @@ class Launches(TorchDispatchMode):
         return result
 
 
-def recipe(groups: int, precision: str) -> Recipe:
-    sizes = {"global_batch": SAMPLES, "micro_batch": SAMPLES // groups, "forward_batch": SAMPLES}
+def recipe(groups: int, precision: str, compiled: bool = False) -> Recipe:
+    sizes = {"model": {"compile": compiled}} | {
+        "global_batch": SAMPLES,
+        "micro_batch": SAMPLES // groups,
+        "forward_batch": SAMPLES,
+    }
     return Recipe.model_validate(sizes | {"precision": precision, "label_smoothing": 0.1})
 
 
@@ -96,9 +102,9 @@ def batches() -> Iterator[Batch]:
         yield Batch(pixels, torch.zeros(SAMPLES, dtype=torch.int64), np.arange(SAMPLES))
 
 
-def product(groups: int) -> Callable[[], object]:
+def product(groups: int, compiled: bool = False) -> Callable[[], object]:
     """A step of worldsize on the thin network, in one forward pass."""
-    asked, device = recipe(groups, "fp32"), torch.device("cpu")
+    asked, device = recipe(groups, "fp32", compiled), torch.device("cpu")
     plan = BatchPlan(SAMPLES, SAMPLES // groups, 1, groups=groups)
     world = World(RankInfo("none", 0, 1, 0, 1), device, None, 1)
     state = build.build_state(asked, thin(), plan, world, Precision("fp32", device), 100)
@@ -131,10 +137,10 @@ def milliseconds(step: Callable[[], object]) -> float:
 
 
 def dispatched(step: Callable[[], object]) -> int:
-    """The operations that torch's profiler sees in a step, with views and those that others call."""
+    """The operations that torch's profiler sees in a step, with views and those that others call, and compiled kernels."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         step()
-    return sum(event.name.startswith("aten::") for event in profiler.events() or ())
+    return sum(event.name.startswith("aten::") or "cpp_fused" in event.name for event in profiler.events() or ())
 
 
 def main() -> None:
@@ -152,8 +158,11 @@ def main() -> None:
         variables = os.environ | {"LD_PRELOAD": f"{folder}/fake_gpu.so", "LD_LIBRARY_PATH": folder}
         subprocess.run([sys.executable, __file__], env=variables, check=True)
     steps = {"bare": bare()} | {name: product(groups) for name, groups in FORMS.items()}
+    if "--compile" in sys.argv:
+        torch._inductor.config.cpp.enable_kernel_profile = True
+        steps |= {f"{name}, compiled": product(groups, True) for name, groups in FORMS.items()}
     rounds = [{name: milliseconds(step) for name, step in steps.items()} for _ in range(ROUNDS + 1)][1:]
-    print("\n| thin network on a CPU, fp32 | operations seen by the profiler | host ms | relative to bare |")
+    print("\n| thin network on a CPU, fp32 | operations seen by the profiler | host ms | relative to bare |", flush=True)
     print("| --- | ---: | ---: | ---: |")
     for name, step in steps.items():
         spent = statistics.median(one[name] for one in rounds)

@@ -28,4 +28,5 @@ class Normalise(nn.Module):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         on_device = pixels.to(self.mean.device, non_blocking=True).permute(0, 3, 1, 2)
-        return ((on_device.to(self.mean.dtype) - self.mean) * self.scale).contiguous(memory_format=self._layout)
+        # One kernel converts and subtracts.
+        return ((on_device - self.mean) * self.scale).contiguous(memory_format=self._layout)
