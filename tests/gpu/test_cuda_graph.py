@@ -17,7 +17,7 @@ from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
 from worldsize.models import factory
-from worldsize.training import build, cuda_graph
+from worldsize.training import build, cuda_graph, unfreezing
 from worldsize.training.gradients import GradientComputer, StepHooks
 from worldsize.training.precision import Precision
 from worldsize.training.step import StepRunner
@@ -130,3 +130,30 @@ def test_graphs_are_refused_where_they_do_not_work(device, strategy, captured, m
 
 def test_the_command_refuses_graphs_on_a_cpu(fails):
     assert "--cuda-graphs is for GPUs" in fails("train", "digits", "--cuda-graphs", "--device", "cpu")
+
+
+def unfrozen(settings: Recipe, monkeypatch) -> dict[str, torch.Tensor]:
+    """The weights after five steps with frozen parts and five without."""
+    monkeypatch.setattr(cuda_graph, "CudaGraph", Replayed)
+    monkeypatch.setattr(Replayed, "memory", staticmethod(list), raising=False)
+    monkeypatch.setattr(Replayed, "replays", 0)
+    network = factory.build(settings, 10, CPU, torch.float32).train()
+    world, plan = World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1), batch_plan.plan(settings, 1)
+    state = build.build_state(settings, network, plan, world, Precision(settings.precision, CPU), 10)
+    compute, feed = GradientComputer(settings, plan, 0, CPU, state), Feed(_batches(plan.forward_batch), CPU)
+    for phase in range(2):
+        if phase:
+            unfreezing.unfreeze(compute)
+        runner = StepRunner(compute)
+        for step in range(5 * phase, 5 * phase + 5):
+            runner.run(feed, step, 2.0**-6, StepHooks(launched=feed.prefetch))
+    # In each phase all but the first three forward passes and updates.
+    assert Replayed.replays == (2 * (plan.accumulation * 5 - 3 + 5 - 3) if settings.cuda_graphs else 0)
+    with state.consensus(world, 10):
+        return {name: tensor.clone() for name, tensor in network.state_dict().items()}
+
+
+def test_a_network_is_captured_again_after_its_parts_unfreeze(monkeypatch):
+    model = {"name": "shufflenet_v2_x0_5", "freeze": ("conv1", "stage2"), "unfreeze_epoch": 1}
+    plain, graphed = (unfrozen(recipe(model=model, cuda_graphs=graphs), monkeypatch) for graphs in (False, True))
+    assert all(torch.equal(graphed[name], plain[name]) for name in plain)
