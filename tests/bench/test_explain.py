@@ -32,24 +32,25 @@ from worldsize.training.process_usage import UsageClock, cpu_statistics
 MS = st.floats(0, 1000)
 
 
-def steps_of(*ranks: tuple[float, float, float, float]) -> Steps:
-    """One step with (data, compute, communication, outside) of each rank."""
-    values = torch.tensor(ranks, dtype=torch.float64)
-    return Steps(values.sum(1)[None], values[:, 0][None], values[:, 2][None], values[:, 3][None])
+def steps_of(*ranks: tuple[float, ...]) -> Steps:
+    """One step with (data, compute, communication, outside) of each rank, and perhaps copying."""
+    values = torch.tensor([(*rank, 0.0)[:5] for rank in ranks], dtype=torch.float64)
+    return Steps(values.sum(1)[None], *(values[:, part][None] for part in (0, 2, 3, 4)))
 
 
 def totals(ranks: int = 1, **values: float) -> torch.Tensor:
     return torch.tensor([[values.get(name, 0.0) for name in TOTALS]] * ranks, dtype=torch.float64)
 
 
-@given(st.lists(st.tuples(MS, MS, MS, MS), min_size=1, max_size=5), st.tuples(MS, MS, MS, MS))
-def test_the_parts_of_a_step_add_up(ranks: list[tuple[float, float, float, float]], spent: tuple[float, ...]):
+@given(st.lists(st.tuples(MS, MS, MS, MS, MS), min_size=1, max_size=5), st.tuples(MS, MS, MS, MS))
+def test_the_parts_of_a_step_add_up(ranks: list[tuple[float, ...]], spent: tuple[float, ...]):
     names = ("reading_ms", "decoding_ms", "checkpoint_ms", "metrics_ms")
     found = window(7, steps_of(*ranks), totals(len(ranks), **dict(zip(names, spent, strict=True))), {}, False)
     for rank, values in enumerate(ranks):
         parts = [found.ms[name][rank] for name in PARTS]
         assert math.isclose(sum(parts), sum(values), abs_tol=1e-6)
         assert all(part >= -1e-6 for part in parts)
+        assert math.isclose(found.ms["copy_ms"][rank], values[4], abs_tol=1e-6)
 
 
 def test_communication_is_transfer_and_waiting():
@@ -215,6 +216,15 @@ def test_damaged_lines_are_left_out(tmp_path: Path):
     run.timing.write_text(run.timing.read_text() + '{"step": 5, "ste')
     seen = evidence.read(run)
     assert (len(seen.windows), seen.damaged) == (9, 1)
+
+
+def test_older_runs_have_no_time_of_copying(tmp_path: Path):
+    run = folder(tmp_path / "a", made([times(compute_ms=3, read_ms=1)] * 2))
+    lines = run.timing.read_text()
+    run.timing.write_text(lines.replace('"copy_ms": [0.0, 0.0], ', "").replace('"copy_ms": 0.0, ', ""))
+    assert "copy_ms" in lines and "copy_ms" not in run.timing.read_text()
+    seen = evidence.read(run)
+    assert (seen.damaged, seen.mean["copy_ms"]) == (0, 0) and seen.mean["step_ms"] == pytest.approx(4)
 
 
 def test_a_run_without_timing_is_a_user_error(tmp_path: Path):

@@ -117,9 +117,9 @@ def steps_of(ranks: int, every_rank: bool, monkeypatch: pytest.MonkeyPatch):
     def gather(own, everyone, dst, group):
         for rank, tensor in enumerate(everyone):
             tensor.copy_(own)
-            if tensor.is_floating_point() and tensor.dim() == 2:  # ms of the step, data, waiting, the loop; bytes
+            if tensor.is_floating_point() and tensor.dim() == 2:  # ms of the step, data, waiting, the loop, copying; bytes
                 early = 2.0 if rank == 0 else 0.0  # rank 0 waits longer for the others
-                tensor[:, -5:] = torch.tensor([10.0 + rank + early, 1.0, 2.0 + early, 0.5, 100.0])
+                tensor[:, -6:] = torch.tensor([10.0 + rank + early, 1.0, 2.0 + early, 0.5, 0.25, 100.0])
 
     monkeypatch.setattr(dist, "gather", gather)
     monkeypatch.setattr(World, "from_main", lambda self, value: value)
@@ -137,7 +137,8 @@ def test_the_metrics_of_a_step_do_not_grow_with_the_ranks(monkeypatch, ranks, ev
     assert step.top1 == 0.5 and step.grad_norm == 5 and step.sent_bytes == 100
     assert step.step_ms == pytest.approx(10 + (ranks - 1) / 2 + 2 / ranks)
     assert step.communication_ms == pytest.approx(2 + 2 / ranks) and step.straggler_ms == pytest.approx(2 / ranks)
-    assert step.overhead_ms == pytest.approx(0.5) and step.compute_ms == pytest.approx(step.step_ms - 3.5 - 2 / ranks)
+    assert step.overhead_ms == pytest.approx(0.5) and step.compute_ms == pytest.approx(step.step_ms - 3.75 - 2 / ranks)
+    assert (step.data_ms, step.copy_ms) == (1, 0.25)
     assert step.samples == step_hashes.of_samples([7, 9] * ranks)
     speeds = [8 / (8 + rank) * 1000 for rank in range(ranks)]
     if ranks == 4 or every_rank:

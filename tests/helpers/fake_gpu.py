@@ -44,6 +44,7 @@ class Case:
     """A process of a run with this recipe, on a fake GPU."""
 
     def __init__(self, network: nn.Module, recipe: Recipe) -> None:
+        self.recipe = recipe
         size = 1 if recipe.parallel.strategy == "auto" else RANKS
         plan = batch_plan.plan(recipe, size)
         self.world = World(RankInfo("none", 0, size, 0, size), GPU, None if size == 1 else "nccl", 1)
@@ -63,7 +64,8 @@ class Case:
         self.meter.begin()
         computed, norm = StepRunner(self.compute).run(self.batches, 0, 0.1, StepHooks(launched=self.batches.prefetch))
         assert computed.sums.device == norm.device == GPU
-        assert all(isinstance(stamp, Event) for wait in computed.waits for stamp in wait)
+        assert all(isinstance(stamp, Event) for wait in (*computed.waits, *computed.copies) for stamp in wait)
+        assert len(computed.copies) == (self.compute.plan.accumulation if self.recipe.data.device_prefetch else 0)
         self.state.margins.add(computed.answers)
         self.meter.add(1, 0.0, 0.1, computed, norm)
 

@@ -221,7 +221,7 @@ def test_the_page_in_a_browser(tmp_path, capsys):
     assert list(drawn) == ["loss", "top1", "lr", "norm", "speed", "time", "ranks"]
     assert marks(drawn["loss"], "line") == 4  # training and evaluation of two runs
     assert marks(drawn["speed"], "line") == 2
-    assert marks(drawn["time"], "rect") == 6  # three parts of two runs
+    assert marks(drawn["time"], "rect") == 8  # four parts of two runs
     assert marks(drawn["ranks"], "rect") == 2 * 2 * 9
     shown = re.sub(r"<script.*?</script>", "", dom, flags=re.S)
     assert shown.count('<input type="radio"') == 4  # the browser reaches these and scrolling tables with the keyboard

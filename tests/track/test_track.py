@@ -71,7 +71,7 @@ def test_every_step_is_recorded_with_global_numbers_that_add_up(two_ranks):
     for s in steps:
         assert len(s["rank_images_per_s"]) == 2
         assert s["images_per_s"] == pytest.approx(144 / s["step_ms"] * 1000, rel=1e-3)
-        parts = s["data_ms"] + s["compute_ms"] + s["communication_ms"] + s["overhead_ms"]
+        parts = s["data_ms"] + s["copy_ms"] + s["compute_ms"] + s["communication_ms"] + s["overhead_ms"]
         assert parts == pytest.approx(s["step_ms"], rel=1e-3)
         assert s["communication_ms"] >= s["straggler_ms"] >= 0 and s["communication_ms"] > 0
         assert s["top1"] * 144 == pytest.approx(round(s["top1"] * 144), abs=1e-3)

@@ -64,6 +64,11 @@ def _decoding(loss: Loss, evidence: Evidence) -> _Found:
     return "the processes wait for images that are still being decoded", remedy, loss.lost
 
 
+def _copying(loss: Loss, evidence: Evidence) -> _Found:
+    why = "the GPU waits for images that are still being copied to it"
+    return why, "use smaller images (--data.train-crop-size), or a machine that copies faster", loss.lost
+
+
 def _transfer(loss: Loss, evidence: Evidence) -> _Found:
     parallel = evidence.recipe["parallel"]
     sent_less = "" if parallel.get("compression", "none") != "none" else "--parallel.compression bf16, "
@@ -85,6 +90,7 @@ def _slow(loss: Loss, evidence: Evidence) -> _Found:
 _SLOW_BY = {
     "read_ms": "reads more slowly",
     "decode_ms": "decodes more slowly",
+    "copy_ms": "waits longer for copies to its GPU",
     "checkpoint_ms": "spends time on checkpoints",
     "metrics_ms": "spends time on metrics",
     "throttled": "has used up its CPU quota",
@@ -168,6 +174,7 @@ def forward_batch(fastest: int, current: int, gain: float, share: float) -> Advi
 _ADVICE: dict[str, Callable[[Loss, Evidence], _Found]] = {
     OF_STEP["read_ms"]: _reading,
     OF_STEP["decode_ms"]: _decoding,
+    OF_STEP["copy_ms"]: _copying,
     OF_STEP["transfer_ms"]: _transfer,
     OF_STEP["waiting_ms"]: _uneven,
     OF_STEP["checkpoint_ms"]: _checkpoints,

@@ -18,6 +18,7 @@ from worldsize.attribution.step_time import PARTS
 OF_STEP = {
     "read_ms": "reading",
     "decode_ms": "decoding",
+    "copy_ms": "copying",
     "transfer_ms": "transfer",
     "waiting_ms": "uneven ranks",
     "checkpoint_ms": "checkpoints",

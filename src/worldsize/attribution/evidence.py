@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import yaml
 
-from worldsize.attribution.step_time import PARTS
+from worldsize.attribution.step_time import NEWER, PARTS
 from worldsize.errors import UserError
 from worldsize.runs.run_folder import RunFolder
 from worldsize.track.base import Window
@@ -129,7 +129,15 @@ def _window(line: str) -> Window | None:
     try:
         values = json.loads(line)
         window = Window(**{field.name: values[field.name] for field in fields(Window)})
+        if window.steps:
+            window = _with_newer_parts(window)
         complete = not window.steps or all(name in window.mean_ms for name in ("step_ms", *PARTS))
     except (ValueError, KeyError, TypeError):
         return None
     return window if complete else None
+
+
+def _with_newer_parts(window: Window) -> Window:
+    """The window with 0 for what older versions counted in another part."""
+    ms = {name: [0.0] * len(window.ranks) for name in NEWER} | window.ms
+    return replace(window, ms=ms, mean_ms=dict.fromkeys(NEWER, 0.0) | window.mean_ms)

@@ -13,7 +13,11 @@ import torch
 from worldsize.track.base import Window
 
 # Parts of a step, which add up to step_ms.
-PARTS = ("read_ms", "decode_ms", "compute_ms", "transfer_ms", "waiting_ms", "checkpoint_ms", "metrics_ms", "loop_ms")
+PARTS = (
+    *("read_ms", "decode_ms", "copy_ms", "compute_ms", "transfer_ms", "waiting_ms"),
+    *("checkpoint_ms", "metrics_ms", "loop_ms"),
+)
+NEWER = ("copy_ms",)  # parts that windows of older versions do not have
 # What the operating system says of the same time, see `process_usage.Usage`, and how long the host waited for the
 # device when the window was collected.
 USAGE = ("cpu_ms", "cpu_wait_ms", "throttled_ms", "paused_ms", "faults", "thread_ms", "device_wait_ms")
@@ -26,13 +30,14 @@ SLOWEST = 4
 
 @dataclass(frozen=True)
 class Steps:
-    """Milliseconds of n steps on W ranks, float64 (n, W): the step, and in it waiting for images, communication, and the
-    loop outside of the step's computation."""
+    """Milliseconds of n steps on W ranks, float64 (n, W): the step, and in it waiting for images, communication, the loop
+    outside of the step's computation, and copying images to a GPU."""
 
     step: torch.Tensor
     data: torch.Tensor
     communication: torch.Tensor
     outside: torch.Tensor
+    copying: torch.Tensor
 
 
 def window(step: int, steps: Steps, totals: torch.Tensor, between_s: dict[str, float], every_rank: bool) -> Window:
@@ -58,11 +63,12 @@ def _parts(steps: Steps, total: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     """`PARTS` of each rank, (W,) each: they add up to the mean step."""
     transfer = steps.communication.min(1, keepdim=True).values.expand_as(steps.communication)
     transfer, waiting = transfer.mean(0), (steps.communication - transfer).mean(0)
-    outside, data = steps.outside.mean(0), steps.data.mean(0)
+    outside, data, copying = (values.mean(0) for values in (steps.outside, steps.data, steps.copying))
     checkpoint = torch.minimum(total["checkpoint_ms"], outside)
     metrics = torch.minimum(total["metrics_ms"], outside - checkpoint)
     work = total["reading_ms"] + total["decoding_ms"]
     read = torch.where(work > 0, data * total["reading_ms"] / work.clamp(min=1e-9), torch.zeros_like(data))
-    compute = steps.step.mean(0) - data - transfer - waiting - outside
+    compute = steps.step.mean(0) - data - copying - transfer - waiting - outside
     loop = outside - checkpoint - metrics
-    return dict(zip(PARTS, (read, data - read, compute, transfer, waiting, checkpoint, metrics, loop), strict=True))
+    parts = (read, data - read, copying, compute, transfer, waiting, checkpoint, metrics, loop)
+    return dict(zip(PARTS, parts, strict=True))

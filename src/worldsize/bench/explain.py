@@ -31,7 +31,7 @@ _SMALL = 32  # images per forward pass: more may be faster
 _LOCAL = ("none", "worldsize --procs")  # launchers on one machine
 _COMPUTING = 0.3  # of the run's time: less is not worth measuring
 _COLUMNS = {
-    **dict(zip(PARTS, ("read", "decode", "compute", "transfer", "waiting", "save", "metrics", "loop"), strict=True)),
+    **dict(zip(PARTS, ("read", "decode", "copy", "compute", "transfer", "waiting", "save", "metrics", "loop"), strict=True)),
     **{"throttled": "quota", "no_cpu": "no CPU", "paused": "paused", "paging": "paging"},
 }
 

@@ -202,7 +202,7 @@ def _measurement(
     # Local SGD communicates in few steps, which a median would miss.
     middle = statistics.median if job.traffic.every == 1 else statistics.fmean
     waited_ms = middle([row["communication_ms"] for row in rows])
-    computed_ms = middle([row["step_ms"] - row["data_ms"] - row["communication_ms"] for row in rows])
+    computed_ms = middle([_computed_ms(row) for row in rows])
     known = cluster.devices > 1 and all("straggler_ms" in row for row in rows)
     measurement = Measurement(
         cluster=cluster,
@@ -212,16 +212,21 @@ def _measurement(
         step_s=(computed_ms + waited_ms) / 1000,
         communication_s=waited_ms / 1000 if cluster.devices > 1 else None,
         straggler_s=min(middle([row["straggler_ms"] for row in rows]), waited_ms) / 1000 if known else None,
-        spread=_error([row["step_ms"] - row["data_ms"] for row in rows]),
+        spread=_error([_computed_ms(row) + row["communication_ms"] for row in rows]),
         errors_s=_errors_s(rows) if known and len(rows) > 1 else None,
     )
     _check_bytes(path, middle([row["sent_bytes"] for row in rows]), measurement, job.recipe)
     return measurement
 
 
+def _computed_ms(row: dict[str, Any]) -> float:
+    """What remains of a step without waiting for images, for their copies and for other ranks."""
+    return float(row["step_ms"] - row["data_ms"] - row.get("copy_ms", 0.0) - row["communication_ms"])
+
+
 def _errors_s(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
     """The standard errors of computing, stragglers and messages, seconds."""
-    computed = [row["step_ms"] - row["data_ms"] - row["communication_ms"] for row in rows]
+    computed = [_computed_ms(row) for row in rows]
     straggling = [row["straggler_ms"] for row in rows]
     exposed = [row["communication_ms"] - row["straggler_ms"] for row in rows]
     return _of_median(computed) / 1000, _of_median(straggling) / 1000, _of_median(exposed) / 1000

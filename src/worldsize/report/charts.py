@@ -12,7 +12,12 @@ from worldsize.errors import UserError
 from worldsize.report.data import Data
 
 Specification = dict[str, Any]
-TIMES = {"data_ms": "waiting for images", "compute_ms": "computing", "communication_ms": "waiting for other ranks"}
+TIMES = {
+    "data_ms": "waiting for images",
+    "copy_ms": "copying images to the GPU",
+    "compute_ms": "computing",
+    "communication_ms": "waiting for other ranks",
+}
 
 
 @dataclass(frozen=True)

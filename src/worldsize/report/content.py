@@ -22,6 +22,7 @@ _BENCH_COLUMNS = {
     "efficiency": "efficiency",
     "step_ms": "step, ms",
     "data_ms": "data, ms",
+    "copy_ms": "copy, ms",
     "compute_ms": "compute, ms",
     "communication_ms": "communication, ms",
     "sent_mb": "sent, MB",

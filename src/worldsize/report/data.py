@@ -22,6 +22,7 @@ STEP_PARTS = {
     "compute_ms": "computing",
     "read_ms": "reading images",
     "decode_ms": "decoding images",
+    "copy_ms": "copying images to the GPU",
     "transfer_ms": "transfer between ranks",
     "waiting_ms": "waiting for slower ranks",
     "checkpoint_ms": "checkpoints",

@@ -11,7 +11,7 @@ from worldsize.report.reading import Bench, Plan, Record, Run
 
 MOST_POINTS = 400  # of one line in a chart
 POSITIONS = ("step", "epoch", "images", "minutes")
-_SPEEDS = ("images_per_s", "data_ms", "compute_ms", "communication_ms")
+_SPEEDS = ("images_per_s", "data_ms", "copy_ms", "compute_ms", "communication_ms")
 _ACCURACIES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.97, 0.98, 0.99)
 
 

@@ -46,7 +46,8 @@ class Step:
 
     ``loss`` is the mean training loss over the global batch, ``top1`` the fraction of correct predictions in it (0 to 1),
     ``grad_norm`` the L2 norm of the gradient before clipping (if ranks do not average gradients: the mean of their norms).
-    Times are milliseconds, the mean over ranks: ``data_ms`` is spent waiting for images, ``communication_ms`` waiting for
+    Times are milliseconds, the mean over ranks: ``data_ms`` is spent waiting for images, ``copy_ms`` waiting until they are
+    copied to a GPU (0 on CPUs, which copy nothing), ``communication_ms`` waiting for
     other ranks after this rank's backward pass, ``overhead_ms`` in the loop between two steps (metrics, checkpoints; 0 on
     GPUs, where it overlaps), ``compute_ms`` is the rest of ``step_ms``. ``straggler_ms`` is the part of
     ``communication_ms`` spent waiting for slower ranks, not for the transfer. ``sent_bytes`` is the number of
@@ -82,6 +83,7 @@ class Step:
     slowest_ranks: dict[int, float] = field(default_factory=dict)
     straggler_ms: float = 0.0
     overhead_ms: float = 0.0
+    copy_ms: float = 0.0
     gpu_watts: float | None = None
     gpu_busy: float | None = None
     gpu_memory_gb: float | None = None
@@ -195,7 +197,16 @@ class Tracker(ABC):
 def step_scalars(step: Step) -> dict[str, float]:
     """A step as named scalars, for trackers that plot curves."""
     names = ("loss", "top1", "lr", "grad_norm")
-    speed = ("images_per_s", "step_ms", "data_ms", "compute_ms", "communication_ms", "straggler_ms", "overhead_ms")
+    speed = (
+        "images_per_s",
+        "step_ms",
+        "data_ms",
+        "copy_ms",
+        "compute_ms",
+        "communication_ms",
+        "straggler_ms",
+        "overhead_ms",
+    )
     gpu = [name for name in GPU if getattr(step, name) is not None]
     scalars = {f"train/{n}": getattr(step, n) for n in names} | {f"speed/{n}": getattr(step, n) for n in (*speed, *gpu)}
     return scalars | step.details

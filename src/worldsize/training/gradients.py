@@ -37,17 +37,22 @@ class Computed:
 
     ``sums``: (loss, correct predictions) summed over the samples of each micro-batch, float64 (micro-batches, 2) on the
     device; ``samples``: the digest of each micro-batch's samples in order; ``waits``: for images, of the device on a GPU, of
-    the host on a CPU; ``answers``: about each sample.
+    the host on a CPU; ``answers``: about each sample; ``copies``: the parts of ``waits`` for copies to a GPU.
     """
 
     sums: torch.Tensor
     samples: list[int]
     waits: list[tuple[Stamp, Stamp]]
     answers: list[Answers]
+    copies: list[tuple[Stamp, Stamp]] = field(default_factory=list)
 
     def data_s(self) -> float:
-        """Seconds of waiting for images; waits for the device."""
+        """Seconds of waiting for images, also while they are copied; waits for the device."""
         return sum(elapsed_ms(*wait) for wait in self.waits) / 1000
+
+    def copy_s(self) -> float:
+        """Seconds of these in which they were copied."""
+        return sum(elapsed_ms(*copy) for copy in self.copies) / 1000
 
 
 def blank(label: torch.Tensor, n: int) -> torch.Tensor:
@@ -103,13 +108,14 @@ class GradientComputer:
             hooks: what to do meanwhile.
             inspected: if False, the inspector does not see it.
         """
-        answers, samples, waits = [], [], []
+        answers, samples, waits, copies = [], [], [], []
         for micro in range(self.plan.accumulation):
             # On a GPU both stamps are in its queue, so a wait of the host does not count while the device computes.
             begin = stamp(self.device)
             heartbeat.beat(heartbeat.LOADING, micro)
             batch = next(batches)  # of one forward pass, which may contain several micro-batches
             waits.append((begin, stamp(self.device)))
+            copies += [] if batch.copied is None else [batch.copied]
             last = micro == self.plan.accumulation - 1
             if micro == 0 if self.device.type == "cuda" else last:
                 hooks.propose()
@@ -131,7 +137,7 @@ class GradientComputer:
             self.state.statistics.collect(forward)
             samples += [digest(part) for part in batch.indices.reshape(-1, self.plan.micro_batch)]
         sums = torch.cat([one.values[:, :2] for one in answers]).unflatten(0, (-1, self.plan.micro_batch)).sum(1)
-        return Computed(sums, samples, waits, answers)
+        return Computed(sums, samples, waits, answers, copies)
 
     def _seed(self, step: int, forward: int) -> None:
         """Seed the generators that the network draws from (dropout): on each device by its part of the forward pass.

@@ -40,12 +40,14 @@ class _Pending:
     outside_s: float
 
     def costs(self) -> list[float]:
-        """Milliseconds of the step, of waiting for data, of communication, and outside the step; bytes sent."""
+        """Milliseconds of the step, of waiting for data, of communication, outside the step, and of copying; bytes sent."""
+        copy_s = self.computed.copy_s()
         return [
             elapsed_ms(*self.interval),
-            self.computed.data_s() * 1000,
+            (self.computed.data_s() - copy_s) * 1000,
             self.exchange.milliseconds(),
             self.outside_s * 1000,
+            copy_s * 1000,
             self.exchange.sent_bytes,
         ]
 
@@ -67,7 +69,7 @@ class _Interval:
     gpu: torch.Tensor | None
 
 
-_COSTS = 5
+_COSTS = 6
 _Seconds = defaultdict[str, float]  # by what they were spent on
 
 
@@ -217,12 +219,12 @@ class StepMetrics:
         return torch.tensor(values, dtype=torch.float64)
 
     def _step(self, pending: _Pending, ranks: torch.Tensor, samples: torch.Tensor, broken: int, gpu: dict[str, Any]) -> Step:
-        """One step of ``ranks`` (W, 2 A + 6): of each micro-batch the loss and the correct predictions; norm; costs."""
+        """One step of ``ranks`` (W, 2 A + 7): of each micro-batch the loss and the correct predictions; norm; costs."""
         sums = ranks[:, : -_COSTS - 1].reshape(-1, 2)
-        norms, step_ms, data_ms, wait_ms, outside_ms, sent = ranks[:, -_COSTS - 1 :].T
+        norms, step_ms, data_ms, wait_ms, outside_ms, copy_ms, sent = ranks[:, -_COSTS - 1 :].T
         mean_ms = float(step_ms.mean())
-        mean_data_ms, mean_wait_ms, mean_outside_ms = (
-            min(float(ms.mean()), mean_ms) for ms in (data_ms, wait_ms, outside_ms)
+        mean_data_ms, mean_wait_ms, mean_outside_ms, mean_copy_ms = (
+            min(float(ms.mean()), mean_ms) for ms in (data_ms, wait_ms, outside_ms, copy_ms)
         )
         speeds = self._plan.per_process / (step_ms - wait_ms).clamp(min=1e-6) * 1000
         return Step(
@@ -236,7 +238,8 @@ class StepMetrics:
             images_per_s=self._plan.global_batch / max(mean_ms, 1e-6) * 1000,
             step_ms=mean_ms,
             data_ms=mean_data_ms,
-            compute_ms=max(mean_ms - mean_data_ms - mean_wait_ms - mean_outside_ms, 0.0),
+            copy_ms=mean_copy_ms,
+            compute_ms=max(mean_ms - mean_data_ms - mean_copy_ms - mean_wait_ms - mean_outside_ms, 0.0),
             communication_ms=mean_wait_ms,
             # The slowest rank waits for nobody: what it still waits for is the transfer.
             straggler_ms=mean_wait_ms - min(float(wait_ms.min()), mean_wait_ms),

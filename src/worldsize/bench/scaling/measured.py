@@ -20,7 +20,7 @@ from worldsize.track.base import GPU
 
 log = logging.getLogger(__name__)
 
-PARTS = ("data_ms", "compute_ms", "transfer_ms", "straggler_ms", "overhead_ms")
+PARTS = ("data_ms", "copy_ms", "compute_ms", "transfer_ms", "straggler_ms", "overhead_ms")
 _SLOW = 0.95  # of the median rank
 _OFTEN = 0.5  # of the steps
 
@@ -66,6 +66,7 @@ class Measured:
     gpu_busy: float | None = None
     gpu_memory_gb: float | None = None
     images_per_wh: float | None = None
+    copy_ms: float = 0.0  # older files have it in ``data_ms``
 
     @property
     def case(self) -> Case:
@@ -113,7 +114,8 @@ def of_steps(case: Case, turn: int, recipe: Recipe, records: Sequence[dict[str, 
     mean: dict[str, Any] = {
         key: statistics.fmean(r[key] for r in counted) for key in ("step_ms", "communication_ms", "sent_bytes")
     }
-    mean |= {key: statistics.fmean(r[key] for r in counted) for key in PARTS if key != "transfer_ms"}
+    mean |= {key: statistics.fmean(r[key] for r in counted) for key in PARTS if key not in ("transfer_ms", "copy_ms")}
+    mean["copy_ms"] = statistics.fmean(r.get("copy_ms", 0.0) for r in counted)  # older runs have it in data_ms
     images = counted[0]["images_per_s"] * counted[0]["step_ms"] / 1000
     speed = images / mean["step_ms"] * 1000
     mean |= {name: _mean_known([record.get(name) for record in counted]) for name in GPU}

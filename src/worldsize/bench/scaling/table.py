@@ -11,6 +11,7 @@ from worldsize.bench.scaling.measured import PARTS, Failure, Measured, reference
 
 _NAMES = {
     "data_ms": "waiting for images",
+    "copy_ms": "copying images to the GPU",
     "compute_ms": "computing more slowly",
     "transfer_ms": "communication that computation does not hide",
     "straggler_ms": "waiting for slower processes",
@@ -28,7 +29,7 @@ _HEADINGS = (
     "efficiency",
     "range",
 )
-_TIMES = ("data, ms", "compute", "transfer", "stragglers", "loop", "sent, MB", "slow rank")
+_TIMES = ("data, ms", "copy", "compute", "transfer", "stragglers", "loop", "sent, MB", "slow rank")
 _GPU = {"gpu_busy": "GPU busy", "gpu_memory_gb": "memory, GB", "gpu_watts": "power, W", "images_per_wh": "images/Wh"}
 _NOTABLE = 0.01  # of a step
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from worldsize.data.loading.loader import Batch
 from worldsize.distributed.copy_stream import copy_stream
+from worldsize.distributed.device_timer import stamp
 
 
 class Feed(Iterator[Batch]):
@@ -32,10 +34,12 @@ class Feed(Iterator[Batch]):
         batch = self._copied or self._copy(next(self._batches), self._stream)
         self._copied = None
         compute = torch.cuda.current_stream(self._device)
+        begin = stamp(self._device)
         compute.wait_stream(self._stream)
+        copied = (begin, stamp(self._device))
         for tensor in (batch.pixels, batch.labels, *([] if batch.mix is None else [batch.mix])):
             tensor.record_stream(compute)  # their memory is reused only after what is computed from them
-        return batch
+        return replace(batch, copied=copied)
 
     def prefetch(self) -> None:
         if self._stream is not None and self._copied is None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ from worldsize.data.sampling.random_numbers import Use, uniforms
 from worldsize.distributed.batch_plan import BatchPlan, evaluation_share
 from worldsize.distributed.world import World
 from worldsize.errors import DataError
+
+if TYPE_CHECKING:
+    from worldsize.distributed.device_timer import Stamp
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +58,15 @@ class Batch:
     """``pixels``: uint8 (n, size, size, 3), in pinned memory for a GPU; ``labels``: see `blank_labels`.
 
     ``indices``: the sample at each place, after broken images are replaced, int64 (n,). ``mix``: float32 (n, 6), see
-    `mixing`; None if images are not mixed.
+    `mixing`; None if images are not mixed. ``copied``: the time that a GPU waited for the copy of these tensors; None
+    if it copied none.
     """
 
     pixels: torch.Tensor
     labels: torch.Tensor
     indices: Indices
     mix: torch.Tensor | None = None
+    copied: tuple[Stamp, Stamp] | None = None
 
 
 class BrokenImages:
