@@ -237,7 +237,7 @@ FAULTS = (
     Fault("stop", "SIGTERM, Ctrl-C", "the run saves after the step and ends", stop, (75,), "stopping after this step"),
     Fault(
         "signal_storm", "a hundred SIGTERM, SIGINT and SIGHUP, to all processes",
-        "they count as one within two seconds; a later one ends the run at once", storm, (75, 129, 130, 143), lost=5,
+        "they count as one within two seconds; a later one ends the run at once", storm, (75, 129, 130, 143), lost=10,
     ),
     Fault(
         "lost_terminal", "the terminal is closed, or its connection lost", "the run saves after the step and ends",
@@ -254,35 +254,35 @@ FAULTS = (
     Fault(
         "partition", "the network between two hosts drops everything", "each names the other, which is not heard of",
         cut_the_network, (72,), r"rank 1 \(h2, process \d+\) has not been heard of for .* the network between",
-        lost=5, start=on_two_hosts, again=on_two_hosts, options=QUICK, marks=ON_HOSTS,
+        lost=10, start=on_two_hosts, again=on_two_hosts, options=QUICK, marks=ON_HOSTS,
     ),
     Fault("killed_launcher", "`kill -9` of the launcher", "its processes save and end", kill_the_launcher, (137,)),
     Fault(
         "killed_rank", "`kill -9` of a process, out of memory", "all end; the killed rank and the signal are named",
-        kill_a_rank, (137,), "rank 1 was killed by SIGKILL", lost=5,
+        kill_a_rank, (137,), "rank 1 was killed by SIGKILL", lost=10,
     ),
     Fault(
         "damaged_checkpoint", "the same, and the newest checkpoint is damaged",
-        "the checkpoint is skipped, with the name of its file", kill_a_rank, (137,), "rank 1 was killed by SIGKILL", lost=10,
+        "the checkpoint is skipped, with the name of its file", kill_a_rank, (137,), "rank 1 was killed by SIGKILL", lost=15,
         step=12, mend=damage_the_checkpoint,
     ),
     Fault(
         "stopped_rank", "a process is stopped", "it is named with its step; `--autoresume` starts again", freeze_a_rank,
         (72,),
-        r"rank 1 \(\S+, process \d+\) has made no progress .* is stopped \(SIGSTOP or a debugger\)", lost=5, options=QUICK,
+        r"rank 1 \(\S+, process \d+\) has made no progress .* is stopped \(SIGSTOP or a debugger\)", lost=10, options=QUICK,
     ),
     Fault(
         "deadlock", "a process is in a deadlock", "it is named with its step; `--autoresume` starts again", nothing, (72,),
-        "rank 1 .* has made no progress .* in step 6, updating the weights", lost=5, step=5, options=QUICK, rule="deadlock",
+        "rank 1 .* has made no progress .* in step 6, updating the weights", lost=10, step=5, options=QUICK, rule="deadlock",
         mend=see_the_stacks,
     ),
     Fault(
         "dead_storage", "storage stops answering", "the file is named; later the run ends", nothing, (72,),
-        r"rank 1 .* it has been reading \S+\.png for", lost=5, options=QUICK, files=True, rule="dead_storage",
+        r"rank 1 .* it has been reading \S+\.png for", lost=10, options=QUICK, files=True, rule="dead_storage",
     ),
     Fault(
         "flipped_bit", "a flipped bit in the weights of one process", "the tensor is named, nothing of it is saved", nothing,
-        (73,), "the weights fc.weight differ between the ranks", lost=5, step=5, rule="flipped_bit",
+        (73,), "the weights fc.weight differ between the ranks", lost=10, step=5, rule="flipped_bit",
     ),
     Fault(
         "nan", "one process computes NaN or infinity", "its rank and the step are named", nothing, (76,),
@@ -320,16 +320,16 @@ FAULTS = (
     ),
     Fault(
         "changed_image", "an image changes during the run", "it is named", change_an_image, (65,),
-        r"train/cat/3\.png is not what this run first read there", lost=5, start=remember,
+        r"train/cat/3\.png is not what this run first read there", lost=10, start=remember,
         mend=put_the_image_back, files=True,
     ),
     Fault(
         "deleted_image", "an image is deleted during the run", "it is named", delete_an_image, (65,),
-        r"train/cat/3\.png was deleted since this run first read it", lost=5, mend=put_the_image_back, files=True,
+        r"train/cat/3\.png was deleted since this run first read it", lost=10, mend=put_the_image_back, files=True,
     ),
     Fault(
         "descriptors", "too few file descriptors", "the limit and the remedy are named", take_the_descriptors, (69,),
-        r"raise the limit of open files \(ulimit -n\)", lost=5, files=True,
+        r"raise the limit of open files \(ulimit -n\)", lost=10, files=True,
     ),
 )  # fmt: skip
 
