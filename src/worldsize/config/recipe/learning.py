@@ -50,7 +50,7 @@ class Model(Section):
     compile: Literal["auto", True, False] = operational(
         "auto",
         description="torch.compile normalization, network and loss as one function; auto: on GPUs where a compiler works, "
-        "unless the run is deterministic or bitwise",
+        "unless the run is deterministic or bitwise; --model.no-compile: never",
     )
 
     @model_validator(mode="before")
