@@ -18,7 +18,7 @@ from processes import HERE, environment, free_port
 from worldsize import cli
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.normalize import Normalise
-from worldsize.distributed import batch_plan, device_errors, world
+from worldsize.distributed import batch_plan, device_errors, joining, world
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import RankInfo
 from worldsize.errors import GpuFull, NcclFailed, PeersUnreachable, UserError
@@ -226,6 +226,7 @@ def test_an_error_of_nccl_while_ranks_connect_is_explained(monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise dist.DistBackendError(DUPLICATE)
 
+    monkeypatch.setattr(joining, "_store", lambda *_: None)
     monkeypatch.setattr(dist, "init_process_group", fail)
     monkeypatch.setattr(world, "_device", lambda rank_info, choice: GPU)
     with pytest.raises(NcclFailed, match=r"rank 1: NCCL failed with rank 0 and rank 1: .* two processes use the same GPU"):

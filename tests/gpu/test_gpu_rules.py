@@ -20,7 +20,7 @@ from worldsize import checkpoint, cli
 from worldsize.config.recipe import Data, Optimizer, Parallel, Recipe
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.sampling.random_numbers import Use, seed_of
-from worldsize.distributed import world
+from worldsize.distributed import joining, world
 from worldsize.distributed.batch_plan import BatchPlan, evaluation_batch
 from worldsize.distributed.rank import RankInfo
 from worldsize.errors import UserError
@@ -202,6 +202,7 @@ def test_asynchronous_ranks_do_not_bind_their_groups_to_a_gpu(monkeypatch, strat
     asked = {}
     monkeypatch.setattr(world, "_device", lambda rank_info, choice: GPU)
     monkeypatch.setattr(world, "_assert_size", lambda world: None)
+    monkeypatch.setattr(joining, "_store", lambda *_: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **settings: asked.update(settings, backend=backend))
     monkeypatch.setattr(dist, "new_group", lambda **settings: None)
     recipe = Recipe.model_validate({"parallel": {"strategy": strategy}})

@@ -37,7 +37,7 @@ def test_copying_is_no_waiting_for_images(monkeypatch):
     meter.begin()
     waits, copies = [(0.125, 0.25), (0.5, 0.5625)], [(0.1875, 0.25)]
     meter.add(1, 0.5, 0.1, Computed(torch.ones(2, 2).double(), [7, 9], waits, [], copies), torch.tensor(5.0))
-    [step], window = meter.collect(0)
+    [step], [window] = meter.collect(0)
     meter.close()
     assert (step.step_ms, step.data_ms, step.copy_ms) == (1000, 125, 62.5)
     assert step.data_ms + step.copy_ms + step.compute_ms + step.overhead_ms == pytest.approx(1000)

@@ -115,8 +115,9 @@ def test_it_equals_a_plain_loop(train, tmp_path):
     run = train("one", 1)
     expected, parameters = plain_loop(tmp_path)
     assert losses(run) == pytest.approx(expected, rel=1e-12)
+    # The same bits in a fresh process; after other tests, matrix products may round otherwise.
     trained = weights(run)
-    assert all(torch.equal(trained[name], value) for name, value in parameters.items())
+    assert distance({name: trained[name] for name in parameters}, parameters) < 1e-12
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
