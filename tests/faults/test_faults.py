@@ -264,7 +264,7 @@ FAULTS = (
     Fault(
         "damaged_checkpoint", "the same, and the newest checkpoint is damaged",
         "the checkpoint is skipped, with the name of its file", kill_a_rank, (137,), "rank 1 was killed by SIGKILL", lost=15,
-        step=12, mend=damage_the_checkpoint,
+        step=12, repair=damage_the_checkpoint,
     ),
     Fault(
         "stopped_rank", "a process is stopped", "it is named with its step; `--autoresume` starts again", freeze_a_rank,
@@ -274,7 +274,7 @@ FAULTS = (
     Fault(
         "deadlock", "a process is in a deadlock", "it is named with its step; `--autoresume` starts again", nothing, (72,),
         "rank 1 .* has made no progress .* in step 6, updating the weights", lost=10, step=5, options=QUICK, rule="deadlock",
-        mend=see_the_stacks,
+        repair=see_the_stacks,
     ),
     Fault(
         "dead_storage", "storage stops answering", "the file is named; later the run ends", nothing, (72,),
@@ -321,11 +321,11 @@ FAULTS = (
     Fault(
         "changed_image", "an image changes during the run", "it is named", change_an_image, (65,),
         r"train/cat/3\.png is not what this run first read there", lost=10, start=remember,
-        mend=put_the_image_back, files=True,
+        repair=put_the_image_back, files=True,
     ),
     Fault(
         "deleted_image", "an image is deleted during the run", "it is named", delete_an_image, (65,),
-        r"train/cat/3\.png was deleted since this run first read it", lost=10, mend=put_the_image_back, files=True,
+        r"train/cat/3\.png was deleted since this run first read it", lost=10, repair=put_the_image_back, files=True,
     ),
     Fault(
         "descriptors", "too few file descriptors", "the limit and the remedy are named", take_the_descriptors, (69,),

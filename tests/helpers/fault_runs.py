@@ -55,7 +55,7 @@ class Fault:
         says: a regular expression in what the run then prints.
         lost: steps at most that are computed again.
         start: starts the run.
-        mend: called before the run is resumed.
+        repair: called before the run is resumed.
         again: starts the run again.
         options: more of the command line of the disturbed run.
         files: the run reads image files, instead of images in memory.
@@ -73,7 +73,7 @@ class Fault:
     lost: int = 0
     start: Callable[[Scene], object] = field(default=lambda scene: scene.train())
     step: int = 6
-    mend: Callable[[Scene], object] = field(default=lambda scene: None)
+    repair: Callable[[Scene], object] = field(default=lambda scene: None)
     again: Callable[[Scene], object] = field(default=lambda scene: scene.train_as_ranks())
     options: tuple[str, ...] = ()
     files: bool = False
@@ -103,7 +103,7 @@ class Scene:
         self.log = cwd / "log.txt"
         self.log.touch()
         self.processes: list[subprocess.Popen[str]] = []
-        self.kept: Any = None  # what the start leaves for the injection, or that for `mend`
+        self.kept: Any = None  # what the start leaves for the injection, or that for `repair`
         self.over = False  # the run is started again without the fault
         self.began = time.monotonic()
         self.detected_s: float | None = None
@@ -235,7 +235,7 @@ def check(fault: Fault, cwd: Path, undisturbed: Path) -> Measured:
         assert "Traceback" not in one.printed(), one.printed()
         noticed = one.detected_s if fault.says else time.monotonic() - one.began if code else None
         done = one.steps()
-        fault.mend(one)
+        fault.repair(one)
         recovered_s = None
         lost = 0
         if code and fault.resumes:

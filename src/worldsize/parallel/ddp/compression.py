@@ -19,7 +19,23 @@ Reduced = torch.futures.Future[torch.Tensor]
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class Average:
+class Hook:
+    """Averages the buckets of each backward pass. This one keeps nothing from one step to the next."""
+
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """Around a pass whose gradients are discarded."""
+        yield
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the next step depends on."""
+        return {}
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `state`."""
+
+
+class Average(Hook):
     """The mean of a bucket, sent in its own type or as fp16 or bf16.
 
     It is divided by ``predivide`` before the sum and by world_size / predivide after it. Dividing completely before the
@@ -48,20 +64,8 @@ class Average:
 
         return work.then(received)
 
-    @contextmanager
-    def rehearsing(self) -> Iterator[None]:
-        """Around a pass whose gradients are discarded."""
-        yield
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """What the next step depends on."""
-        return {}
-
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of `state`."""
-
-
-class Builtin:
+class Builtin(Hook):
     """The mean of a bucket by torch's own hook: the same bits as `Average`, in C++.
 
     A hook in Python needs the interpreter for each bucket in the middle of the backward pass, while other threads use it.
@@ -84,18 +88,6 @@ class Builtin:
         # Called after the last gradient is computed, and before DDP's own callback, which is queued later and waits for the
         # buckets.
         torch.autograd.Variable._execution_engine.queue_callback(self._exchange.begin)
-
-    @contextmanager
-    def rehearsing(self) -> Iterator[None]:
-        """As `Average.rehearsing`."""
-        yield
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """As `Average.state`."""
-        return {}
-
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """As `Average.load_state`."""
 
 
 class PowerSGD(Average):

@@ -88,7 +88,7 @@ class Strategy(base.Strategy):
         )
         self.module = self._ddp
         self._compression = settings.compression
-        self._hook: compression.Builtin | compression.Average
+        self._hook: compression.Hook
         if settings.compression == "none" and settings.predivide is None:
             self._hook = compression.Builtin(self._ddp, parts.parameters, self.exchange)
             return
