@@ -203,29 +203,6 @@ def test_a_value_that_json_cannot_represent_is_a_reported_failure(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_snapshot_is_a_copy(tmp_path):
-    live = torch.ones(4, 3, 2, 2).to(memory_format=torch.channels_last)
-    copied = checkpoint.copy({"w": live})
-    live.zero_()
-    assert copied["w"].is_contiguous()
-    assert copied["w"].sum() == 48
-
-
-def test_copies_in_memory_of_earlier_ones_are_the_tensors_of_now():
-    live = {"w": torch.ones(4, 3, 2, 2).to(memory_format=torch.channels_last), "n": torch.tensor(1)}
-    memory: checkpoint.Tensors = {}
-    first = checkpoint.Copying(memory).copy(live, "model")
-    for tensor in live.values():
-        tensor.mul_(5)
-    assert first["w"].sum() == 48
-    second = checkpoint.Copying(memory).copy(live, "model")
-    assert {name: tensor.data_ptr() for name, tensor in second.items()} == {n: t.data_ptr() for n, t in first.items()}
-    assert second["w"].equal(live["w"]) and second["n"] == 5
-    assert second["w"].is_contiguous(memory_format=torch.channels_last)  # a copy to another layout takes longer
-    other = checkpoint.Copying(memory).copy({"w": live["w"][:2], "n": torch.ones(2)}, "optimizer")
-    assert other["w"].shape == (2, 3, 2, 2) and other["n"].tolist() == [1, 1] and second["w"].equal(live["w"])
-
-
 def test_tensors_of_any_memory_layout_are_saved_by_their_values(tmp_path):
     one = snapshot(1)
     weights = {"w": torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)}

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from torch import nn
 
 from processes import distance
 from steps_of_ranks import weights_after
-from worldsize import checkpoint
 from worldsize.config.recipe import Data, Optimizer, Parallel, Recipe
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.sampling.random_numbers import Use, seed_of
@@ -209,24 +206,6 @@ def test_asynchronous_ranks_do_not_bind_their_groups_to_a_gpu(monkeypatch, strat
     joined = world.join(rank_info, recipe, 1, hosts_only=strategy == "async")
     assert asked["device_id"] == device
     assert ("nccl" in asked["backend"]) == (joined.backend == "nccl") == (strategy == "ddp")
-
-
-# Checkpoints
-
-
-def test_the_thread_that_waits_for_a_copy_uses_the_gpu_of_the_copy(monkeypatch):
-    """A new thread's current device is GPU 0: each process of a node would create a context there."""
-    used = []
-    monkeypatch.setattr(torch.cuda, "set_device", used.append)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(wait_stream=lambda other: None))
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: used.append("waits"))
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    copying, device = checkpoint.Copying(), torch.device("cuda", 3)
-    copying._to_host({}, {}, device)
-    copying.wait()
-    assert used == [device, "waits"]
 
 
 # Determinism

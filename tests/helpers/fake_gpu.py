@@ -105,7 +105,8 @@ class Case:
 
     def restore(self) -> None:
         before = self._places()
-        self.state.restore(replace(self.saved, samples={}), self.world)
+        with Waits():  # which answers when a value is read
+            self.state.restore(replace(self.saved, samples={}), self.world)
         assert self._places() == before
 
     def _places(self) -> set[tuple[str, str]]:

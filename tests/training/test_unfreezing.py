@@ -170,6 +170,22 @@ def test_a_compiled_network_is_compiled_again(train):
     assert distance(weights(compiled), weights(one)) < 1e-9
 
 
+def test_a_run_may_unfreeze_earlier_than_it_said(ranks):
+    """What was frozen until then begins with the running statistics that it has."""
+    recipe = ranks.cwd / "later.yaml"
+    recipe.write_text(
+        recipe_files.to_yaml(Recipe.model_validate(VALUES | {"model": VALUES["model"] | {"unfreeze_epoch": 2}}))
+    )
+    ranks(1).run("train", recipe, "--name", "later", "--stop-after", "6", code=75)
+    folder = ranks.cwd / "runs" / "later"
+    before = weights(folder)
+    earlier = ("--allow-changes", "--model.unfreeze-epoch", "1")
+    ranks(1).run("train", "--resume", "runs/later", *earlier, "--stop-after", "7", code=75)
+    after = weights(folder)
+    assert not torch.equal(before["layer1.0.conv1.weight"], after["layer1.0.conv1.weight"])
+    assert (after["bn1.running_var"] > 0.9 * before["bn1.running_var"]).all()  # of which the step replaced a tenth
+
+
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))

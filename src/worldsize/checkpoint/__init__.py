@@ -3,15 +3,15 @@
 When to save is decided in `training.saver`. Read `format` first; its functions are available from this package.
 """
 
+from worldsize.checkpoint.copying import Copying as Copying
+from worldsize.checkpoint.copying import copy as copy
 from worldsize.checkpoint.format import AVERAGE as AVERAGE
 from worldsize.checkpoint.format import FORMAT as FORMAT
 from worldsize.checkpoint.format import SAMPLES as SAMPLES
-from worldsize.checkpoint.format import Copying as Copying
 from worldsize.checkpoint.format import Snapshot as Snapshot
 from worldsize.checkpoint.format import Tensors as Tensors
 from worldsize.checkpoint.format import all_damaged as all_damaged
 from worldsize.checkpoint.format import check as check
-from worldsize.checkpoint.format import copy as copy
 from worldsize.checkpoint.format import digest as digest
 from worldsize.checkpoint.format import find as find
 from worldsize.checkpoint.format import list_checkpoints as list_checkpoints

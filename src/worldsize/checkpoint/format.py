@@ -21,7 +21,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from worldsize.distributed.copy_stream import copy_stream
 from worldsize.errors import CheckpointError
 from worldsize.runs import run_folder
 
@@ -67,69 +66,6 @@ class Snapshot:
     def step(self) -> int:
         """Optimizer steps done."""
         return int(self.state["step"])
-
-
-class Copying:
-    """Copies tensors to the host while a GPU computes on: training may change them as soon as `copy` returns.
-
-    Args:
-        memory: of earlier copies that nobody reads any more, by name; filled again, and extended by what it lacks. New
-            memory costs more than the copy itself, because the kernel clears its pages or pins them.
-    """
-
-    def __init__(self, memory: Tensors | None = None) -> None:
-        self._memory: Tensors = {} if memory is None else memory
-        self._events: list[tuple[torch.device, torch.cuda.Event]] = []
-
-    def copy(self, tensors: Mapping[str, torch.Tensor], part: str = "") -> Tensors:
-        """Copies on the CPU, in the tensors' own memory layout. Those of tensors on a GPU are complete after `wait`.
-
-        Args:
-            part: distinguishes these tensors from others with the same names.
-        """
-        copies = {name: self._room(f"{part}/{name}", tensor) for name, tensor in tensors.items()}
-        for device in {tensor.device for tensor in tensors.values()}:
-            here = {name: tensor.detach() for name, tensor in tensors.items() if tensor.device == device}
-            if device.type == "cuda":
-                self._to_host(copies, {name: tensor.clone() for name, tensor in here.items()}, device)
-            else:
-                for name, tensor in here.items():
-                    copies[name].copy_(tensor)
-        return copies
-
-    def _room(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        room = self._memory.get(name)
-        if room is None or (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
-            # Only copies to pinned memory return before they are done.
-            room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
-            self._memory[name] = room
-        return room
-
-    def _to_host(self, copies: Tensors, tensors: Tensors, device: torch.device) -> None:
-        stream = copy_stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for name, tensor in tensors.items():
-                copies[name].copy_(tensor, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            self._events.append((device, event))
-        for tensor in tensors.values():
-            tensor.record_stream(stream)  # its memory is reused only after the copy
-
-    def wait(self) -> None:
-        """Wait until all copies are complete."""
-        for device, event in self._events:
-            torch.cuda.set_device(device)  # a new thread has GPU 0, and would create a context there
-            event.synchronize()
-
-
-def copy(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Contiguous copies on the CPU, independent of further training, after waiting for them."""
-    copying = Copying()
-    copies = copying.copy(tensors)
-    copying.wait()
-    return {name: tensor.contiguous() for name, tensor in copies.items()}
 
 
 def check(checkpoint: Path, rank: int | None = None) -> None:

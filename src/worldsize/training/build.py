@@ -245,7 +245,7 @@ def _assemble(
     if unfreezing.done(recipe.model, progress):
         unfreezing.unfreeze(compute)
     if snapshot is not None:
-        world.collectively(lambda: state.restore(snapshot, mine))
+        world.collectively(lambda: state.restore(snapshot, mine, setting.request.allow_changes))
     saved = partial(History(folder.history).add, "saved")
     return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
         recipe=recipe,

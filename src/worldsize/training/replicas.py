@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from worldsize.checkpoint.copying import in_memory_order
 from worldsize.distributed.world import World
 from worldsize.errors import ReplicasDiffer
 from worldsize.training.environment import device_name
@@ -81,7 +82,6 @@ class Replicas:
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
     """A parameter's memory as whole numbers: words of 8 bytes if it fits them, whose sum takes a third of the time."""
-    size = tensor.element_size()
-    row = tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))  # its axes in the order of memory
+    size, row = tensor.element_size(), in_memory_order(tensor)
     fits = all(count * size % _WIDEST == 0 for count in (tensor.numel(), tensor.storage_offset()))
-    return row.view(-1).view(_WORDS[_WIDEST]) if fits and row.is_contiguous() else tensor.view(_WORDS[size])
+    return row.view(_WORDS[_WIDEST]) if fits and row is not None else tensor.view(_WORDS[size])

@@ -81,8 +81,12 @@ class TrainState:
         """Copies of each rank's own tensors on rank 0, empty elsewhere. All ranks must call it."""
         return dict(enumerate(gather(checkpoint.copy(self.own()), world)))
 
-    def restore(self, snapshot: Snapshot, world: World) -> None:
+    def restore(self, snapshot: Snapshot, world: World, changed: bool = False) -> None:
         """Restore a snapshot.
+
+        Args:
+            changed: it may be of another recipe. If other layers were frozen, the running statistics of all begin with
+                their averages over the ranks.
 
         Raises:
             CheckpointError: it belongs to another model.
@@ -105,10 +109,11 @@ class TrainState:
         statistics = {name: tensor for name, tensor in self.own().items() if not name.startswith("strategy/")}
         if not snapshot.average:  # the run did not average until now
             statistics.pop("average/statistics", None)
-        if missing := sorted(statistics.keys() - own.keys()):
-            raise CheckpointError(f"the checkpoint has no {missing[0]} of rank {world.rank}")
-        for name, tensor in statistics.items():
-            tensor.copy_(own[name])
+        unlike = sorted(name for name, tensor in statistics.items() if name not in own or own[name].shape != tensor.shape)
+        if unlike and not changed:
+            raise CheckpointError(f"the checkpoint has no {unlike[0]} of rank {world.rank}")
+        for name in statistics.keys() - set(unlike):
+            statistics[name].copy_(own[name])
         self.strategy.load_state({k.removeprefix("strategy/"): v for k, v in own.items() if k.startswith("strategy/")})
 
     def _load(self, state: Tensors) -> None:

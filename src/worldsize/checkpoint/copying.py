@@ -1,0 +1,89 @@
+"""Copies of tensors on the CPU, made while a GPU computes on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+
+from worldsize.checkpoint.format import Tensors
+from worldsize.distributed.copy_stream import copy_stream
+
+
+class Copying:
+    """Copies tensors to the host while a GPU computes on: training may change them as soon as `copy` returns.
+
+    All tensors of a device and type become one copy, because a network has hundreds of them, most of them small.
+
+    Args:
+        memory: of earlier copies that nobody reads any more, by name; filled again, and extended by what it lacks. New
+            memory costs more than the copy itself, because the kernel clears its pages or pins them.
+    """
+
+    def __init__(self, memory: Tensors | None = None) -> None:
+        self._memory: Tensors = {} if memory is None else memory
+        self._events: list[tuple[torch.device, torch.cuda.Event]] = []
+
+    def copy(self, tensors: Mapping[str, torch.Tensor], part: str = "") -> Tensors:
+        """Copies on the CPU, in the tensors' own memory layout. Those of tensors on a GPU are complete after `wait`.
+
+        Args:
+            part: distinguishes these tensors from others.
+        """
+        alike: defaultdict[tuple[torch.device, torch.dtype], Tensors] = defaultdict(dict)
+        for name, tensor in tensors.items():
+            dense = in_memory_order(tensor) is not None
+            alike[tensor.device, tensor.dtype][name] = tensor.detach() if dense else tensor.detach().contiguous()
+        copies: Tensors = {}
+        for (device, dtype), several in alike.items():
+            host = self._joined(list(several.values()), f"{part}/{device}/{dtype}")
+            parts = host.split([tensor.numel() for tensor in several.values()])
+            for (name, tensor), values in zip(several.items(), parts, strict=True):
+                copies[name] = values.as_strided(tensor.shape, tensor.stride())
+        return {name: copies[name] for name in tensors}
+
+    def _joined(self, tensors: list[torch.Tensor], name: str) -> torch.Tensor:
+        """The values of these tensors, which have no gaps, one after the other on the host, (n,)."""
+        values = [row for tensor in tensors if (row := in_memory_order(tensor)) is not None]
+        n = sum(len(row) for row in values)
+        host = self._memory.get(name)
+        if host is None or len(host) != n:
+            # Only copies to pinned memory return before they are done.
+            host = torch.empty(n, dtype=values[0].dtype, pin_memory=values[0].is_cuda)
+            self._memory[name] = host
+        if values[0].is_cuda:
+            self._to_host(host, torch.cat(values))
+        else:
+            torch.cat(values, out=host)
+        return host
+
+    def _to_host(self, host: torch.Tensor, values: torch.Tensor) -> None:
+        device, stream = values.device, copy_stream(values.device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            host.copy_(values, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._events.append((device, event))
+        values.record_stream(stream)  # its memory is reused only after the copy
+
+    def wait(self) -> None:
+        """Wait until all copies are complete."""
+        for device, event in self._events:
+            torch.cuda.set_device(device)  # a new thread has GPU 0, and would create a context there
+            event.synchronize()
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A view (n,) of the tensor's elements as they lie in memory; None if there are gaps between them, or overlaps."""
+    row = tensor.detach().permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
+    return row.view(-1) if row.is_contiguous() else None
+
+
+def copy(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """Contiguous copies on the CPU, independent of further training, after waiting for them."""
+    copying = Copying()
+    copies = copying.copy(tensors)
+    copying.wait()
+    return {name: tensor.contiguous() for name, tensor in copies.items()}
