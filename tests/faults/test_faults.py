@@ -253,8 +253,9 @@ FAULTS = (
     ),
     Fault(
         "partition", "the network between two hosts drops everything", "each names the other, which is not heard of",
-        cut_the_network, (72,), r"rank 1 \(h2, process \d+\) has not been heard of for .* the network between",
-        lost=10, start=on_two_hosts, again=on_two_hosts, options=QUICK, marks=ON_HOSTS,
+        # "never", if its watcher has not started yet
+        cut_the_network, (72,), r"rank 1 (\(h2, process \d+\) has not|has never) been heard of.* the network between",
+        step=30, lost=10, start=on_two_hosts, again=on_two_hosts, options=QUICK, marks=ON_HOSTS,
     ),
     Fault("killed_launcher", "`kill -9` of the launcher", "its processes save and end", kill_the_launcher, (137,)),
     Fault(

@@ -15,6 +15,7 @@ from worldsize.watchdog.heartbeat import STAGES, Stage
 TIMES_P99 = 3.0
 # What depends on disks, networks or compilers is reported at the limit, and ends the run after this many limits.
 PATIENCE = 10
+_UNREACHABLE = ": its host is frozen, or the network between the hosts fails"
 _MEASURED = 3  # steps before their time means something: the first ones compile, allocate and fill caches
 
 
@@ -83,11 +84,12 @@ class Finding:
     ends: bool
 
 
-def judge(ranks: Sequence[Seen]) -> Finding | None:
+def judge(ranks: Sequence[Seen], unheard_of: Sequence[int] = ()) -> Finding | None:
     """The process that holds up the others; None if all make progress or may still.
 
     Args:
-        ranks: what was last heard of each rank; ranks that were never heard of are left out.
+        ranks: what was last heard of each rank.
+        unheard_of: the other ranks, whose watchers may not have started yet, or cannot reach rank 0's.
     """
     ranks = sorted(ranks, key=lambda seen: seen.rank)
     for one in ranks:
@@ -101,15 +103,20 @@ def judge(ranks: Sequence[Seen]) -> Finding | None:
         one = min(alone, key=lambda seen: seen.place)
         return Finding(one.rank, _no_progress(one), one.idle_s >= one.end_s)
     if ranks and all(one.late for one in ranks):
-        return _all_wait(ranks)
+        return _all_wait(ranks, unheard_of)
     return None
 
 
-def _all_wait(ranks: Sequence[Seen]) -> Finding:
+def _all_wait(ranks: Sequence[Seen], unheard_of: Sequence[int]) -> Finding:
     """No process makes progress, and each may wait for another one: that which is furthest behind holds up the rest."""
     behind = min(ranks, key=lambda seen: seen.place)
     # Those that wait for a message may have a beat later than its sender, so nobody is blamed too early.
     ends = all(one.idle_s >= 2 * one.end_s for one in ranks)
+    if unheard_of:
+        # Only the watchers' datagrams may be lost, and that rank may be slow.
+        ends = all(one.idle_s >= 2 * PATIENCE * one.limit_s for one in ranks)
+        who = f"rank {unheard_of[0]} has never been heard of{_UNREACHABLE}"
+        return Finding(unheard_of[0], f"{who}; {_no_progress(behind)}", ends)
     if len(ranks) == 1 or any(one.place != behind.place for one in ranks):
         return Finding(behind.rank, _no_progress(behind), ends)
     waited = min(one.idle_s for one in ranks)
@@ -119,7 +126,7 @@ def _all_wait(ranks: Sequence[Seen]) -> Finding:
 
 def unheard(who: str, silent_s: float) -> str:
     """The message for a process whose watcher has fallen silent."""
-    return f"{who} has not been heard of for {silent_s:.0f} s: its host is frozen, or the network between the hosts fails"
+    return f"{who} has not been heard of for {silent_s:.0f} s{_UNREACHABLE}"
 
 
 def _no_progress(one: Seen, why: str = "") -> str:

@@ -72,6 +72,7 @@ def _watcher(
         task = Task(
             pid=os.getpid(),
             rank=rank_info.rank,
+            size=rank_info.size,
             host=socket.gethostname(),
             memory=memory.fileno(),
             stacks=stacks.fileno(),

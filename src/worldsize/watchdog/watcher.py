@@ -23,7 +23,7 @@ from worldsize.config.wording import quoted
 from worldsize.errors import Stalled
 from worldsize.launch.local import report
 from worldsize.watchdog import heartbeat, messages
-from worldsize.watchdog.judgement import Finding, Seen, judge, limit_s, unheard
+from worldsize.watchdog.judgement import PATIENCE, Finding, Seen, judge, limit_s, unheard
 from worldsize.watchdog.process import State, is_alive, state_of
 
 # Shows the stacks of the process's threads; nothing else uses this signal.
@@ -39,7 +39,8 @@ _STACKS_S = 4.0
 
 @dataclass(frozen=True)
 class Task:
-    """``pid`` is watched as ``rank`` on ``host``; its heartbeat is in the file ``memory``, its stacks come to ``stacks``.
+    """``pid`` is watched as ``rank`` of ``size`` on ``host``; its heartbeat is in the file ``memory``, its stacks come to
+    ``stacks``.
 
     ``least_s`` is the shortest limit. ``hub`` is the (host, port) of rank 0's watcher, which has the socket ``listens``
     itself; None for a single process. ``speaks``: it prints what the user should know. ``folder`` is the run's.
@@ -47,6 +48,7 @@ class Task:
 
     pid: int
     rank: int
+    size: int
     host: str
     memory: int
     stacks: int
@@ -126,7 +128,8 @@ class _Hub:
                 self._seen[seen.rank] = seen
                 with suppress(OSError):
                     self._server.sendto(messages.encode(self._task.token, finding=finding), sender)
-        return finding or judge([self._seen[rank] for rank in sorted(self._seen)])
+        expected = [] if own.at is heartbeat.ENDING else range(self._task.size)
+        return finding or judge(list(self._seen.values()), [rank for rank in expected if rank not in self._seen])
 
 
 class _Spoke:
@@ -135,22 +138,30 @@ class _Spoke:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._client: socket.socket | None = None
-        self._silent_s: float | None = None  # since the hub was heard, if ever
+        self._heard = False
+        self._silent_s = 0.0  # since the hub was heard, or since the beginning
 
     def exchange(self, own: Seen, passed_s: float, finding: Finding | None) -> Finding | None:
         assert self._task.hub is not None
-        self._client = self._client or messages.connect(*self._task.hub)
-        if self._client is None or finding is not None:
+        if finding is not None:
             return finding
-        with suppress(OSError):
-            self._client.send(messages.encode(self._task.token, own))
-        if self._silent_s is not None:
-            self._silent_s += passed_s
-        while (message := messages.receive(self._client, self._task.token)) is not None:
-            self._silent_s, finding = 0.0, message[1] or finding
-        waits = own.at is not heartbeat.ENDING and own.idle_s >= 2 * own.limit_s
-        if finding is None and waits and self._silent_s is not None and self._silent_s >= 2 * own.limit_s:
+        self._silent_s += passed_s
+        self._client = self._client or messages.connect(*self._task.hub)
+        if self._client is not None:
+            finding = self._ask(self._client, own)
+        # A hub that was never heard of may be unreachable for watchers only.
+        patience_s = 2 * own.limit_s * (1 if self._heard else PATIENCE)
+        if finding is None and own.at is not heartbeat.ENDING and min(own.idle_s, self._silent_s) >= patience_s:
             return Finding(0, unheard(f"rank 0 ({self._task.hub[0]})", self._silent_s), True)
+        return finding
+
+    def _ask(self, client: socket.socket, own: Seen) -> Finding | None:
+        with suppress(OSError):
+            client.send(messages.encode(self._task.token, own))
+        finding = None
+        while (message := messages.receive(client, self._task.token)) is not None:
+            self._heard, self._silent_s = True, 0.0
+            finding = message[1] or finding
         return finding
 
 
