@@ -33,30 +33,40 @@ class Copying:
         """
         alike: defaultdict[tuple[torch.device, torch.dtype], Tensors] = defaultdict(dict)
         for name, tensor in tensors.items():
-            dense = in_memory_order(tensor) is not None
-            alike[tensor.device, tensor.dtype][name] = tensor.detach() if dense else tensor.detach().contiguous()
+            alike[tensor.device, tensor.dtype][name] = tensor.detach()
         copies: Tensors = {}
         for (device, dtype), several in alike.items():
-            host = self._joined(list(several.values()), f"{part}/{device}/{dtype}")
-            parts = host.split([tensor.numel() for tensor in several.values()])
-            for (name, tensor), values in zip(several.items(), parts, strict=True):
-                copies[name] = values.as_strided(tensor.shape, tensor.stride())
+            copies |= self._copy_alike(several, f"{part}/{device}/{dtype}")
         return {name: copies[name] for name in tensors}
 
-    def _joined(self, tensors: list[torch.Tensor], name: str) -> torch.Tensor:
-        """The values of these tensors, which have no gaps, one after the other on the host, (n,)."""
-        values = [row for tensor in tensors if (row := in_memory_order(tensor)) is not None]
-        n = sum(len(row) for row in values)
-        host = self._memory.get(name)
-        if host is None or len(host) != n:
-            # Only copies to pinned memory return before they are done.
-            host = torch.empty(n, dtype=values[0].dtype, pin_memory=values[0].is_cuda)
-            self._memory[name] = host
-        if values[0].is_cuda:
-            self._to_host(host, torch.cat(values))
+    def _copy_alike(self, tensors: Tensors, name: str) -> Tensors:
+        """Copies of tensors on one device and of one type, as parts of one tensor."""
+        rows: list[torch.Tensor] = []
+        strides: list[tuple[int, ...]] = []
+        for tensor in tensors.values():
+            row = in_memory_order(tensor)
+            if row is None:
+                tensor = tensor.contiguous()
+                row = tensor.view(-1)
+            rows.append(row)
+            strides.append(tensor.stride())
+        host = self._room(name, sum(map(len, rows)), rows[0])
+        parts = host.split([len(row) for row in rows])
+        if host.device != rows[0].device:
+            self._to_host(host, torch.cat(rows))
         else:
-            torch.cat(values, out=host)
-        return host
+            for part, row in zip(parts, rows, strict=True):
+                part.copy_(row)  # torch.cat takes longer
+        found = zip(tensors.items(), parts, strides, strict=True)
+        return {key: part.as_strided(tensor.shape, stride) for (key, tensor), part, stride in found}
+
+    def _room(self, name: str, n: int, like: torch.Tensor) -> torch.Tensor:
+        room = self._memory.get(name)
+        if room is None or len(room) != n:
+            # Only copies to pinned memory return before they are done.
+            room = torch.empty(n, dtype=like.dtype, pin_memory=like.is_cuda)
+            self._memory[name] = room
+        return room
 
     def _to_host(self, host: torch.Tensor, values: torch.Tensor) -> None:
         device, stream = values.device, copy_stream(values.device)
@@ -77,8 +87,9 @@ class Copying:
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor | None:
     """A view (n,) of the tensor's elements as they lie in memory; None if there are gaps between them, or overlaps."""
-    row = tensor.detach().permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
-    return row.view(-1) if row.is_contiguous() else None
+    if not tensor.is_contiguous():  # which most are; sorting takes longer
+        tensor = tensor.permute(sorted(range(tensor.ndim), key=tensor.stride, reverse=True))
+    return tensor.view(-1) if tensor.is_contiguous() else None
 
 
 def copy(tensors: Mapping[str, torch.Tensor]) -> Tensors:
