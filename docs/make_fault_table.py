@@ -74,8 +74,10 @@ def measure() -> None:
     RESULTS.unlink(missing_ok=True)
     subprocess.run([sys.executable, "-m", "pytest", "-q", FILE], cwd=ROOT, env=environment, check=True)
     loads.append(os.getloadavg()[2])
-    about = f"{cores()} cores ({device_name('cpu')}) whose load was {min(loads):.0f} to {max(loads):.0f}"
-    results = json.loads(RESULTS.read_text()) | {"about": f"{about}, {datetime.date.today()}"}
+    low, high = (f"{load:.0f}" for load in (min(loads), max(loads)))
+    load = high if low == high else f"{low} to {high}"
+    about = f"{cores()} cores ({device_name('cpu')}), load average with these runs {load}, {datetime.date.today()}"
+    results = json.loads(RESULTS.read_text()) | {"about": about}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 

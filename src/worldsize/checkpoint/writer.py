@@ -281,10 +281,10 @@ class Writer:
             snapshot.wait()
             if team is None:
                 path = write(self._folder, snapshot)
-                checkpoint.check(path)  # older checkpoints are deleted only after the new one was read back
             else:
                 path = write(self._folder, snapshot, f"{team.token}-{save}", team.files)
-                checkpoint.check(path, team.rank)
+            # Older checkpoints are deleted only after that. The hashes are those of what was read back.
+            checkpoint.check(path, hashes=False)
         except Exception as error:  # exceptions of this thread reach nobody, and a failed save must be reported
             self._failed = str(error) or type(error).__name__
             log.warning(
