@@ -184,6 +184,24 @@ def test_a_failure_at_any_point_keeps_the_older_one_and_leaves_no_temporary_file
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
 
 
+def test_a_checkpoint_that_is_not_whole_on_disk_does_not_replace_the_older_one(tmp_path, monkeypatch):
+    writing = writer.Writer(tmp_path, Checkpoint(keep=1))
+    writing.save(snapshot(1))
+    writing.wait()
+    write = writer.write
+
+    def cut(*arguments):
+        path = write(*arguments)
+        os.truncate(path / "optimizer.safetensors", 8)
+        return path
+
+    monkeypatch.setattr(writer, "write", cut)
+    writing.save(snapshot(2))
+    assert writing.wait() == tmp_path / "step-00000001"
+    assert "optimizer.safetensors has 8 bytes instead of" in str(writing.failed)
+    assert checkpoint.newest_valid(tmp_path) == tmp_path / "step-00000001"
+
+
 def test_a_damaged_newer_checkpoint_does_not_cause_deletion_of_the_one_just_written(tmp_path):
     writer.write(tmp_path, snapshot(200))
     (tmp_path / "step-00000200" / "state.json").write_text("")
