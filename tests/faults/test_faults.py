@@ -224,6 +224,25 @@ def cut_the_network(scene: Scene) -> None:
         subprocess.run([HOSTS / "heal", "h2"], check=True, timeout=60)
 
 
+def on_a_small_disk(scene: Scene) -> None:
+    disk = scene.run.parent
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    scene.finally_do(lambda: subprocess.run(["umount", str(disk)], check=True))
+    scene.train()
+
+
+def fill_the_disk(scene: Scene) -> None:
+    ballast = scene.run.parent / "ballast"
+    with suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    scene.until_it_says()
+    ballast.unlink()
+
+
 def nothing(scene: Scene) -> None:
     """The rule or the start has done it."""
 
@@ -327,6 +346,10 @@ FAULTS = (
     Fault(
         "deleted_image", "an image is deleted during the run", "it is named", delete_an_image, (65,),
         r"train/cat/3\.png was deleted since this run first read it", lost=10, repair=put_the_image_back, files=True,
+    ),
+    Fault(
+        "full_disk", "the disk is full for a while", "training continues; a later checkpoint is on disk",
+        fill_the_disk, (0,), r"the checkpoint of step \d+ could not be saved \(.*No space left", start=on_a_small_disk,
     ),
     Fault(
         "descriptors", "too few file descriptors", "the limit and the remedy are named", take_the_descriptors, (69,),

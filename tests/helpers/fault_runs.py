@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,7 @@ class Scene:
         self.log = cwd / "log.txt"
         self.log.touch()
         self.processes: list[subprocess.Popen[str]] = []
+        self._afterwards = ExitStack()
         self.kept: Any = None  # what the start leaves for the injection, or that for `repair`
         self.over = False  # the run is started again without the fault
         self.began = time.monotonic()
@@ -194,7 +195,15 @@ class Scene:
         codes = [process.returncode for process in self.processes]
         return next((128 - code if code < 0 else code for code in codes if code), 0)
 
+    def finally_do(self, work: Callable[[], object]) -> None:
+        """When all processes have ended, also after a failure."""
+        self._afterwards.callback(work)
+
     def close(self) -> None:
+        with self._afterwards:
+            self._end_all()
+
+    def _end_all(self) -> None:
         for process in self.processes:
             for pid in [*(workers(process.pid) if process.poll() is None else []), process.pid]:
                 with suppress(ProcessLookupError):

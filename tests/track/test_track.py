@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,60 @@ def test_lines_after_the_resumed_step_are_dropped(tmp_path):
         file.write('{"kind": "step", "st')
     jsonl.Tracker(Track(), RunFolder(tmp_path), 3).steps([step(4)])
     assert [r["step"] for r in records(tmp_path, "step")] == [1, 2, 3, 4]
+
+
+LARGEST = 1 << 20
+
+
+@contextmanager
+def largest_file():
+    """No file grows beyond `LARGEST` bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def nearly_full(tmp_path):
+    """A tracker whose file has no room for a second line within `largest_file`, but for a part of it."""
+    first = json.dumps({"kind": "step", "step": 1, "loss": "x" * (LARGEST - 100)})
+    (tmp_path / "metrics.jsonl").write_text(f"{first}\n")
+    return jsonl.Tracker(Track(), RunFolder(tmp_path), 1)
+
+
+def recorded(run):
+    return [record["step"] for record in records(run, "step")]
+
+
+def test_while_the_disk_is_full_lines_wait_and_the_file_has_whole_lines(nearly_full, tmp_path, caplog):
+    with largest_file():
+        nearly_full.steps([step(2)])
+        nearly_full.steps([step(3), step(4)])
+        assert recorded(tmp_path) == [1]
+    nearly_full.steps([step(5)])
+    nearly_full.end(None)
+    assert recorded(tmp_path) == [1, 2, 3, 4, 5]
+    assert caplog.text.count("(File too large): new lines wait in memory") == 1
+    assert caplog.text.count("metrics.jsonl is complete again") == 1 and "lacks" not in caplog.text
+
+
+def test_lines_that_are_never_written_are_counted(nearly_full, tmp_path, caplog):
+    with largest_file():
+        nearly_full.steps([step(2), step(3)])
+        nearly_full.end(None)
+    assert recorded(tmp_path) == [1]
+    assert "metrics.jsonl lacks the last 2 lines" in caplog.text
+
+
+def test_a_tracker_does_not_fill_the_memory(nearly_full, monkeypatch):
+    monkeypatch.setattr(jsonl, "_MOST_WAITING", 1000)
+    with largest_file():
+        nearly_full.steps([step(2)])
+        with pytest.raises(OSError, match="File too large"):
+            nearly_full.steps([step(n) for n in range(3, 10)])
 
 
 @pytest.fixture(scope="module")

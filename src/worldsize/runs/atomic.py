@@ -43,6 +43,19 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
 
 
+def append(path: Path, text: str) -> None:
+    """Append text to a file: all of it or, if the disk has no room for all, nothing. Raises OSError."""
+    content = memoryview(text.encode())
+    with open(path, "ab", buffering=0) as file:
+        begin = file.seek(0, os.SEEK_END)
+        try:
+            while content:
+                content = content[file.write(content) :]
+        except OSError:
+            file.truncate(begin)
+            raise
+
+
 def flush(path: Path) -> None:
     """Make the content of a file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsize.errors import Stopped
+from worldsize.runs import atomic
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,7 @@ class History:
         """Append a line."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, "step": step, **facts})
         try:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            atomic.append(self._path, line + "\n")
         except OSError as error:
             log.warning("cannot write %s: %s", self._path, error.strerror)
 

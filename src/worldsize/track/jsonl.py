@@ -7,6 +7,7 @@ The numbers that a fingerprint covers are written without rounding, all others w
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -15,10 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from worldsize.config.recipe import Track
-from worldsize.runs.atomic import write_text
+from worldsize.config.wording import count
+from worldsize.runs import atomic
 from worldsize.runs.run_folder import RunFolder
 from worldsize.runs.step_hashes import COVERED
 from worldsize.track import base
+
+log = logging.getLogger(__name__)
+
+_MOST_WAITING = 64 << 20  # characters; the lines of about a hundred thousand steps
 
 
 class Tracker(base.Tracker):
@@ -26,29 +32,55 @@ class Tracker(base.Tracker):
         for path in (folder.metrics, folder.timing):
             if path.exists():
                 _drop_after(path, resumed_step)
-        self._file = open(folder.metrics, "a", encoding="utf-8")
-        self._timing = open(folder.timing, "a", encoding="utf-8")
+        self._metrics, self._timing = _Lines(folder.metrics), _Lines(folder.timing)
 
     def steps(self, steps: Sequence[base.Step]) -> None:
-        for step in steps:
-            self._line("step", asdict(step))
+        self._metrics.add("".join(_line("step", asdict(step)) for step in steps))
 
     def epoch(self, epoch: base.Epoch) -> None:
-        self._line("epoch", asdict(epoch), time=round(time.time(), 3))
+        self._metrics.add(_line("epoch", asdict(epoch), time=round(time.time(), 3)))
 
     def window(self, window: base.Window) -> None:
-        self._timing.write(json.dumps(_rounded(asdict(window))) + "\n")
-        self._timing.flush()
+        self._timing.add(json.dumps(_rounded(asdict(window))) + "\n")
 
     def end(self, summary: base.Summary | None) -> None:
-        self._file.close()
-        self._timing.close()
+        for lines in (self._metrics, self._timing):
+            lines.add("")
+            lines.warn_of_missing()
 
-    def _line(self, kind: str, values: dict[str, Any], **exact: float) -> None:
-        present = {k: v for k, v in (values | values.pop("details")).items() if v not in ([], {}, None)}
-        plain = {k: _rounded(v, k in COVERED) for k, v in present.items()}
-        self._file.write(json.dumps({"kind": kind, **plain, **exact}) + "\n")
-        self._file.flush()
+
+class _Lines:
+    """Appends to a file. While the disk is full, or does not answer, what is new waits in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._waiting = path, ""
+        self._failing = False
+        atomic.append(path, "")  # the file exists from now on
+
+    def add(self, text: str) -> None:
+        self._waiting += text
+        try:
+            atomic.append(self._path, self._waiting)
+        except OSError as error:
+            if len(self._waiting) > _MOST_WAITING:
+                raise
+            if not self._failing:
+                log.warning("cannot write %s (%s): new lines wait in memory", self._path, error.strerror)
+            self._failing = True
+            return
+        if self._failing:
+            log.warning("%s is complete again", self._path)
+        self._waiting, self._failing = "", False
+
+    def warn_of_missing(self) -> None:
+        if self._waiting:
+            log.warning("%s lacks the last %s", self._path, count(self._waiting.count("\n"), "line"))
+
+
+def _line(kind: str, values: dict[str, Any], **exact: float) -> str:
+    present = {k: v for k, v in (values | values.pop("details")).items() if v not in ([], {}, None)}
+    plain = {k: _rounded(v, k in COVERED) for k, v in present.items()}
+    return json.dumps({"kind": kind, **plain, **exact}) + "\n"
 
 
 def _rounded(value: Any, exact: bool = False) -> Any:
@@ -69,4 +101,4 @@ def _drop_after(path: Path, step: int) -> None:
                 kept.append(line)
         except (ValueError, KeyError):  # line truncated by the crash
             continue
-    write_text(path, "".join(kept))
+    atomic.write_text(path, "".join(kept))
