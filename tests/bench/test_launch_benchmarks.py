@@ -46,7 +46,8 @@ def test_decoding_is_measured_next_to_launching(tmp_path):
 def test_operations_of_a_step_are_counted():
     """A network of 53 BatchNorm layers; each is one operation forward and one backward, for each micro-batch."""
     found = rows(run("step_launches.py").split("thin network")[0])
-    one, eight = ([int(cell.replace(",", "")) for cell in found[name]] for name in list(found)[-2:])
+    forms = ("one micro-batch", "8 micro-batches in a pass")
+    one, eight = ([int(cell.replace(",", "")) for cell in found[name]] for name in forms)
     assert one[1] == 2 * 53 and eight[1] == 8 * 2 * 53
     # No more than what is known: the statistics of eight micro-batches, and sums of their gradients.
     assert one[0] < 800 and eight[0] < 2400
