@@ -26,7 +26,7 @@ SETTINGS = (
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2)]
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2)]
     return nn.Sequential(*layers).double().to(memory_format=torch.channels_last)
 
 

@@ -6,7 +6,7 @@ pass; the micro-batch, which decides the numbers, may stay small.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -45,14 +45,64 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
     def _fused(self, x: torch.Tensor, groups: int) -> torch.Tensor:
         """As plain arithmetic, which a compiler turns into few kernels."""
-        grouped = x.to(self.weight.dtype).unflatten(0, (groups, -1))
-        variance, mean = torch.var_mean(grouped, dim=(1, 3, 4), correction=0, keepdim=True)
-        scale = torch.rsqrt(variance + self.eps) * self.weight[:, None, None]
-        y = (grouped - mean) * scale + self.bias[:, None, None]
-        n = grouped[0, :, 0].numel()
+        y, mean, variance = _Normalization.apply(x, self.weight, self.bias, groups, self.eps)
+        n = x.numel() // (groups * self.num_features)
         with torch.no_grad():
-            self.statistics[:groups] = torch.stack([mean.flatten(1), variance.flatten(1) * (n / (n - 1))], dim=1)
-        return y.flatten(0, 1).to(x.dtype)
+            self.statistics[:groups] = torch.stack([mean, variance * (n / (n - 1))], dim=1)
+        return y
+
+
+class _Normalization(torch.autograd.Function):
+    """The arithmetic of BatchNorm per group, with its gradient written out.
+
+    Autograd's own gradient of a variance reads the images once more, to compute their mean again. This one is the formula
+    of Ioffe and Szegedy 2015 (arXiv 1502.03167, section 3), with two sums over the images.
+    """
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Normalize ``x`` (n, C, H, W). Also returns the means and the biased variances, (groups, C)."""
+        values = x.to(weight.dtype)
+        variance, mean = torch.var_mean(_grouped(values, groups), dim=_WITHIN, correction=0)
+        scale = torch.rsqrt(variance + eps)
+        y = (values - _per_sample(mean, x)) * _per_sample(scale * weight, x) + bias[:, None, None]
+        return y.to(x.dtype), mean, variance
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        x, weight, _, ctx.groups, ctx.eps = inputs
+        _, mean, variance = output
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.mark_non_differentiable(mean, variance)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, variance = ctx.saved_tensors
+        dy = gradients[0].to(weight.dtype)
+        deviation = x.to(weight.dtype) - _per_sample(mean, x)
+        scale = torch.rsqrt(variance + ctx.eps)
+        n = x.numel() // mean.numel()
+        total = _grouped(dy, ctx.groups).sum(_WITHIN)
+        along = _grouped(dy * deviation, ctx.groups).sum(_WITHIN)
+        dx = dy - deviation * _per_sample(along * scale * scale / n, x) - _per_sample(total / n, x)
+        dx = (dx * _per_sample(scale * weight, x)).to(x.dtype)
+        return dx, (along * scale).sum(0), total.sum(0), None, None
+
+
+_WITHIN = (1, 3, 4)  # the dimensions of (groups, samples, C, H, W) over which a group's statistics go
+
+
+def _grouped(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """(n, C, H, W) as (groups, samples, C, H, W)."""
+    return x.unflatten(0, (groups, -1))
+
+
+def _per_sample(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A value for each group and channel, (groups, C), as one for each sample of ``x`` and channel, (n, C, 1, 1)."""
+    groups, channels = values.shape
+    return values[:, None].expand(groups, len(x) // groups, channels).reshape(len(x), channels, 1, 1)
 
 
 def splits(model: nn.Module) -> bool:
