@@ -21,7 +21,8 @@ Pixels = NDArray[np.uint8]  # of a decoded image: (height, width, 3), RGB
 Draws = NDArray[np.float64]
 Sides = NDArray[np.int64]
 # int32 (n, 8): top, left, height, width of a box in the image; rows, columns of the grid it is resized to; y, x of the
-# result in that grid. The result is black outside the grid. Height 0 means that the image cannot be cropped.
+# result in that grid. The result is black outside the grid. Height 0: the image cannot be cropped so; only `Crop.one` can
+# tell whether it can be cropped at all.
 Cuts = NDArray[np.int32]
 
 _ATTEMPTS = 10
@@ -161,6 +162,13 @@ class PadCrop(Crop):
         super().__init__(size, flip, bicubic)
         self.padding = padding
 
+    def cuts(self, heights: Sides, widths: Sides, draws: Draws) -> Cuts:
+        """Of square images; of others, a cut would also show what `fit` leaves out."""
+        cuts = centered_cuts(heights, widths, self.size, self.size)
+        cuts[:, 2] *= heights == widths
+        cuts[:, 6:] = self._corners(draws[:, 1:]) - self.padding
+        return cuts
+
     def _cut(self, image: Image.Image, draws: Draws) -> Pixels:
         pixels = fit(image, self.size, self.size, self.bicubic)
         return self._shift(pixels[None], draws[None])[0]
@@ -175,8 +183,12 @@ class PadCrop(Crop):
         p = self.padding
         padded = np.pad(pixels, ((0, 0), (p, p), (p, p), (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (self.size, self.size), axis=(1, 2))
-        top, left = np.floor(draws * (2 * p + 1)).astype(np.int64).T
+        top, left = self._corners(draws).T
         return np.ascontiguousarray(windows[np.arange(len(pixels)), top, left].transpose(0, 2, 3, 1))
+
+    def _corners(self, draws: Draws) -> NDArray[np.int64]:
+        """Top and left of the crops in the padded images, (n, 2)."""
+        return np.floor(draws * (2 * self.padding + 1)).astype(np.int64)
 
 
 class CenterCrop(Crop):

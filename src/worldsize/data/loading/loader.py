@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Images per task. Threads wait for the GIL at each hand-over, and the training loop waits for the threads, so tasks are
-# large. But if images are read one by one, close() waits for complete tasks, so these tasks are small.
-_MIN_TASK, _MAX_TASK = 8, 32
+# large. But if images are read one by one, close() waits for complete tasks, so these tasks are small; of small images,
+# whose hand-over would take longer than they do, they have as many more as fit into `_TASK_PIXELS`.
+_MIN_TASK, _MAX_TASK, _MOST_SMALL = 8, 32, 64
+_TASK_PIXELS = _MIN_TASK * 128 * 128
 _ORDER_CHUNK = 4096  # samples whose order is computed at once; for few samples, numpy takes ten times as long per sample
 
 _MAX_TRIES = 100  # images to try as a replacement for a broken one
@@ -272,7 +274,8 @@ class Loader:
             return max(1, batch)
         fair = batch * (self._prefetch + 1) // (2 * self._threads)
         one_by_one = isinstance(self.samples, EncodedSamples) and not self.samples.reads_many
-        return _MIN_TASK if one_by_one else min(max(fair, _MIN_TASK), _MAX_TASK)
+        small = max(_MIN_TASK, min(_TASK_PIXELS // crop.size**2, _MOST_SMALL))
+        return min(max(fair, _MIN_TASK), small if one_by_one else _MAX_TASK)
 
     def _crops_batches(self, crop: Crop) -> bool:
         """Whether the images are in memory and cropped together, which takes far less time than one by one."""
