@@ -50,9 +50,10 @@ def environment(*packages: Path) -> dict[str, str]:
 
 
 def images(folder: Path, count: int) -> Path:
-    """A folder of JPEGs of ImageNet's usual size, with smooth noise, in ten classes; as many whole batches to evaluate."""
-    paths = [folder / "train" / f"class-{i % 10}" / f"{i}.jpg" for i in range(count)]
-    paths += [folder / "val" / f"class-{i % 10}" / f"{i}.jpg" for i in range(512 if count > 1000 else 20)]
+    """A folder of JPEGs of ImageNet's usual size, with smooth noise, in 1,000 classes, with some to evaluate; few in ten."""
+    classes, evaluated = (1000, 512) if count > 1000 else (10, 20)
+    paths = [folder / "train" / f"class-{i % classes}" / f"{i}.jpg" for i in range(count)]
+    paths += [folder / "val" / f"class-{i % classes}" / f"{i}.jpg" for i in range(evaluated)]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor() as pool:
@@ -127,6 +128,7 @@ def described(variables: dict[str, str]) -> str:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part that runs is ended, too
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder for the results (runs/gpu)")
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="run these parts, by their names in the table")

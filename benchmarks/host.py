@@ -105,7 +105,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="steps per round (300)")
     steps = parser.parse_args().steps
-    recipe = Recipe.model_validate({"global_batch": IMAGES, "micro_batch": IMAGES, "precision": "fp32"})
+    values = {"global_batch": IMAGES, "micro_batch": IMAGES, "precision": "fp32", "model": {"compile": False}}
+    recipe = Recipe.model_validate(values)
     ours, theirs = product(recipe), bare(recipe)
     # In turns, so that load of the machine affects both; the first round warms up.
     rounds = [(milliseconds(ours, steps), milliseconds(theirs, steps)) for _ in range(ROUNDS)][1:]

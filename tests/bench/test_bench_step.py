@@ -61,6 +61,7 @@ def test_each_format_is_compared_with_both_loops():
     assert set(on_gpu) - {form.name for form in forms} == {
         "worldsize fp32 micro-batch 32",
         "worldsize fp32 micro-batch 32 compiled",
+        "worldsize fp32 micro-batch 32 compiled graphs",
         "worldsize fp32 graphs",
         "worldsize fp32 compiled graphs",
     }

@@ -126,6 +126,8 @@ def chosen(arguments: BenchStep, device: torch.device) -> list[Form]:
     if device.type == "cuda":
         if arguments.micro_batch is None and arguments.batch > _MICRO_BATCH and arguments.batch % _MICRO_BATCH == 0:
             forms += [Form("worldsize", name, compiled=c, split=True) for name, c in itertools.product(names, compiled)]
+            if arguments.compile:  # what training on one GPU does by default
+                forms += [Form("worldsize", name, compiled=True, split=True, graphs=True) for name in names]
         forms += [Form("worldsize", name, compiled=c, graphs=True) for name, c in itertools.product(names, compiled)]
     forms += [Form("worldsize", name, channels_last=False) for name in names]
     if unknown := set(arguments.only) - {form.name for form in forms}:
