@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from worldsize import parallel
+from worldsize.config import command_line
 from worldsize.config.recipe import Recipe
 from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
@@ -81,7 +85,7 @@ def train(settings: Recipe, monkeypatch) -> tuple[list[torch.Tensor], dict[str, 
         computed, norm = runner.run(feed, step, 2.0 ** -(step + 3), StepHooks(launched=feed.prefetch))
         metrics.append(torch.cat([computed.sums.reshape(-1), norm.double().view(1)]))
     # The forward passes and the updates, but for the first three of each.
-    assert Replayed.replays == (plan.accumulation * STEPS - 3 + STEPS - 3 if settings.cuda_graphs else 0)
+    assert Replayed.replays == (plan.accumulation * STEPS - 3 + STEPS - 3 if settings.cuda_graphs is True else 0)
     with state.consensus(world, STEPS):
         return metrics, {name: tensor.clone() for name, tensor in network.state_dict().items()}
 
@@ -115,17 +119,98 @@ def test_steps_as_graphs_have_the_bits_of_plain_steps(case, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "strategy", "captured", "message"),
+    ("device", "strategy", "message"),
     [
-        ("cpu", "single", True, "--cuda-graphs is for GPUs, and this run computes on a CPU"),
-        ("cuda", "ddp", False, "the messages of strategy ddp cannot be captured .* --model.compile works"),
+        ("cpu", "single", "--cuda-graphs is for GPUs, and this run computes on a CPU"),
+        ("cuda", "ddp", "the messages of strategy ddp cannot be captured .* --model.compile works"),
     ],
 )
-def test_graphs_are_refused_where_they_do_not_work(device, strategy, captured, message):
-    cuda_graph.check(False, torch.device(device), strategy, captured)
-    cuda_graph.check(True, torch.device("cuda"), "single", True)
+def test_graphs_are_refused_where_they_do_not_work(device, strategy, message):
+    for asked in (False, "auto"):
+        cuda_graph.check(recipe(cuda_graphs=asked), torch.device(device), parallel.load(strategy))
+    cuda_graph.check(recipe(cuda_graphs=True), torch.device("cuda"), parallel.load("single"))
     with pytest.raises(UserError, match=message):
-        cuda_graph.check(True, torch.device(device), strategy, captured)
+        cuda_graph.check(recipe(cuda_graphs=True), torch.device(device), parallel.load(strategy))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"cuda_graphs": False}, False),
+        ({"deterministic": True}, False),
+        ({"precision": "fp64"}, False),
+        ({"optimizer": {"name": "lamb"}}, False),
+        ({"optimizer": {"sam_rho": 0.1}}, False),
+        ({"data": {"train_crop_sizes": (160, 224), "train_crop_epochs": (0, 1)}}, False),
+    ],
+)
+def test_auto_captures_the_steps_of_one_gpu_with_a_compiled_network(settings, expected):
+    asked = recipe(**settings)
+    for kind, compiled in (("cuda", True), ("cuda", False), ("cpu", True)):
+        world = World(RankInfo("none", 0, 1, 0, 1), torch.device(kind), None, 1)
+        found = cuda_graph.wanted(asked, world, Precision(asked.precision, CPU), compiled)
+        assert found is (expected and kind == "cuda" and compiled)
+
+
+def test_several_processes_are_not_captured():
+    world = World(RankInfo("none", 0, 2, 0, 2), torch.device("cuda"), None, 1)
+    assert not cuda_graph.wanted(recipe(), world, Precision("bf16", CPU), compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "auto"),
+        (["--cuda-graphs"], True),
+        (["--cuda-graphs", "--epochs", "2"], True),
+        (["--no-cuda-graphs"], False),
+        (["--cuda-graphs", "auto"], "auto"),
+    ],
+)
+def test_the_flag_needs_no_value(arguments, expected):
+    parsed = command_line.parse(command_line.Train, arguments, command_line.Train(Recipe()), "train digits")
+    assert parsed.settings.cuda_graphs is expected
+
+
+@pytest.mark.parametrize(
+    ("waits", "free", "message"),
+    [
+        (True, 99, "makes the host wait for the GPU (network.py:7)"),
+        (False, 1, "too little memory for their own copy"),
+        (False, 99, None),
+    ],
+)
+def test_a_cautious_graph_captures_nothing_that_waits_or_does_not_fit(waits, free, message, monkeypatch, caplog):
+    """What torch says about a GPU comes from here."""
+    mode = []
+    monkeypatch.setattr(cuda_graph, "CudaGraph", Replayed)
+    monkeypatch.setattr(Replayed, "memory", staticmethod(list), raising=False)
+    monkeypatch.setattr(Replayed, "replays", 0)
+    for name, value in (("memory_allocated", 1), ("memory_reserved", 1), ("max_memory_allocated", 3)):
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 100))
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", mode.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: FakeStream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        if waits and mode[-1:] == ["warn"]:
+            warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, "network.py", 7)
+        return 2 * x
+
+    graphed = cuda_graph.Graphed(work, CPU, cautious=True)
+    graphed._side = FakeStream()
+    results = [graphed(torch.full((), float(i))).item() for i in range(6)]
+    assert results == [0, 2, 4, 6, 8, 10] and mode == ["warn", 0]
+    assert Replayed.replays == (0 if message else 3)
+    assert (message in caplog.text) if message else not caplog.records
+
+
+class FakeStream:
+    def wait_stream(self, other: FakeStream) -> None:
+        pass
 
 
 def test_the_command_refuses_graphs_on_a_cpu(fails):
@@ -148,7 +233,7 @@ def unfrozen(settings: Recipe, monkeypatch) -> dict[str, torch.Tensor]:
         for step in range(5 * phase, 5 * phase + 5):
             runner.run(feed, step, 2.0**-6, StepHooks(launched=feed.prefetch))
     # In each phase all but the first three forward passes and updates.
-    assert Replayed.replays == (2 * (plan.accumulation * 5 - 3 + 5 - 3) if settings.cuda_graphs else 0)
+    assert Replayed.replays == (2 * (plan.accumulation * 5 - 3 + 5 - 3) if settings.cuda_graphs is True else 0)
     with state.consensus(world, 10):
         return {name: tensor.clone() for name, tensor in network.state_dict().items()}
 

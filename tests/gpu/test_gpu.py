@@ -200,6 +200,7 @@ def test_a_network_without_deterministic_operations_is_refused(tmp_path):
 def test_a_full_gpu_ends_the_run_with_a_batch_that_fits(tmp_path):
     """The process may use 4 GiB, so that the test is quick on every GPU, and leaves the others their memory."""
     settings = ("--data.name", "synthetic", "--data.samples", "256", "--global-batch", "256", "--micro-batch", "256")
+    settings += ("--model.no-compile",)
     command = [sys.executable, str(HERE / "sabotage.py"), "small_gpu", "train", "imagenet", *settings]
     command += ["--schedule.warmup-epochs", "0", "--max-steps", "1", "--precision", "fp32"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False)

@@ -13,7 +13,10 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU on this machine"),
 ]
-SYNTHETIC = ("--data.name", "synthetic", "--data.samples", "256", "--max-steps", "1", "--schedule.warmup-epochs", "0")
+SYNTHETIC = (
+    *("--data.name", "synthetic", "--data.samples", "256", "--max-steps", "1", "--schedule.warmup-epochs", "0"),
+    "--model.no-compile",
+)
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def waits_of(case: Case, complete: bool) -> dict[str, list[str]]:
     parts = (("step", step), ("collect", case.collect), ("read", case.read), ("evaluate", case.evaluate))
     parts += (("snapshot", case.snapshot),)
     for name, part in parts:
-        if name == "step" and case.compute.recipe.cuda_graphs:
+        if name == "step" and case.compute.state.graphs:
             part = lambda: [step() for _ in range(4)]  # captured, then replayed  # noqa: E731
         with Waits() as waits:
             part()

@@ -125,16 +125,23 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
     return parsed
 
 
-_SWITCH = {"--model.compile": "True", "--model.no-compile": "False"}
+# Flags that stand alone like other flags, or before "auto".
+_SWITCHES = {
+    "--model.compile": ("--model.compile", "True"),
+    "--model.no-compile": ("--model.compile", "False"),
+    "--cuda-graphs": ("--cuda-graphs", "True"),
+    "--no-cuda-graphs": ("--cuda-graphs", "False"),
+}
 
 
 def with_values(argv: list[str]) -> list[str]:
-    """The command line with a value for ``--model.compile``, which stands alone like other flags, or before ``auto``."""
+    """The command line with a value for each of the `_SWITCHES`."""
     found = []
     for argument, after in itertools.zip_longest(argv, argv[1:]):
-        found.append("--model.compile" if argument in _SWITCH else argument)
-        if argument in _SWITCH and after not in ("auto", "True", "False"):
-            found.append(_SWITCH[argument])
+        name, value = _SWITCHES.get(argument, (argument, None))
+        found.append(name)
+        if value is not None and after not in ("auto", "True", "False"):
+            found.append(value)
     return found
 
 

@@ -77,9 +77,10 @@ class Job:
     def cheaper_passes(self, plan: BatchPlan) -> str:
         """Flags that the recipe does not use yet and that make a pass cheaper for the host; empty if there are none."""
         recipe = self.recipe
-        graphs = recipe.device != "cpu" and plan.world_size == 1 and not recipe.cuda_graphs
         compiled = recipe.model.compile if recipe.model.compile != "auto" else recipe.device != "cpu"
-        flags = {"--model.compile": not compiled, "--cuda-graphs": graphs}
+        graphs = recipe.cuda_graphs if recipe.cuda_graphs != "auto" else compiled
+        alone = recipe.device != "cpu" and plan.world_size == 1
+        flags = {"--model.compile": not compiled, "--cuda-graphs": alone and not graphs and not recipe.not_captured}
         return " or ".join(flag for flag, unused in flags.items() if unused)
 
     def relative_work(self) -> float:

@@ -163,7 +163,7 @@ def _setting(request: TrainRequest, world: World) -> RunContext:
     plan = parallel.batch_plan(recipe, world.size)
     number_format = precision.resolve(recipe, world.device)
     strategy = parallel.resolve_strategy(recipe.parallel, world.size)
-    cuda_graph.check(recipe.cuda_graphs, world.device, strategy.name, strategy.captured)
+    cuda_graph.check(recipe, world.device, strategy)
     number_format.apply()
     teacher = world.collectively(lambda: supervision.teacher_checkpoint(recipe))
     return RunContext(request, world, dataset, plan, number_format, teacher)
@@ -277,11 +277,12 @@ def build_state(
     aims = aims or Supervision()
     if ghost_batchnorm.wanted(plan, world.device):
         ghost_batchnorm.split_norms(network, plan.micro_batch, plan.groups)
+    compiles = compilation.wanted(recipe, plan, world)
+    graphs = cuda_graph.wanted(recipe, world, number_format, compiles)
     peak = schedules.peak_lr(recipe.optimizer, parallel.lr_batch(recipe.parallel, plan, world.rank_info))
-    optimizer = optimizers.build(network, recipe.optimizer, world.device, recipe.cuda_graphs, peak)
+    optimizer = optimizers.build(network, recipe.optimizer, world.device, graphs, peak)
     normalise = Normalise(recipe.data, world.device, number_format.weights, recipe.model.channels_last)
     objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
-    compiles = compilation.wanted(recipe, plan, world)
     module = compilation.compiled(objective, recipe) if compiles else objective
     strategy = parallel.build(
         StrategyInputs(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch)
@@ -292,7 +293,7 @@ def build_state(
     average = None
     if recipe.average.name != "none":
         average = Averaging(recipe.average, network, statistics, steps_per_epoch)
-    return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average, compiled=compiles)
+    return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average, compiled=compiles, graphs=graphs)
 
 
 def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: float, peers: LostPeers) -> Summary | None:
@@ -337,7 +338,7 @@ def _note(world: World, path: Path, value: dict[str, Any]) -> None:
 def _facts(trainer: BaseTrainer, folder: RunFolder, dataset: Dataset) -> RunFacts:
     recipe, plan, world = trainer.recipe, trainer.plan, trainer.world
     state = trainer.state
-    machine = environment.describe(world, state.objective.precision.name, state.strategy, state.compiled)
+    machine = environment.describe(world, state.objective.precision.name, state.strategy, state.compiled, state.graphs)
     return RunFacts(
         name=folder.name,
         recipe=recipe.model_dump(mode="json"),

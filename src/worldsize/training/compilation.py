@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import warnings
 from pathlib import Path
 
 import torch
@@ -103,6 +104,8 @@ def compiled(objective: Objective, recipe: Recipe) -> nn.Module:
     torch._dynamo.config.suppress_errors = recipe.model.compile == "auto"
     # One form for each image size; beyond this limit, torch would compute the others uncompiled, without a word.
     torch._dynamo.config.cache_size_limit = _SPARE + len(crops.crop_sizes(recipe.data, recipe.epochs))
+    # --precision decides about TF32; the compiler would suggest it in each run.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
     # Forward passes of training with images of one size all have one shape.
     module: nn.Module = torch.compile(objective, dynamic=False, options=options)  # type: ignore[assignment, arg-type]
     return module

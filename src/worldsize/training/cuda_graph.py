@@ -6,14 +6,26 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 
+from worldsize import parallel
+from worldsize.config.recipe import Recipe
+from worldsize.distributed.world import World
 from worldsize.errors import UserError
+from worldsize.parallel.base import Strategy
+from worldsize.training.precision import Precision
+
+log = logging.getLogger(__name__)
 
 WARMUPS = 3  # cuDNN and cuBLAS choose their kernels and allocate workspaces; torch's documentation uses three too
+_WAITS = "called a synchronizing CUDA operation"  # torch's warning
+_SPARE = 1.5  # how much of a pass's memory is free before it is captured: a graph keeps its own, and evaluations need some
 
 
 class CudaGraph:
@@ -49,11 +61,16 @@ class Graphed:
 
     Whatever else it reads or writes (weights, gradients, statistics) must keep its memory between calls, and it must not
     wait for the device.
+
+    Args:
+        cautious: do not capture it if it waits for the device after all, or if little memory is free.
     """
 
-    def __init__(self, work: Callable[..., torch.Tensor], device: torch.device) -> None:
+    def __init__(self, work: Callable[..., torch.Tensor], device: torch.device, cautious: bool = False) -> None:
         self._work = work
         self._device = device
+        self._cautious = cautious
+        self._obstacle: str | None = None
         self._calls = 0
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._arguments: tuple[torch.Tensor, ...] = ()
@@ -63,6 +80,8 @@ class Graphed:
         self._calls += 1
         if self._calls <= WARMUPS:
             return self._warm_up(arguments)
+        if self._obstacle is not None:
+            return self._work(*arguments)
         if self._graph is None:
             self._arguments = tuple(argument.to(self._device, copy=True) for argument in arguments)
             self._graph = CudaGraph(lambda: self._work(*self._arguments))
@@ -77,27 +96,80 @@ class Graphed:
             return self._work(*arguments)
         current = torch.cuda.current_stream(self._device)
         side.wait_stream(current)
-        with torch.cuda.stream(side):
+        looks = self._cautious and self._calls == WARMUPS
+        with torch.cuda.stream(side), _waits_recorded(looks) as waits:
             result = self._work(*arguments)
         current.wait_stream(side)
+        if looks:
+            self._obstacle = _obstacle(self._device, waits)
         return result
 
 
-def check(wanted: bool, device: torch.device, strategy: str, captured: bool) -> None:
-    """Refuse ``--cuda-graphs`` where it does not work.
+@contextmanager
+def _waits_recorded(really: bool) -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings of torch where the host waits for the device; none if not ``really``."""
+    if not really:
+        yield []
+        return
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.filterwarnings("always", _WAITS)
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
 
-    Args:
-        captured: whether the steps of the strategy can be captured.
+
+def _obstacle(device: torch.device, waits: list[warnings.WarningMessage]) -> str | None:
+    """Why not to capture what ran; None if nothing speaks against it."""
+    own = [w for w in waits if _WAITS in str(w.message)]
+    for other in waits:
+        if other not in own:
+            warnings.showwarning(other.message, other.category, other.filename, other.lineno)
+    if own:
+        reason = f"the network makes the host wait for the GPU ({own[0].filename}:{own[0].lineno})"
+    elif not _has_room(device):
+        reason = "the GPU has too little memory for their own copy of it"
+    else:
+        return None
+    log.warning("the steps are not replayed as CUDA graphs, so the host launches each kernel: %s", reason)
+    return reason
+
+
+def _has_room(device: torch.device) -> bool:
+    """Whether the memory that a pass needs at most is free once more, and some for evaluations."""
+    held, most = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - held
+    return free >= _SPARE * (most - held)
+
+
+def wanted(recipe: Recipe, world: World, precision: Precision, compiled: bool) -> bool:
+    """Whether the steps are replayed as CUDA graphs.
+
+    ``auto`` does on GPUs with a compiled network, which computes without asking the host. Not where bits are promised, nor
+    in fp64: the learning rate is a float32 then.
+    """
+    if recipe.cuda_graphs != "auto":
+        return recipe.cuda_graphs
+    if world.device.type != "cuda" or not compiled or recipe.deterministic or precision.name == "fp64":
+        return False
+    return recipe.not_captured is None and parallel.resolve_strategy(recipe.parallel, world.size).captured
+
+
+def check(recipe: Recipe, device: torch.device, strategy: type[Strategy]) -> None:
+    """Refuse ``--cuda-graphs`` where it does not work.
 
     Raises:
         UserError: names the reason and the remedy.
     """
-    if not wanted:
+    if recipe.cuda_graphs is not True:
         return
     if device.type != "cuda":
         raise UserError("--cuda-graphs is for GPUs, and this run computes on a CPU: leave it out")
-    if not captured:
+    if not strategy.captured:
         raise UserError(
-            f"--cuda-graphs: the messages of strategy {strategy} cannot be captured in a CUDA graph. Leave it out, or train "
-            "with one process (--parallel.strategy single); --model.compile works with every strategy"
+            f"--cuda-graphs: the messages of strategy {strategy.name} cannot be captured in a CUDA graph. Leave it out, or "
+            "train with one process (--parallel.strategy single); --model.compile works with every strategy"
         )

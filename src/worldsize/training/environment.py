@@ -45,7 +45,7 @@ def hardware(kind: str, threads: int) -> dict[str, Any]:
     }
 
 
-def describe(world: World, precision: str, strategy: Strategy, compiled: bool) -> dict[str, Any]:
+def describe(world: World, precision: str, strategy: Strategy, compiled: bool, graphs: bool) -> dict[str, Any]:
     """What a run records about its machines, and how it uses them."""
     import torch
 
@@ -60,6 +60,7 @@ def describe(world: World, precision: str, strategy: Strategy, compiled: bool) -
         "cores": cores(),
         "precision": precision,
         "compiled": compiled,
+        "cuda_graphs": graphs,
         "platform": platform.platform(),
         "versions": versions(),
         "hardware": hardware(world.device.type, world.threads),

@@ -160,8 +160,14 @@ class GradientComputer:
 
     @cached_property
     def _pass(self) -> Callable[..., torch.Tensor]:
-        """`_forward_backward`, if wanted as a CUDA graph."""
-        return Graphed(self._forward_backward, self.device) if self.recipe.cuda_graphs else self._forward_backward
+        """`_forward_backward`, possibly as a CUDA graph."""
+        return self.graphed(self._forward_backward)
+
+    def graphed(self, work: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """A part of a step, as a CUDA graph if the run uses them."""
+        if not self.state.graphs:
+            return work
+        return Graphed(work, self.device, cautious=self.recipe.cuda_graphs == "auto")
 
     def _forward_backward(
         self,

@@ -30,7 +30,7 @@ class TrainState:
     """One rank's model and its objective, optimizer, loss scale, running statistics, strategy and averaged weights.
 
     ``margins`` is None if the losses and margins of the samples are not collected. ``compiled``: training calls the
-    network through a compiled form.
+    network through a compiled form. ``graphs``: a CUDA graph replays the kernels of its steps.
     """
 
     objective: Objective
@@ -41,6 +41,7 @@ class TrainState:
     averaging: Averaging | None = None
     margins: Margins | None = None
     compiled: bool = False
+    graphs: bool = False
 
     @property
     def model(self) -> nn.Module:

@@ -12,7 +12,6 @@ import torch
 from worldsize.data.loading.loader import Batch
 from worldsize.optim import sharpness
 from worldsize.optim.optimizers import set_lr
-from worldsize.training.cuda_graph import Graphed
 from worldsize.training.gradients import Computed, GradientComputer, StepHooks
 from worldsize.training.step_recorder import StepRecorder
 from worldsize.watchdog import heartbeat
@@ -65,8 +64,8 @@ class StepRunner:
 
     @cached_property
     def _finish(self) -> Callable[[], torch.Tensor]:
-        """`_apply`, if wanted as a CUDA graph."""
-        return Graphed(self._apply, self.compute.device) if self.compute.recipe.cuda_graphs else self._apply
+        """`_apply`, possibly as a CUDA graph."""
+        return self.compute.graphed(self._apply)
 
     def _apply(self) -> torch.Tensor:
         """Apply the gradient, which is zero afterwards. Returns its norm before clipping."""
@@ -91,7 +90,7 @@ class StepRunner:
 
     def _clear_gradient(self) -> None:
         optimizer = self.compute.state.optimizer
-        if self.compute.recipe.cuda_graphs:
+        if self.compute.state.graphs:
             optimizer.zero_grad(set_to_none=False)  # a graph adds to the same gradients in each step
         else:
             optimizer.zero_grad()  # without arguments: Horovod's optimizer takes none

@@ -73,9 +73,10 @@ class Recipe(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = operational("auto", description="auto: GPUs if available")
     deterministic: bool = operational(False, description="use only deterministic algorithms")
-    cuda_graphs: bool = operational(
-        False,
-        description="GPUs, strategy single: replay the kernels of a step as CUDA graphs, which uses less host time",
+    cuda_graphs: Literal["auto", True, False] = operational(
+        "auto",
+        description="GPUs, strategy single: replay the kernels of a step as CUDA graphs, which uses less host time; auto: "
+        "with a compiled network, unless the run is deterministic; --no-cuda-graphs: never",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of the target spread over all classes")
     evaluate_every: int = operational(1, ge=1, description="evaluate every this many epochs, and after the last")
@@ -145,13 +146,20 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _captured(self) -> Recipe:
-        if self.cuda_graphs and self.data.train_crop_sizes:
-            raise ValueError("cuda_graphs needs images of one size: leave out data.train_crop_sizes or cuda_graphs")
-        if self.cuda_graphs and self.optimizer.sam_rho:
-            raise ValueError("cuda_graphs does not work with optimizer.sam_rho: leave out one of them")
-        if self.cuda_graphs and self.optimizer.name not in ("sgd", "adamw"):
-            raise ValueError(f"cuda_graphs works with the optimizers sgd and adamw, not with {self.optimizer.name}")
+        if self.cuda_graphs is True and (reason := self.not_captured):
+            raise ValueError(f"cuda_graphs {reason}")
         return self
+
+    @property
+    def not_captured(self) -> str | None:
+        """Why CUDA graphs cannot contain its steps, after "cuda_graphs"; None if they can."""
+        if self.data.train_crop_sizes:
+            return "needs images of one size: leave out data.train_crop_sizes or cuda_graphs"
+        if self.optimizer.sam_rho:
+            return "does not work with optimizer.sam_rho: leave out one of them"
+        if self.optimizer.name not in ("sgd", "adamw"):
+            return f"works with the optimizers sgd and adamw, not with {self.optimizer.name}"
+        return None
 
     @model_validator(mode="after")
     def _averages(self) -> Recipe:
