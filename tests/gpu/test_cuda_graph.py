@@ -136,13 +136,15 @@ def test_graphs_are_refused_where_they_do_not_work(device, strategy, message):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, True),
-        ({"cuda_graphs": False}, False),
-        ({"deterministic": True}, False),
+        ({}, False),
+        ({"precision": "bf16"}, True),
+        ({"precision": "fp16"}, True),
+        ({"precision": "bf16", "cuda_graphs": False}, False),
+        ({"precision": "bf16", "deterministic": True}, False),
         ({"precision": "fp64"}, False),
-        ({"optimizer": {"name": "lamb"}}, False),
-        ({"optimizer": {"sam_rho": 0.1}}, False),
-        ({"data": {"train_crop_sizes": (160, 224), "train_crop_epochs": (0, 1)}}, False),
+        ({"precision": "bf16", "optimizer": {"name": "lamb"}}, False),
+        ({"precision": "bf16", "optimizer": {"sam_rho": 0.1}}, False),
+        ({"precision": "bf16", "data": {"train_crop_sizes": (160, 224), "train_crop_epochs": (0, 1)}}, False),
     ],
 )
 def test_auto_captures_the_steps_of_one_gpu_with_a_compiled_network(settings, expected):

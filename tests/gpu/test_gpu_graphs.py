@@ -30,13 +30,13 @@ def trained(cwd: Path, name: str, *settings: str) -> Path:
 
 
 def test_the_steps_of_a_compiled_network_are_captured_by_default(tmp_path):
-    settings = ("--model.name", "resnet18", "--precision", "fp32", "--micro-batch", "16")
+    settings = ("--model.name", "resnet18", "--precision", "bf16", "--micro-batch", "16")
     kernels = trained(tmp_path, "kernels", *settings, "--no-cuda-graphs")
     graphs = trained(tmp_path, "graphs", *settings)
     used = [json.loads((run / "environment.json").read_text())["cuda_graphs"] for run in (kernels, graphs)]
     assert used == [False, True]
     assert not (graphs / "log.txt").exists() or "CUDA graphs" not in (graphs / "log.txt").read_text()
-    assert losses(graphs) == pytest.approx(losses(kernels), rel=1e-3)
+    assert losses(graphs) == pytest.approx(losses(kernels), rel=1e-2)
 
 
 def test_a_graph_draws_new_random_numbers_in_each_step(tmp_path):

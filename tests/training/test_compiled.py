@@ -15,6 +15,7 @@ from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
+from worldsize.models import ghost_batchnorm
 from worldsize.training import compilation
 from worldsize.training.objective import Objective
 from worldsize.training.precision import Precision
@@ -33,6 +34,25 @@ def test_a_compiled_network_draws_the_same_random_numbers():
         torch.manual_seed(3)
         losses.append(module(pixels, labels)[0])
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_compiled_network_in_16_bits_has_the_gradients_of_the_network(groups):
+    """Its BatchNorm has a gradient of its own, and is followed by operations in place."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)]
+    network = nn.Sequential(*layers, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    ghost_batchnorm.split_norms(network, 32 // groups, groups)
+    found = {}
+    for name, module in (("plain", network), ("compiled", torch.compile(network, fullgraph=True, dynamic=False))):
+        network.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = module(torch.randn(32, 3, 12, 12, generator=torch.Generator().manual_seed(1)))
+        logits.float().logsumexp(1).sum().backward()
+        found[name] = torch.cat([p.grad.flatten() for p in network.parameters()])
+    assert 0 < torch.linalg.vector_norm(found["compiled"] - found["plain"]) < 0.02 * torch.linalg.vector_norm(found["plain"])
 
 
 # Whether to compile

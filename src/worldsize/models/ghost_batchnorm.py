@@ -32,7 +32,9 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         if not self.training:
             return super().forward(input)
         groups = max(1, len(input) // self.group)
-        return self._fused(input, groups) if torch.compiler.is_compiling() else self._separately(input, groups)
+        if not torch.compiler.is_compiling():
+            return self._separately(input, groups)
+        return self._fused(input, groups, written_out=input.dtype != self.weight.dtype)
 
     def _separately(self, x: torch.Tensor, groups: int) -> torch.Tensor:
         """With torch's own kernels, one group after the other."""
@@ -43,32 +45,37 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         ]
         return parts[0] if groups == 1 else torch.cat(parts)
 
-    def _fused(self, x: torch.Tensor, groups: int) -> torch.Tensor:
-        """As plain arithmetic, which a compiler turns into few kernels."""
-        y, mean, variance = _Normalization.apply(x, self.weight, self.bias, groups, self.eps)
+    def _fused(self, x: torch.Tensor, groups: int, written_out: bool) -> torch.Tensor:
+        """As plain arithmetic, which a compiler turns into few kernels; see `_Normalization` for ``written_out``."""
+        normalize = _Normalization.apply if written_out else _normalized
+        y, mean, variance = normalize(x, self.weight, self.bias, groups, self.eps)
         n = x.numel() // (groups * self.num_features)
         with torch.no_grad():
             self.statistics[:groups] = torch.stack([mean, variance * (n / (n - 1))], dim=1)
         return y
 
 
+def _normalized(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalize ``x`` (n, C, H, W). Also returns the means and the biased variances, (groups, C)."""
+    values = x.to(weight.dtype)
+    variance, mean = torch.var_mean(_grouped(values, groups), dim=_WITHIN, correction=0)
+    scale = torch.rsqrt(variance + eps)
+    y = (values - _per_sample(mean, x)) * _per_sample(scale * weight, x) + bias[:, None, None]
+    return y.to(x.dtype), mean, variance
+
+
 class _Normalization(torch.autograd.Function):
-    """The arithmetic of BatchNorm per group, with its gradient written out.
+    """`_normalized` with its gradient written out, for 16-bit formats, where the time of a step is that of its memory.
 
     Autograd's own gradient of a variance reads the images once more, to compute their mean again. This one is the formula
     of Ioffe and Szegedy 2015 (arXiv 1502.03167, section 3), with two sums over the images.
     """
 
     @staticmethod
-    def forward(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Normalize ``x`` (n, C, H, W). Also returns the means and the biased variances, (groups, C)."""
-        values = x.to(weight.dtype)
-        variance, mean = torch.var_mean(_grouped(values, groups), dim=_WITHIN, correction=0)
-        scale = torch.rsqrt(variance + eps)
-        y = (values - _per_sample(mean, x)) * _per_sample(scale * weight, x) + bias[:, None, None]
-        return y.to(x.dtype), mean, variance
+    def forward(*inputs: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return _normalized(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

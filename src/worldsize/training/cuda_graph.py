@@ -148,12 +148,12 @@ def _has_room(device: torch.device) -> bool:
 def wanted(recipe: Recipe, world: World, precision: Precision, compiled: bool) -> bool:
     """Whether the steps are replayed as CUDA graphs.
 
-    ``auto`` does on GPUs with a compiled network, which computes without asking the host. Not where bits are promised, nor
-    in fp64: the learning rate is a float32 then.
+    ``auto`` does on GPUs with a compiled network in a 16-bit format, whose kernels are so short that the host's time
+    matters. Not where bits are promised.
     """
     if recipe.cuda_graphs != "auto":
         return recipe.cuda_graphs
-    if world.device.type != "cuda" or not compiled or recipe.deterministic or precision.name == "fp64":
+    if world.device.type != "cuda" or not compiled or recipe.deterministic or precision.name not in ("bf16", "fp16"):
         return False
     return recipe.not_captured is None and parallel.resolve_strategy(recipe.parallel, world.size).captured
 

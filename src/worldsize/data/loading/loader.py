@@ -275,7 +275,7 @@ class Loader:
         fair = batch * (self._prefetch + 1) // (2 * self._threads)
         one_by_one = isinstance(self.samples, EncodedSamples) and not self.samples.reads_many
         small = max(_MIN_TASK, min(_TASK_PIXELS // crop.size**2, _MOST_SMALL))
-        return min(max(fair, _MIN_TASK), small if one_by_one else _MAX_TASK)
+        return min(max(fair, _MIN_TASK), small if one_by_one else max(small, _MAX_TASK))
 
     def _crops_batches(self, crop: Crop) -> bool:
         """Whether the images are in memory and cropped together, which takes far less time than one by one."""
