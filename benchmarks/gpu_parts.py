@@ -72,7 +72,7 @@ def correctness(tiny: bool) -> Part:
     workers = str(min(8, max(1, len(os.sched_getaffinity(0)) // 2)))
     together = ("-n", workers) if importlib.util.find_spec("xdist") and not tiny else ()
     few = ("-k", "evaluated_as_in_training or full_gpu") if tiny else ()
-    command = (sys.executable, "-m", "pytest", "-v", "-m", "gpu", *together, *few, *TESTS)
+    command = (sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-p", "instant_failures", *together, *few, *TESTS)
     return Part("correctness", command, 105, outcomes)
 
 

@@ -44,6 +44,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_one_that_does(small_gpu, tmp_
 
 def test_a_run_without_determinism_is_audited_and_replayed_up_to_rounding(tmp_path):
     settings = ("--model.name", "resnet18", "--max-steps", "12", "--schedule.warmup-epochs", "0", "--name", "a")
+    settings += ("--model.no-compile",)  # three times a minute
     assert worldsize("train", "digits", *settings, cwd=tmp_path).returncode == 0
     done = worldsize("audit", "runs/a", cwd=tmp_path)
     assert done.returncode == 0 and "CONSISTENT up to rounding" in done.stdout, done.stdout + done.stderr

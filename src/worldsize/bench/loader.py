@@ -103,10 +103,10 @@ def recipe_of(options: BenchLoader) -> Recipe:
     """The recipe whose crop and augmentation are measured, with the size of the crops.
 
     Raises:
-        UserError: there is no such recipe, or it does not use random resized crops.
+        UserError: there is no such recipe, or other loaders do not crop as it does.
     """
     recipe = recipe_files.load(options.recipe) if options.recipe else Recipe()
-    if recipe.data.train_crop != "random_resized":
+    if options.against and recipe.data.train_crop != "random_resized":
         raise UserError(f"--recipe {options.recipe}: other loaders are compared with random resized crops only")
     size = options.size or recipe.data.train_crop_size
     data = recipe.data.model_copy(update={"train_crop_size": size, "train_crop_sizes": (), "train_crop_epochs": ()})
