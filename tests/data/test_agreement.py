@@ -122,18 +122,3 @@ def test_info_reads_the_size_of_an_image_with_much_text(tmp_path: Path):
             put(root / split / name / "text.png", METADATA["zTXt"])
     found = info.dimensions(opened(root).train, 0)
     assert found.kinds["PNG color"] == 5 and (20, 30) in {tuple(size) for size in found.sizes.tolist()}
-
-
-@pytest.mark.skipif(native.load() is None, reason="needs the native decoder")
-def test_the_native_decoder_pads_and_crops_square_images():
-    """Of others, it would also show what is outside of the square."""
-    crop, preparation = PadCrop(32, True, 4), Preparation()
-    images = [encode(noise(side, 32), "JPEG") for side in (32, 40)] * 20
-    images += [encode(noise(48, 48), "JPEG")] * 20
-    draws = np.random.default_rng(1).random((len(images), crop.draws))
-    out = np.zeros((len(images), 32, 32, 3), np.uint8)
-    done = preparation._with_native(crop, images, draws, out)
-    assert done.tolist() == [True, False] * 20 + [True] * 20
-    assert preparation.fill(crop, images, draws, out) == [None] * len(images)
-    assert np.array_equal(out, [crop.one(decode(image), own) for image, own in zip(images, draws, strict=True)])
-    assert (out[:, 0] == 0).all((1, 2)).any() and (out[:, :, -1] == 0).all((1, 2)).any()

@@ -106,9 +106,9 @@ class Graphed:
 
 
 @contextmanager
-def _waits_recorded(really: bool) -> Iterator[list[warnings.WarningMessage]]:
-    """The warnings of torch where the host waits for the device; none if not ``really``."""
-    if not really:
+def _waits_recorded(wanted: bool) -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings of torch where the host waits for the device; none unless ``wanted``."""
+    if not wanted:
         yield []
         return
     mode = torch.cuda.get_sync_debug_mode()

@@ -15,7 +15,9 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import RandomResizedCrop as Reference
 from torchvision.transforms import functional as F
 
+from packing import encode
 from worldsize.config.recipe import Data
+from worldsize.data.images import native
 from worldsize.data.images.crops import (
     CenterCrop,
     CornerCrop,
@@ -30,7 +32,8 @@ from worldsize.data.images.crops import (
     random_boxes,
     training_crop,
 )
-from worldsize.data.images.pillow import LONGEST, BrokenImage
+from worldsize.data.images.pillow import LONGEST, BrokenImage, decode
+from worldsize.data.loading.prepare import Preparation
 from worldsize.data.sampling.random_numbers import Use, uniforms
 
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -316,3 +319,18 @@ def test_progressive_resizing_rounds_to_the_step():
 def test_sizes_that_cannot_work_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Data(**settings)
+
+
+@pytest.mark.skipif(native.load() is None, reason="needs the native decoder")
+def test_the_native_decoder_pads_and_crops_square_images():
+    """Of others, it would also show what is outside of the square."""
+    crop, preparation = PadCrop(32, True, 4), Preparation()
+    images = [encode(noise(side, 32), "JPEG") for side in (32, 40)] * 20
+    images += [encode(noise(48, 48), "JPEG")] * 20
+    draws = np.random.default_rng(1).random((len(images), crop.draws))
+    out = np.zeros((len(images), 32, 32, 3), np.uint8)
+    done = preparation._with_native(crop, images, draws, out)
+    assert done.tolist() == [True, False] * 20 + [True] * 20
+    assert preparation.fill(crop, images, draws, out) == [None] * len(images)
+    assert np.array_equal(out, [crop.one(decode(image), own) for image, own in zip(images, draws, strict=True)])
+    assert (out[:, 0] == 0).all((1, 2)).any() and (out[:, :, -1] == 0).all((1, 2)).any()
