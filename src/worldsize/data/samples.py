@@ -297,13 +297,14 @@ class FileSamples(EncodedSamples):
         return self._path(index).relative_to(self.root).as_posix()
 
     def length(self, index: int) -> int:
-        status = self._read(index, os.stat)
+        status = self._read(index, self._path(index), os.stat)
         _require_regular(status)
         return status.st_size
 
     def encoded(self, index: int) -> bytes:
-        content = self._read(index, _content)
-        self._contents.check(index, self._path(index), content)
+        path = self._path(index)
+        content = self._read(index, path, _content)
+        self._contents.check(index, path, content)
         return content
 
     def share(self, world: World) -> None:
@@ -315,10 +316,9 @@ class FileSamples(EncodedSamples):
             )
 
     def opened(self, index: int) -> BinaryIO:
-        return self._read(index, _opened)
+        return self._read(index, self._path(index), _opened)
 
-    def _read(self, index: int, read: Callable[[Path], T]) -> T:
-        path = self._path(index)
+    def _read(self, index: int, path: Path, read: Callable[[Path], T]) -> T:
         try:
             return self._patience.read(path, lambda: read(path))
         except OSError as error:
