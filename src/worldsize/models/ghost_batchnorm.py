@@ -67,10 +67,11 @@ def _normalized(
 
 
 class _Normalization(torch.autograd.Function):
-    """`_normalized` with its gradient written out, for 16-bit formats, where the time of a step is that of its memory.
+    """`_normalized` with its gradient written out, for 16-bit formats.
 
     Autograd's own gradient of a variance reads the images once more, to compute their mean again. This one is the formula
-    of Ioffe and Szegedy 2015 (arXiv 1502.03167, section 3), with two sums over the images.
+    of Ioffe and Szegedy 2015 (arXiv 1502.03167, section 3), with two sums over the images. Not in fp32: there, a test of a
+    compiled network failed on a GPU, see benchmarks/results/gpu.md.
     """
 
     @staticmethod
