@@ -64,6 +64,19 @@ def test_tensors_of_a_type_are_one_copy():
     assert len({tensor.untyped_storage().data_ptr() for tensor in copied.values()}) == 2
 
 
+def test_copies_that_are_put_off_are_made_by_whoever_asks_first():
+    live = {"w": torch.ones(4, 3), "n": torch.tensor(1)}
+    copying = checkpoint.Copying()
+    copied = copying.copy(live, later=True)
+    live["w"].fill_(2)
+    assert not copied["w"].equal(live["w"])  # so the caller did not wait for a copy
+    copying.settle()
+    for tensor in live.values():
+        tensor.fill_(5)
+    copying.wait()
+    assert copied["w"].unique().tolist() == [2] and copied["n"] == 1
+
+
 def test_the_thread_that_waits_for_a_copy_uses_the_gpu_of_the_copy(monkeypatch):
     """A new thread's current device is GPU 0: each process of a node would create a context there."""
     used: list[Any] = []

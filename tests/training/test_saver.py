@@ -113,6 +113,7 @@ def test_a_snapshot_that_is_being_written_is_not_overwritten(saving, disk, monke
     for step in (1, 2):
         expected.append(weight.detach().clone())
         saving.save(Progress(step=step))
+        saving.settle()
         with torch.no_grad():
             weight.add_(1)
     saving.close()

@@ -1,7 +1,8 @@
-"""Copies of tensors on the CPU, made while a GPU computes on."""
+"""Copies of tensors on the CPU, made while training goes on."""
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -12,7 +13,9 @@ from worldsize.distributed.copy_stream import copy_stream
 
 
 class Copying:
-    """Copies tensors to the host while a GPU computes on: training may change them as soon as `copy` returns.
+    """Copies tensors to the host: training may change them as soon as `copy` returns, or, if asked to, `settle`.
+
+    Copies from a GPU are made while it computes on; those of tensors on the CPU by any thread that calls `wait`.
 
     All tensors of a device and type become one copy, because a network has hundreds of them, most of them small.
 
@@ -24,12 +27,15 @@ class Copying:
     def __init__(self, memory: Tensors | None = None) -> None:
         self._memory: Tensors = {} if memory is None else memory
         self._events: list[tuple[torch.device, torch.cuda.Event]] = []
+        self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._lock = threading.Lock()
 
-    def copy(self, tensors: Mapping[str, torch.Tensor], part: str = "") -> Tensors:
-        """Copies on the CPU, in the tensors' own memory layout. Those of tensors on a GPU are complete after `wait`.
+    def copy(self, tensors: Mapping[str, torch.Tensor], part: str = "", later: bool = False) -> Tensors:
+        """Copies on the CPU, in the tensors' own memory layout; complete after `wait`.
 
         Args:
             part: distinguishes these tensors from others.
+            later: tensors on the CPU do not change before `settle`, which copies them.
         """
         alike: defaultdict[tuple[torch.device, torch.dtype], Tensors] = defaultdict(dict)
         for name, tensor in tensors.items():
@@ -37,7 +43,16 @@ class Copying:
         copies: Tensors = {}
         for (device, dtype), several in alike.items():
             copies |= self._copy_alike(several, f"{part}/{device}/{dtype}")
+        if not later:
+            self.settle()
         return {name: copies[name] for name in tensors}
+
+    def settle(self) -> None:
+        """Make the copies that are still to be made, or wait while another thread does: the tensors may change then."""
+        with self._lock:
+            for part, row in self._later:
+                part.copy_(row)
+            self._later.clear()
 
     def _copy_alike(self, tensors: Tensors, name: str) -> Tensors:
         """Copies of tensors on one device and of one type, as parts of one tensor."""
@@ -55,8 +70,7 @@ class Copying:
         if host.device != rows[0].device:
             self._to_host(host, torch.cat(rows))
         else:
-            for part, row in zip(parts, rows, strict=True):
-                part.copy_(row)  # torch.cat takes longer
+            self._later += zip(parts, rows, strict=True)  # torch.cat takes longer
         found = zip(tensors.items(), parts, strides, strict=True)
         return {key: part.as_strided(tensor.shape, stride) for (key, tensor), part, stride in found}
 
@@ -79,7 +93,8 @@ class Copying:
         values.record_stream(stream)  # its memory is reused only after the copy
 
     def wait(self) -> None:
-        """Wait until all copies are complete."""
+        """Complete all copies."""
+        self.settle()
         for device, event in self._events:
             torch.cuda.set_device(device)  # a new thread has GPU 0, and would create a context there
             event.synchronize()

@@ -67,14 +67,16 @@ def digest(samples: NDArray[np.int64]) -> int:
 
 @dataclass(frozen=True)
 class StepHooks:
-    """What the trainer does while a step is computed. Neither may wait.
+    """What the trainer does while a step is computed. The first two must not wait.
 
     ``propose`` is called once, before the last micro-batch is computed; on a GPU before the first, because launching the
     others can block. ``launched`` is called after each backward pass; on a GPU it is launched by then, not done.
+    ``changing`` is called before the weights or the optimizer's state change.
     """
 
     propose: Callable[[], None] = lambda: None
     launched: Callable[[], None] = lambda: None
+    changing: Callable[[], None] = lambda: None
 
 
 NO_HOOKS = StepHooks()

@@ -47,6 +47,7 @@ class Saver:
         self._team = writer.team(world, folder)
         self._writer = writer.Writer(folder, settings, self._team, written)
         self._memory: checkpoint.Tensors = {}
+        self._copying = checkpoint.Copying()
         # One process looks at what those of a machine share.
         self._signs = EarlySigns(folder if world.is_main else None) if world.rank_info.local_rank == 0 else None
         self._saved = time.monotonic()
@@ -55,7 +56,7 @@ class Saver:
         """Allocate the memory of most of a snapshot, which the first one would wait for."""
         copying = checkpoint.Copying(self._memory)
         if self._world.is_main:
-            copying.copy(self._state.model.state_dict(), "model")
+            self._weights(copying)
             copying.copy(self._optimizer(), "optimizer")
         copying.wait()
 
@@ -84,19 +85,28 @@ class Saver:
             NotSaved: with ``wait``, if it could not be written.
         """
         self._writer.wait()  # it reads the memory that the snapshot fills
-        self.write(self.snapshot(progress, self._memory), wait)
+        self._copying = checkpoint.Copying(self._memory)
+        later = self._state.strategy.weights_last and self._state.averaging is None
+        self.write(self._snapshot(progress, self._copying, later), wait)
 
-    def snapshot(self, progress: Progress, memory: checkpoint.Tensors | None = None) -> checkpoint.Snapshot | None:
+    def settle(self) -> None:
+        """Before the weights or the optimizer's state change: complete a snapshot that is being copied in the background."""
+        self._copying.settle()
+
+    def snapshot(self, progress: Progress) -> checkpoint.Snapshot | None:
         """A copy of what this rank writes of the state after the last step; None if rank 0 writes for it.
 
         All ranks must call it at the same step.
-
-        Args:
-            memory: of an earlier snapshot that nobody reads any more; see `checkpoint.Copying`.
         """
-        state, copying = self._state, checkpoint.Copying(memory)
+        return self._snapshot(progress, checkpoint.Copying())
+
+    def _snapshot(
+        self, progress: Progress, copying: checkpoint.Copying, later: bool = False
+    ) -> checkpoint.Snapshot | None:
+        """The same. With ``later``, what is large is copied after it returned, see `settle`."""
+        state = self._state
         with state.consensus(self._world, progress.step):
-            weights = copying.copy(state.model.state_dict(), "model") if self._world.is_main else {}
+            weights = self._weights(copying, later) if self._world.is_main else {}
             average = self._average(copying)
         samples = self._samples()
         ranks = state.gather(self._world) if self._team is None else {self._world.rank: copying.copy(state.own(), "own")}
@@ -107,8 +117,16 @@ class Saver:
             return checkpoint.Snapshot({}, {}, ranks, {"step": progress.step}, "", copying.wait)
         numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size, "versions": versions()}
         numbers |= {"scaler": state.scaler.state_dict(), "optimizer": type(state.optimizer).__name__}
-        optimizer = copying.copy(self._optimizer(), "optimizer")
+        optimizer = copying.copy(self._optimizer(), "optimizer", later)
         return checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe, copying.wait, average, samples)
+
+    def _weights(self, copying: checkpoint.Copying, later: bool = False) -> checkpoint.Tensors:
+        """Copies of the network's tensors. Its buffers change in a forward pass, so they are copied at once."""
+        tensors = self._state.model.state_dict()
+        trained = {name: tensors[name] for name, _ in self._state.model.named_parameters() if name in tensors}
+        buffers = {name: tensor for name, tensor in tensors.items() if name not in trained}
+        copies = copying.copy(buffers, "buffers") | copying.copy(trained, "model", later)
+        return {name: copies[name] for name in tensors}
 
     def _optimizer(self) -> checkpoint.Tensors:
         return optimizers.state_tensors(self._state.optimizer, self._state.model)

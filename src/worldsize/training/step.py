@@ -45,6 +45,7 @@ class StepRunner:
         images, again = itertools.tee(batches) if sharpened else (batches, batches)
         computed = self.compute.gradient(images, step, hooks)
         state.advance_statistics()
+        hooks.changing()
         if sharpened:
             self._sharpen(again, step, settings.sam_rho)
         inspected = inspector is not None and inspector.wants(step + 1)

@@ -129,7 +129,8 @@ class Trainer(BaseTrainer):
         heartbeat.begin_step(progress.step)
         lr = self.lr(progress.step)
         self._meter.begin()
-        computed, norm = self._runner.run(batches, progress.step, lr, StepHooks(self._propose, batches.prefetch))
+        hooks = StepHooks(self._propose, batches.prefetch, self.saver.settle)
+        computed, norm = self._runner.run(batches, progress.step, lr, hooks)
         progress.step += 1
         progress.epoch_step += 1
         if self.state.margins is not None:
