@@ -59,10 +59,10 @@ def each_step_counted_once(run: Path, total: int, applied: list[str]) -> None:
 @pytest.mark.parametrize("clip", [pytest.param((), marks=pytest.mark.slow), ("--optimizer.clip-norm", "0.5")])
 def test_one_worker_is_the_plain_loop(train, clip):
     recipe = reference.RECIPE.format(precision="fp64", model="mobilenet_v3_small")  # with BatchNorm and dropout
-    size = ("--global-batch", "24", "--max-steps", "10")
+    size = ("--global-batch", "24", "--max-steps", "6")
     single = train(f"single{len(clip)}", 1, *size, *clip, recipe=recipe)
     served = train(f"async{len(clip)}", 1, *size, *ASYNC, *clip, recipe=recipe)
-    assert len(losses(single)) == 10
+    assert len(losses(single)) == 6
     assert losses(served) == losses(single)
     assert distance(weights(served), weights(single)) < 1e-12  # running statistics included
     assert distance(momentum(served), momentum(single)) < 1e-12

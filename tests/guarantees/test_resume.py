@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from interruptions import SETTINGS, STEPS, same_run, start_until
+from paths import SMALL_NETWORK
 from processes import distance, identical, losses, newest, start_sabotaged, weights, workers
 from waiting import until
 
@@ -97,15 +98,16 @@ def test_checkpoints_by_the_clock_change_no_number(tmp_path, resume, uninterrupt
 
 
 @pytest.mark.parametrize(
-    ("model", "steps"), [("mobilenet_v3_small", 2), pytest.param("resnet18", 4, marks=pytest.mark.slow)]
+    ("model", "steps"),
+    [pytest.param(SMALL_NETWORK, 2, id="small"), pytest.param("resnet18", 4, id="resnet18", marks=pytest.mark.slow)],
 )
 def test_another_world_size_goes_on_within_rounding(train, resume, model, steps):
     # Not the model of the other tests: some of its channels are constant, so rounding decides the sign that ReLU sees.
     smooth = ("--model.name", model, "--precision", "fp64", "--optimizer.lr", "0.002")
-    run = train(f"moving-{model}", 2, *smooth, "--max-steps", str(steps))
+    run = train(f"moving-{steps}", 2, *smooth, "--max-steps", str(steps))
     resume(run, 1, "--max-steps", str(2 * steps))
     resume(run, 4, "--max-steps", str(3 * steps))
-    expected = train(f"staying-{model}", 2, *smooth, "--max-steps", str(3 * steps))
+    expected = train(f"staying-{steps}", 2, *smooth, "--max-steps", str(3 * steps))
     assert losses(run) == pytest.approx(losses(expected), rel=1e-6)
     assert distance(weights(run), weights(expected)) < 1e-9
 

@@ -22,7 +22,7 @@ from worldsize.distributed.batch_plan import plan
 from worldsize.parallel.adasum.arithmetic import adasum
 
 SMALL = "mobilenet_v3_small"
-STEPS = 8
+STEPS = 6
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from interruptions import SETTINGS, STEPS, same_run, start_until
+from paths import SMALL_NETWORK
 from processes import Ranks, identical, losses, momentum, newest, ranks_own, records, weights
 
-SMALL = (*SETTINGS, "--data.samples", "432", "--global-batch", "48", "--micro-batch", "12")
+SMALL = (*SETTINGS, "--model.name", SMALL_NETWORK, "--data.samples", "432", "--global-batch", "48", "--micro-batch", "12")
 ADASUM = ("--parallel.strategy", "adasum")
 LOCAL = ("--parallel.strategy", "localsgd", "--parallel.local-steps", "4")
 POWERSGD = ("--parallel.compression", "powersgd", "--parallel.powersgd-start", "3", "--parallel.bucket-mb", "0.2")
@@ -51,7 +52,7 @@ def fresh(ranks) -> Ranks:
             "weight/fc.weight",
             marks=pytest.mark.slow,
         ),
-        ("powersgd", POWERSGD, "powersgd.error.fc.weight"),
+        ("powersgd", POWERSGD, "powersgd.error.layer3.conv1.weight"),
     ],
 )
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(runs, fresh, name, arguments, kept):

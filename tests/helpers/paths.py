@@ -6,3 +6,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"  # data, test beds and collections of files that some tests use, where they exist
+SMALL_NETWORK = f"{ROOT}/tests/helpers/small_network.py:residual"  # a value of model.name

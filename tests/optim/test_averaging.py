@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim import swa_utils
 
+from paths import SMALL_NETWORK
 from processes import average_of, identical, records
 from worldsize import parallel
 from worldsize.config.recipe import Average, Recipe
@@ -27,7 +28,7 @@ CPU = torch.device("cpu")
 ALONE = World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1)
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "96", "--data.classes", "10", "--epochs", "3"),
-    *("--model.name", "shufflenet_v2_x0_5", "--global-batch", "16", "--micro-batch", "4", "--deterministic"),
+    *("--model.name", SMALL_NETWORK, "--global-batch", "16", "--micro-batch", "4", "--deterministic"),
     *("--optimizer.lr", "0.002", "--track.every-seconds", "0"),
 )
 EMA = ("--average.name", "ema", "--average.decay", "0.9", "--average.every-steps", "2", "--average.start-epoch", "0.5")

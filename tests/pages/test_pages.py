@@ -161,7 +161,8 @@ def test_hostile_names_appear_as_text(kind, tmp_path):
     plain = Parsed(read(kind, tmp_path / "plain", "plain"))
     expected = sum(text.count("plain") for text in plain.texts)
     assert expected >= 4 and len(plain.elements) > 20
-    for i, name in enumerate(HOSTILE):
+    names = ["".join(HOSTILE)] if kind == "report" else HOSTILE  # charts take a second
+    for i, name in enumerate(names):
         found = Parsed(read(kind, tmp_path / str(i), name))
         assert found.elements == plain.elements, name
         shown = name.encode("utf-8", "replace").decode()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paths import SMALL_NETWORK
 from processes import records, worldsize
 from worldsize.config.recipe import Recipe, Track
 from worldsize.runs.run_folder import RunFolder
@@ -16,7 +17,7 @@ from worldsize.track import Trackers, jsonl
 from worldsize.track.base import Step, Tracker
 
 QUICK = (
-    *("--model.name", "shufflenet_v2_x0_5", "--global-batch", "144", "--micro-batch", "36", "--name", "a"),
+    *("--model.name", SMALL_NETWORK, "--global-batch", "144", "--micro-batch", "36", "--name", "a"),
     *("--data.train-crop-size", "16", "--data.val-crop-size", "16", "--data.val-resize-size", "16"),
 )
 
@@ -156,7 +157,7 @@ def test_wandb_is_one_offline_run_and_its_key_is_nowhere(two_ranks):
 def test_the_run_folder_is_complete(two_ranks):
     run, done = two_ranks
     recipe = (run / "recipe.yaml").read_text()
-    assert "name: shufflenet_v2_x0_5" in recipe
+    assert "small_network.py:residual" in recipe
     environment = json.loads((run / "environment.json").read_text())
     assert environment["world_size"] == 2
     assert environment["versions"]["torch"] == environment["packages"]["torch"]

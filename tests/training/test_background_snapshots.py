@@ -14,7 +14,20 @@ from worldsize.training import saver, step
 
 SMALL = (
     *("--model.name", "resnet18", "--data.train-crop-size", "32", "--data.val-crop-size", "32", "--global-batch", "8"),
-    *("--micro-batch", "4", "--max-steps", "3", "--checkpoint.every-steps", "1", "--checkpoint.keep", "3", "--name", "a", "--precision", "fp32"),
+    *(
+        "--micro-batch",
+        "4",
+        "--max-steps",
+        "3",
+        "--checkpoint.every-steps",
+        "1",
+        "--checkpoint.keep",
+        "3",
+        "--name",
+        "a",
+        "--precision",
+        "fp32",
+    ),
 )
 OPTIMIZERS = {
     "momentum": (),

@@ -14,6 +14,7 @@ from sklearn.metrics import average_precision_score
 from torch import nn
 from torch.nn import functional
 
+from paths import SMALL_NETWORK
 from processes import distance, identical, losses, momentum, records, weights
 from worldsize import checkpoint
 from worldsize.config.recipe import Data, Recipe
@@ -118,7 +119,7 @@ def test_evaluation_by_its_definition():
 SIDE = 32
 SETTINGS = (
     *("--data.name", "multilabel", "--data.root", "images", "--loss.name", "bce", "--epochs", "2", "--global-batch", "16"),
-    *("--micro-batch", "4", "--precision", "fp64", "--model.name", "resnet18", "--schedule.warmup-epochs", "0"),
+    *("--micro-batch", "4", "--precision", "fp64", "--model.name", SMALL_NETWORK, "--schedule.warmup-epochs", "0"),
     *("--optimizer.lr", "0.002", "--data.train-crop", "none", "--label-smoothing", "0"),
     *("--augment.mixup", "0.2", "--augment.cutmix", "1", "--augment.mix-chance", "0.5"),
 )

@@ -12,6 +12,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torch.nn import functional
 
+from paths import SMALL_NETWORK
 from processes import distance, weights
 from worldsize import parallel
 from worldsize.config.recipe import Recipe
@@ -73,7 +74,7 @@ def test_distillation_is_hintons_loss():
 
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "48", "--epochs", "1", "--global-batch", "16", "--micro-batch", "4"),
-    *("--precision", "fp64", "--model.name", "resnet18", "--schedule.warmup-epochs", "0", "--optimizer.lr", "0.0005"),
+    *("--precision", "fp64", "--model.name", SMALL_NETWORK, "--schedule.warmup-epochs", "0", "--optimizer.lr", "0.0005"),
 )
 FOUR = ("--data.classes", "4")
 

@@ -100,9 +100,7 @@ class Saver:
         """
         return self._snapshot(progress, checkpoint.Copying())
 
-    def _snapshot(
-        self, progress: Progress, copying: checkpoint.Copying, later: bool = False
-    ) -> checkpoint.Snapshot | None:
+    def _snapshot(self, progress: Progress, copying: checkpoint.Copying, later: bool = False) -> checkpoint.Snapshot | None:
         """The same. With ``later``, what is large is copied after it returned, see `settle`."""
         state = self._state
         with state.consensus(self._world, progress.step):
