@@ -8,26 +8,14 @@ from collections import defaultdict
 import pytest
 import torch
 
+from paths import SMALL_NETWORK
 from worldsize import checkpoint, cli
 from worldsize.checkpoint import writer
 from worldsize.training import saver, step
 
 SMALL = (
-    *("--model.name", "resnet18", "--data.train-crop-size", "32", "--data.val-crop-size", "32", "--global-batch", "8"),
-    *(
-        "--micro-batch",
-        "4",
-        "--max-steps",
-        "3",
-        "--checkpoint.every-steps",
-        "1",
-        "--checkpoint.keep",
-        "3",
-        "--name",
-        "a",
-        "--precision",
-        "fp32",
-    ),
+    *("--model.name", SMALL_NETWORK, "--global-batch", "8", "--micro-batch", "4", "--precision", "fp32", "--name", "a"),
+    *("--max-steps", "3", "--checkpoint.every-steps", "1", "--checkpoint.keep", "3"),
 )
 OPTIMIZERS = {
     "momentum": (),
@@ -40,7 +28,7 @@ OPTIMIZERS = {
 
 @pytest.fixture
 def saved(monkeypatch):
-    """The weights and the optimizer's state at each save, by step. What copies and writes it begins after the next update of the weights."""
+    """The weights and the optimizer's state at each save, by step. The next update comes before the thread that writes."""
     updates: defaultdict[int, threading.Event] = defaultdict(threading.Event)
     states: dict[int, checkpoint.Tensors] = {}
     save, run, write = saver.Saver.save, step.StepRunner.run, writer.Writer._run
@@ -76,5 +64,5 @@ def test_a_checkpoint_has_the_state_after_its_step_however_late_it_is_copied(sav
     for path in paths:
         stored, expected = checkpoint.read(path), saved[checkpoint.step_of(path)]
         tensors = stored.model | stored.optimizer
-        assert len(expected) > 100
+        assert len(expected) > 20
         assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
