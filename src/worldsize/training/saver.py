@@ -87,21 +87,24 @@ class Saver:
         self._writer.wait()  # it reads the memory that the snapshot fills
         self._copying = checkpoint.Copying(self._memory)
         later = self._state.strategy.weights_last and self._state.averaging is None
-        self.write(self._snapshot(progress, self._copying, later), wait)
+        self.write(self.snapshot(progress, self._copying, later), wait)
 
     def settle(self) -> None:
         """Before the weights or the optimizer's state change: complete a snapshot that is being copied in the background."""
         self._copying.settle()
 
-    def snapshot(self, progress: Progress) -> checkpoint.Snapshot | None:
+    def snapshot(
+        self, progress: Progress, copying: checkpoint.Copying | None = None, later: bool = False
+    ) -> checkpoint.Snapshot | None:
         """A copy of what this rank writes of the state after the last step; None if rank 0 writes for it.
 
         All ranks must call it at the same step.
-        """
-        return self._snapshot(progress, checkpoint.Copying())
 
-    def _snapshot(self, progress: Progress, copying: checkpoint.Copying, later: bool = False) -> checkpoint.Snapshot | None:
-        """The same. With ``later``, what is large is copied after it returned, see `settle`."""
+        Args:
+            copying: has the memory of an earlier snapshot, which nobody reads any more.
+            later: what is large is copied after this returns, see `settle`.
+        """
+        copying = copying or checkpoint.Copying()
         state = self._state
         with state.consensus(self._world, progress.step):
             weights = self._weights(copying, later) if self._world.is_main else {}
