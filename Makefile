@@ -15,7 +15,7 @@ demo: $(VENV)/ready  ## train ResNet-50 on handwritten digits with 2 processes
 	$(BIN)/worldsize train digits --procs 2
 
 test: $(VENV)/ready  ## run the tests of the gate (`.ci/run`)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not slurm and not hosts and not cluster"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not slurm and not hosts and not cluster"
 
 test-slow:  ## run the slow tests
 	.ci/full slow horovod

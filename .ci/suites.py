@@ -22,7 +22,7 @@ from runner import PYTHON, Runner, Step, Tests, log_of
 BEDS = Path("../shared")  # a Slurm, hosts and a cluster that can be started next to this checkout
 PASSED = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worldsize-ci/passed"
 
-PARALLEL = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+PARALLEL = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 NO_BED = "not slurm and not hosts and not cluster"
 QUICK, SLOW = f"not slow and {NO_BED}", f"slow and {NO_BED}"
 # With more threads than cores, waiting OpenMP threads must sleep, not spin: torch is then three times as fast.

@@ -39,13 +39,13 @@ for _name in [name for name in os.environ if name.startswith(_PLACES)]:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests run in two processes, beside those that they start; with more threads than cores torch takes several times as long.
+# Tests run in several processes, beside those that they start; with more threads than cores torch takes several times as long.
 torch.set_num_threads(1)
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("ci")
 
-# The files that take longest, so that two test processes finish at about the same time.
+# The files that take longest, so that all test processes finish at about the same time.
 LONGEST = (
     *("resume", "exactness", "documented_commands", "strategies", "watched", "track", "bench_scaling_jobs", "pages"),
     *("training", "supervision", "rank", "errors", "export", "export_errors", "bitwise", "report", "export_use"),

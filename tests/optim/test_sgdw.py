@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from paths import SMALL_NETWORK
 from processes import bits, newest
 from worldsize.config.recipe import Optimizer, Recipe
 from worldsize.errors import UserError
@@ -65,7 +66,7 @@ def test_the_classifier_starts_at_its_bias():
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_bitwise_run_is_the_same_for_any_number_of_processes_and_after_an_interruption(ranks, size):
     small = (
-        *("digits", "--model.name", "resnet18", "--global-batch", "16", "--micro-batch", "4", "--precision", "fp32"),
+        *("digits", "--model.name", SMALL_NETWORK, "--global-batch", "16", "--micro-batch", "4", "--precision", "fp32"),
         *("--data.train-crop-size", "16", "--data.val-crop-size", "16", "--data.val-resize-size", "16"),
         *("--optimizer.name", "sgdw", "--optimizer.weight-decay", "0.01", "--parallel.strategy", "bitwise"),
     )

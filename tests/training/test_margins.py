@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional
 
+from paths import SMALL_NETWORK
 from processes import newest
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.normalize import Normalise
@@ -88,7 +89,7 @@ def test_an_image_that_is_drawn_often_does_not_overflow():
 
 
 SMALL = (
-    *("digits", "--model.name", "resnet18", "--global-batch", "16", "--micro-batch", "4", "--precision", "fp32"),
+    *("digits", "--model.name", SMALL_NETWORK, "--global-batch", "16", "--micro-batch", "4", "--precision", "fp32"),
     *("--data.train-crop-size", "16", "--data.val-crop-size", "16", "--data.val-resize-size", "16"),
     *("--parallel.strategy", "bitwise", "--augment.repeats", "3", "--data.sampling", "balanced"),
 )

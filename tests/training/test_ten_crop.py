@@ -10,6 +10,7 @@ from torch import nn
 from torchvision.transforms import functional
 
 from packing import encode
+from paths import SMALL_NETWORK
 from processes import records
 from worldsize.config.recipe import Data
 from worldsize.data import open_dataset
@@ -71,7 +72,7 @@ def test_the_logits_of_ten_crops_of_files_are_averaged(folder, tmp_path):
 
 
 def test_eval_has_the_same_bits_at_every_world_size(ranks, folder):
-    small = ("--model.name", "resnet18", "--data.name", "folder", "--data.root", folder, "--precision", "fp64")
+    small = ("--model.name", SMALL_NETWORK, "--data.name", "folder", "--data.root", folder, "--precision", "fp64")
     sizes = ("--data.train-crop-size", "16", "--data.val-resize-size", "32", "--data.val-crop-size", "24")
     batch = ("--epochs", "1", "--global-batch", "8", "--micro-batch", "4", "--schedule.warmup-epochs", "0")
     ranks(1).run("train", "imagenet", *small, *sizes, *batch, "--name", "r")

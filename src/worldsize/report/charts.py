@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,7 @@ def svg(figure: Figure, tables: list[Data]) -> str:
     return vl_convert.vegalite_to_svg(specification)
 
 
+@functools.cache  # a second
 def bundle() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script that defines ``vegaEmbed``.
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from packing import encode
+from paths import SMALL_NETWORK
 from worldsize.data.datasets import test_sets
 from worldsize.errors import UserError
 
@@ -99,7 +100,7 @@ def test_eval_counts_every_image_of_another_test_set_once(ranks):
     for i, name in enumerate(names):
         write(ranks.cwd / "numbered" / str(CLASSES.index(name[:3])) / f"{i}.png", i)
     sizes = ("--data.train-crop-size", "16", "--data.val-resize-size", "20", "--data.val-crop-size", "16")
-    small = ("--model.name", "resnet18", "--data.name", "folder", "--data.root", root, "--precision", "fp64", *sizes)
+    small = ("--model.name", SMALL_NETWORK, "--data.name", "folder", "--data.root", root, "--precision", "fp64", *sizes)
     batch = ("--epochs", "1", "--global-batch", "8", "--micro-batch", "4", "--schedule.warmup-epochs", "0")
     ranks(1).run("train", "imagenet", *small, *batch, "--name", "r")
     run = ranks.cwd / "runs" / "r"
