@@ -26,6 +26,7 @@ from typing import Any
 from cable import free_port
 
 RANKS, WARMUP = 2, 6  # steps before the first block
+NOTED = ("stall", "busy", "compare", "snapshot", "settle", "wall", "cpu")
 STOPPED = 75  # the exit code of a run that was stopped by a signal
 ARGUMENTS = (
     *("imagenet", "--data.name", "synthetic", "--data.samples", "4096", "--data.train-crop-size", "64"),
@@ -44,7 +45,7 @@ class Blocks:
         self._saved = 0
         self._steps = 0
         self.ends: list[float] = []
-        self.noted: dict[str, list[float]] = {name: [] for name in ("stall", "busy", "compare", "snapshot", "wall", "cpu")}
+        self.noted: dict[str, list[float]] = {name: [] for name in NOTED}
 
     def install(self) -> None:
         from worldsize.checkpoint import writer
@@ -54,6 +55,7 @@ class Blocks:
         self._time(trainer.Trainer, "_save", stall=time.perf_counter, busy=time.thread_time)
         self._time(replicas.Replicas, "compare", compare=time.thread_time)
         self._time(saver.Saver, "snapshot", snapshot=time.thread_time)
+        self._time(saver.Saver, "settle", settle=time.perf_counter)
         for name in ("_write", "_write_own"):
             self._time(writer.Writer, name, wall=time.perf_counter, cpu=time.thread_time)
 
@@ -84,9 +86,17 @@ class Blocks:
                 return function(*arguments, **options)
             finally:
                 for key, clock in clocks.items():
-                    self.noted[key].append(clock() - begin[key])
+                    self._note(key, clock() - begin[key])
 
         setattr(owner, name, wrapper)
+
+    def _note(self, key: str, seconds: float) -> None:
+        """Each step settles; that one counts which follows a checkpoint, and it stalls the training thread too."""
+        if key != "settle":
+            self.noted[key].append(seconds)
+        elif len(self.noted["settle"]) < len(self.noted["stall"]):
+            self.noted["settle"].append(seconds)
+            self.noted["stall"][-1] += seconds
 
 
 def rank(every_s: float, blocks: int, folder: Path) -> None:
@@ -116,7 +126,8 @@ def report(every_s: float, blocks: int, ranks: list[dict[str, Any]]) -> str:
         "busy": "CPU time of the stall",
         "compare": "of it comparing the weights of the ranks",
         "snapshot": "of it the snapshot",
-        "wall": "in the background: writing, hashing, reading back",
+        "settle": "waiting in the next step until the weights are copied, part of the stall",
+        "wall": "in the background: copying, writing, hashing",
         "cpu": "CPU time of that",
     }
     for key, title in titles.items():

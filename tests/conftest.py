@@ -39,7 +39,7 @@ for _name in [name for name in os.environ if name.startswith(_PLACES)]:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests run in several processes, beside those that they start; with more threads than cores torch takes several times as long.
+# Several processes run tests, and those start more; with more threads than cores torch takes several times as long.
 torch.set_num_threads(1)
 
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)

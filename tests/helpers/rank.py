@@ -12,6 +12,11 @@ import torch.distributed as dist
 
 import sabotage
 from worldsize import cli
+from worldsize.training import build, request
+
+# What every run imports, so that forked processes have it; they need not look for garbage in it.
+assert build.train and request.from_arguments(["digits"])
+gc.freeze()
 
 
 def command(arguments: list[str], cwd: str, out: str, err: str, environment: dict[str, str]) -> None:
