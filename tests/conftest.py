@@ -19,7 +19,7 @@ from fake_cluster import FakeCluster, serve
 from fetching import pack
 from object_server import CLASSES, DEFAULT, Store
 from packing import encode, noise, odd_folder, packed
-from paths import SHARED
+from paths import SHARED, SMALL_NETWORK
 from processes import Ranks
 from trees import put, two_classes
 from waiting import until
@@ -57,6 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest files first; within a file, keep the order."""
     rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A short name, which is the same in every checkout."""
+    return "small" if isinstance(val, str) and val == SMALL_NETWORK else None
 
 
 @pytest.fixture(autouse=True)

@@ -97,10 +97,7 @@ def test_checkpoints_by_the_clock_change_no_number(tmp_path, resume, uninterrupt
     same_run(run, uninterrupted(2))
 
 
-@pytest.mark.parametrize(
-    ("model", "steps"),
-    [pytest.param(SMALL_NETWORK, 2, id="small"), pytest.param("resnet18", 4, id="resnet18", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("model", "steps"), [(SMALL_NETWORK, 2), pytest.param("resnet18", 4, marks=pytest.mark.slow)])
 def test_another_world_size_goes_on_within_rounding(train, resume, model, steps):
     # Not the model of the other tests: some of its channels are constant, so rounding decides the sign that ReLU sees.
     smooth = ("--model.name", model, "--precision", "fp64", "--optimizer.lr", "0.002")

@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
+from paths import SMALL_NETWORK
 from processes import distance, losses, momentum, overall_distance, records, weights
 from reference import Replica
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.batch_plan import plan
 from worldsize.parallel.adasum.arithmetic import adasum
 
-SMALL = "mobilenet_v3_small"
+SMALL = SMALL_NETWORK
 STEPS = 6
 
 
@@ -38,7 +39,7 @@ def runs(ranks):
         sabotage: str | None = None,
         local_size: int | None = None,
     ) -> Path:
-        parts = (model, steps, precision, size, sabotage, local_size, *arguments)
+        parts = (Path(model).name, steps, precision, size, sabotage, local_size, *arguments)
         name = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(map(str, parts)))
         folder = ranks.cwd / "runs" / name
         if not folder.exists():

@@ -15,6 +15,8 @@ import torch
 import torchvision
 from torch import nn
 
+import small_network
+from paths import SMALL_NETWORK
 from worldsize.config.recipe import Data
 from worldsize.data.datasets.digits import open_dataset
 from worldsize.data.images.crops import PadCrop
@@ -48,7 +50,7 @@ class Replica:
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(0)
-        self.model = torchvision.models.get_model(name, num_classes=10)
+        self.model = _network(name)
         for block in self.model.modules():
             if isinstance(block, torchvision.models.resnet.BasicBlock):
                 nn.init.zeros_(block.bn2.weight)
@@ -153,11 +155,16 @@ def mean_state(replicas: Sequence[Replica], steps: int) -> dict[str, torch.Tenso
 
 def validation_loss(name: str, state: dict[str, torch.Tensor]) -> float:
     """The mean cross-entropy on the digits validation set of a model with this state."""
-    model = torchvision.models.get_model(name, num_classes=10).double().eval()
+    model = _network(name).double().eval()
     model.load_state_dict(state)
     with torch.inference_mode():
         logits = model(_normalized(_digits().val.pixels))
         return nn.functional.cross_entropy(logits, torch.from_numpy(_digits().val.labels).long()).item()
+
+
+def _network(name: str) -> nn.Module:
+    """A network of torchvision, or `SMALL_NETWORK`."""
+    return small_network.residual(10) if name == SMALL_NETWORK else torchvision.models.get_model(name, num_classes=10)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 from browser import browse
+from paths import SMALL_NETWORK
 from processes import newest, worldsize
 from trees import opened, put, two_classes
 from worldsize import checkpoint
@@ -28,7 +29,7 @@ from worldsize.errors import UserError
 from worldsize.inference.labels import command, ranking, suspects, write
 
 QUICK = (
-    *("--model.name", "resnet18", "--data.train-crop-size", "16", "--data.val-crop-size", "16", "--precision", "fp32"),
+    *("--model.name", SMALL_NETWORK, "--data.train-crop-size", "16", "--data.val-crop-size", "16", "--precision", "fp32"),
     *("--data.val-resize-size", "16", "--epochs", "6", "--checkpoint.keep", "1", "--checkpoint.no-best"),
 )
 
