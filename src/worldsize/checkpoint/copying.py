@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -27,32 +27,41 @@ class Copying:
     def __init__(self, memory: Tensors | None = None) -> None:
         self._memory: Tensors = {} if memory is None else memory
         self._events: list[tuple[torch.device, torch.cuda.Event]] = []
-        self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._later: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
-    def copy(self, tensors: Mapping[str, torch.Tensor], part: str = "", later: bool = False) -> Tensors:
+    def copy(
+        self, tensors: Mapping[str, torch.Tensor], part: str = "", later: bool = False, into: Tensors | None = None
+    ) -> Tensors:
         """Copies on the CPU, in the tensors' own memory layout; complete after `wait`.
 
         Args:
             part: distinguishes these tensors from others.
-            later: tensors on the CPU do not change before `settle`, which copies them.
+            later: the tensors do not change before `settle`. If they are on the CPU, it copies them; the result is empty
+                until then.
+            into: the result, if others are in it.
         """
-        alike: defaultdict[tuple[torch.device, torch.dtype], Tensors] = defaultdict(dict)
-        for name, tensor in tensors.items():
-            alike[tensor.device, tensor.dtype][name] = tensor.detach()
-        copies: Tensors = {}
-        for (device, dtype), several in alike.items():
-            copies |= self._copy_alike(several, f"{part}/{device}/{dtype}")
-        if not later:
-            self.settle()
-        return {name: copies[name] for name in tensors}
+        copies: Tensors = {} if into is None else into
+
+        def make() -> None:
+            alike: defaultdict[tuple[torch.device, torch.dtype], Tensors] = defaultdict(dict)
+            for name, tensor in tensors.items():
+                alike[tensor.device, tensor.dtype][name] = tensor.detach()
+            for (device, dtype), several in alike.items():
+                copies.update(self._copy_alike(several, f"{part}/{device}/{dtype}"))
+
+        if later and not any(tensor.is_cuda for tensor in tensors.values()):
+            self._later.append(make)
+        else:
+            make()
+        return copies
 
     def settle(self) -> None:
         """Make the copies that are still to be made, or wait while another thread does: the tensors may change then."""
         with self._lock:
-            for part, row in self._later:
-                part.copy_(row)
-            self._later.clear()
+            while self._later:
+                self._later[0]()
+                del self._later[0]
 
     def _copy_alike(self, tensors: Tensors, name: str) -> Tensors:
         """Copies of tensors on one device and of one type, as parts of one tensor."""
@@ -70,7 +79,8 @@ class Copying:
         if host.device != rows[0].device:
             self._to_host(host, torch.cat(rows))
         else:
-            self._later += zip(parts, rows, strict=True)  # torch.cat takes longer
+            for part, row in zip(parts, rows, strict=True):
+                part.copy_(row)  # torch.cat takes longer
         found = zip(tensors.items(), parts, strides, strict=True)
         return {key: part.as_strided(tensor.shape, stride) for (key, tensor), part, stride in found}
 

@@ -43,7 +43,7 @@ class Saver:
         self._world = world
         self._state = state
         self._recipe = recipe_yaml
-        self._facts = dict(facts)
+        self._facts = {**facts, "versions": versions()}
         self._team = writer.team(world, folder)
         self._writer = writer.Writer(folder, settings, self._team, written)
         self._memory: checkpoint.Tensors = {}
@@ -116,7 +116,7 @@ class Saver:
             if self._team is None:
                 return None
             return checkpoint.Snapshot({}, {}, ranks, {"step": progress.step}, "", copying.wait)
-        numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size, "versions": versions()}
+        numbers = {**self._facts, **progress.as_dict(), "world_size": self._world.size}
         numbers |= {"scaler": state.scaler.state_dict(), "optimizer": type(state.optimizer).__name__}
         optimizer = copying.copy(self._optimizer(), "optimizer", later)
         return checkpoint.Snapshot(weights, optimizer, ranks, numbers, self._recipe, copying.wait, average, samples)
@@ -126,8 +126,7 @@ class Saver:
         tensors = self._state.model.state_dict()
         trained = {name: tensors[name] for name, _ in self._state.model.named_parameters() if name in tensors}
         buffers = {name: tensor for name, tensor in tensors.items() if name not in trained}
-        copies = copying.copy(buffers, "buffers") | copying.copy(trained, "model", later)
-        return {name: copies[name] for name in tensors}
+        return copying.copy(trained, "model", later, into=copying.copy(buffers, "buffers"))
 
     def _optimizer(self) -> checkpoint.Tensors:
         return optimizers.state_tensors(self._state.optimizer, self._state.model)
