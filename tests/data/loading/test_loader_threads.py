@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from test_loader import CROPS, SEED, assert_same, epoch_of, evaluated, images, in_files, make
 
+from worldsize.data.images.crops import CenterCrop
 from worldsize.data.loading.loader import Loader
 from worldsize.data.samples import ArraySamples, FileSamples
 from worldsize.distributed.batch_plan import BatchPlan
@@ -30,6 +31,14 @@ def test_closing_ends_the_threads_even_in_the_middle_of_an_epoch(tmp_path, taken
         assert decoding_threads() - before
     loader.close()
     assert not decoding_threads() - before
+
+
+@pytest.mark.parametrize(("size", "batch", "together"), [(224, 4096, 8), (64, 4096, 32), (32, 4096, 64), (32, 8, 8)])
+def test_small_images_are_decoded_many_at_a_time(tmp_path, size, batch, together):
+    """Their hand-over to a thread takes longer than decoding them."""
+    loader = make(in_files(tmp_path), workers=1, prefetch=1)
+    assert loader._chunk(batch, CenterCrop(size, False, size)) == together
+    loader.close()
 
 
 def test_no_more_is_prepared_than_asked_for():
