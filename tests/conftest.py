@@ -47,9 +47,9 @@ settings.load_profile("ci")
 
 # The files that take longest, so that all test processes finish at about the same time.
 LONGEST = (
-    *("resume", "exactness", "documented_commands", "strategies", "watched", "track", "bench_scaling_jobs", "pages"),
-    *("training", "supervision", "rank", "errors", "export", "export_errors", "bitwise", "report", "export_use"),
-    *("fetch_interrupted", "multilabel", "strategies_resume", "async", "unfreezing", "run_lock", "block_shuffle"),
+    *("finetune_tutorial", "faults", "resume", "bitwise", "every_recipe", "strategies", "exactness", "async", "watched"),
+    *("documented_commands", "export_errors", "export_use", "export", "bench_scaling", "gpu_benchmark", "unfreezing"),
+    *("track", "preflight", "fetch_interrupted", "errors", "strategies_resume", "many_ranks", "training", "bench"),
 )
 
 
