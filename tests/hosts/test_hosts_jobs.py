@@ -149,7 +149,7 @@ def test_kill_9_of_the_launcher_leaves_nothing_and_loses_no_step(job, undisturbe
 
 @pytest.mark.slow
 def test_a_launcher_that_stands_still_is_taken_for_gone(job):
-    running = job.start()
+    running = job.start("--epochs", "1000")  # the run must last until its hosts miss the launcher
     job.until("saved")
     running.send_signal(signal.SIGSTOP)
     try:
