@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -145,28 +144,6 @@ def test_a_part_that_takes_too_long_ends_with_all_its_processes(tmp_path):
     line, _ = gpu.run(gpu_parts.Part("slow", command, 3, str.strip), tmp_path, dict(os.environ))
     assert line.startswith("not finished after 3 s")
     child = Path("/proc") / (tmp_path / "slow.log").read_text().strip()
-    until(lambda: state_of(child) in ("", "Z"), "the child has ended")
-
-
-ONE_PART = """
-import sys
-sys.path.append({folder!r})
-import gpu, gpu_parts
-gpu.parts = lambda *arguments: [gpu_parts.Part("long", ("bash", "-c", "sleep 600 & echo $!; wait"), 600, str.strip)]
-gpu.described = lambda variables: ""
-sys.argv[1:] = ["--out", {out!r}, "--root", "/"]
-gpu.main()
-"""
-
-
-def test_a_script_that_is_asked_to_end_ends_the_part_that_runs(tmp_path):
-    program = ONE_PART.format(folder=str(SCRIPT.parent), out=str(tmp_path))
-    process = subprocess.Popen([sys.executable, "-c", program], env=environment())
-    log = tmp_path / "long.log"
-    until(lambda: log.exists() and log.read_text().endswith("\n"), "the part has begun", running=process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(240) == 143
-    child = Path("/proc") / log.read_text().strip()
     until(lambda: state_of(child) in ("", "Z"), "the child has ended")
 
 
