@@ -6,6 +6,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from worldsize.launch import garbage
+
 
 @dataclass(frozen=True)
 class Command:
@@ -27,12 +29,14 @@ class Command:
 
     def run(self, argv: list[str]) -> int:
         """Run it with these arguments; returns the exit code."""
+        with garbage.not_sought():
+            function = load(self.function)
         if not self.on_cluster:
-            code: int = load(self.function)(argv)
+            code: int = function(argv)
             return code
         from worldsize.cluster.commands import connected
 
-        return connected(self.words, load(self.options), load(self.function), argv)
+        return connected(self.words, load(self.options), function, argv)
 
 
 @dataclass(frozen=True)

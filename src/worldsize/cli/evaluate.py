@@ -9,6 +9,7 @@ from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.config.wording import count
 from worldsize.errors import UserError
+from worldsize.launch import garbage
 
 if TYPE_CHECKING:
     from worldsize.distributed.stop_signals import StopFlag
@@ -32,7 +33,8 @@ def run(argv: list[str]) -> int:
     rank_info = discover_rank_info()
 
     def work(_: StopFlag) -> int:
-        from worldsize.inference.evaluate_checkpoint import evaluate_checkpoint
+        with garbage.not_sought():
+            from worldsize.inference.evaluate_checkpoint import evaluate_checkpoint
 
         result = evaluate_checkpoint(path, parsed, rank_info)
         if rank_info.rank == 0:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from worldsize.config import command_line
 from worldsize.errors import UserError
+from worldsize.launch import garbage
 
 if TYPE_CHECKING:
     from worldsize.distributed.stop_signals import StopFlag
@@ -27,20 +28,22 @@ def train(argv: list[str]) -> int:
         from worldsize.jobs.commands import train_on
 
         return train_on(argv)
-    from worldsize import parallel
-    from worldsize.distributed.rank import discover_rank_info, local_rank_info
-    from worldsize.launch.distribute import check_procs, distribute
-    from worldsize.launch.restarts import Restarts
-    from worldsize.runs import resumable
-    from worldsize.runs.run_folder import RunFolder
-    from worldsize.training.request import from_arguments, validate
+    with garbage.not_sought():
+        from worldsize import parallel
+        from worldsize.distributed.rank import discover_rank_info, local_rank_info
+        from worldsize.launch.distribute import check_procs, distribute
+        from worldsize.launch.restarts import Restarts
+        from worldsize.runs import resumable
+        from worldsize.runs.run_folder import RunFolder
+        from worldsize.training.request import from_arguments, validate
 
-    request = from_arguments(command_line.without("--on", argv))
+        request = from_arguments(command_line.without("--on", argv))
     rank_info = discover_rank_info()
     validate(request, rank_info if rank_info.size > 1 else local_rank_info(check_procs(request.procs)))
 
     def work(stop: StopFlag) -> int:
-        from worldsize.training.build import train
+        with garbage.not_sought():
+            from worldsize.training.build import train
 
         if train(request, rank_info, stop) is None and rank_info.rank == 0:
             print(f"{request.folder} has already reached its last step; nothing to do")

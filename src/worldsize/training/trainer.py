@@ -25,6 +25,7 @@ from worldsize.data.loading.device_feed import Feed
 from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import evaluation_batch, evaluation_share
 from worldsize.errors import Stopped
+from worldsize.launch import garbage
 from worldsize.track import console
 from worldsize.training import out_of_memory, unfreezing
 from worldsize.training.base_trainer import BaseTrainer
@@ -90,6 +91,8 @@ class Trainer(BaseTrainer):
                 self.compute.compile(size)
             if first or strategy.rehearses:
                 strategy.prepare_first_step(lambda: self.compute.rehearse(size))
+        if compiled:
+            garbage.spare_existing()  # a compiler leaves hundreds of thousands of objects
         self._sizes.add(size)
         if compiled and self.world.is_main:
             console.say(f"compiled the network for images of {size} pixels in {time.monotonic() - begin:.0f} s")
