@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 QUICK = (
-    *("--model.name", "resnet18", "--data.train-crop-size", "16", "--data.val-crop-size", "16", "--precision", "fp32"),
+    *("--data.train-crop-size", "16", "--data.val-crop-size", "16", "--precision", "fp32"),
     *("--data.val-resize-size", "20", "--max-steps", "6", "--schedule.warmup-epochs", "0", "--checkpoint.keep", "1"),
     *("--average.name", "ema", "--average.decay", "0.7", "--device", "cpu"),
 )

@@ -8,6 +8,7 @@ import pytest
 
 import worldsize
 from exporting import QUICK, Exported
+from paths import SMALL_NETWORK
 from processes import worldsize as command
 from worldsize.cli import main
 from worldsize.inference.predict.model import Model
@@ -20,9 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
-    done = command("train", "digits", *QUICK, "--out", folder / "runs", "--name", "Digits_1", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "runs" / "Digits_1"
+    return trained(folder, "resnet18")
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +32,39 @@ def model(run: Path) -> Model:
 @pytest.fixture(scope="module")
 def exported(run: Path, folder: Path) -> Exported:
     """exported(*arguments): the folder of such an export, made once."""
+    return exports(run, folder)
+
+
+@pytest.fixture(scope="module")
+def small_run(folder: Path) -> Path:
+    """For formats that hold a program, which take as long as the network has layers."""
+    return trained(folder, SMALL_NETWORK)
+
+
+@pytest.fixture(scope="module")
+def small_model(small_run: Path) -> Model:
+    return worldsize.load(small_run, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def small_exported(small_run: Path, folder: Path) -> Exported:
+    return exports(small_run, folder)
+
+
+def trained(folder: Path, network: str) -> Path:
+    name = f"Digits_{len(list(folder.glob('runs/*'))) + 1}"
+    words = ("--model.name", network, *QUICK, "--out", folder / "runs", "--name", name)
+    done = command("train", "digits", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / name
+
+
+def exports(run: Path, folder: Path) -> Exported:
     made: dict[tuple[str, ...], Path] = {}
 
     def export(*arguments: str) -> Path:
         if arguments not in made:
-            out = folder / f"out-{len(made)}"
+            out = folder / f"{run.name}-{len(made)}"
             before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
             assert main(["export", str(run), "--to", *arguments, "--parity", "60", "--out", str(out)]) == 0
             assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before

@@ -84,25 +84,25 @@ def test_the_usual_crop_pct_is_short():
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_onnx_takes_any_batch(exported: Exported, model: Model, batch: int):
-    out = exported("onnx")
+def test_onnx_takes_any_batch(small_exported: Exported, small_model: Model, batch: int):
+    out = small_exported("onnx")
     assert sorted(path.name for path in out.glob("model*")) == ["model.onnx"]
     graph = onnx.load(out / "model.onnx")
     assert [(one.domain, one.version) for one in graph.opset_import] == [("", 20)]
-    images = normalized(model, pictures(batch))
+    images = normalized(small_model, pictures(batch))
     session = onnxruntime.InferenceSession(out / "model.onnx")
     [logits] = session.run(["logits"], {"normalized": images.numpy()})
-    assert np.allclose(logits, model.logits(images), atol=1e-5)
+    assert np.allclose(logits, small_model.logits(images), atol=1e-5)
     assert session.get_inputs()[0].shape == ["batch", 3, 16, 16] and session.get_outputs()[0].shape == ["batch", 10]
 
 
-def test_onnx_takes_images_of_any_size(exported: Exported, model: Model):
-    out = exported("onnx", "--preprocess")
+def test_onnx_takes_images_of_any_size(small_exported: Exported, small_model: Model):
+    out = small_exported("onnx", "--preprocess")
     session = onnxruntime.InferenceSession(out / "model.onnx")
     for number, size in enumerate(SIZES):
         images = np.stack([picture(number, size), picture(number + 50, size)])
         [logits] = session.run(None, {"images": images})
-        assert np.allclose(logits, model.logits(list(images)), atol=1e-5)
+        assert np.allclose(logits, small_model.logits(list(images)), atol=1e-5)
     assert json.loads((out / "parity.json").read_text())["largest_pixel_difference_levels"] == 0
 
 
@@ -122,11 +122,11 @@ def test_preprocessing_in_onnx_has_our_bits(interpolation: str, resize: int, siz
         assert np.array_equal((found * std + mean).round(2), expected.transpose(2, 0, 1)), sides
 
 
-def test_pt2_is_a_program_of_torch(exported: Exported, model: Model):
-    program = torch.export.load(exported("pt2", "--fold") / "model.pt2").module()
+def test_pt2_is_a_program_of_torch(small_exported: Exported, small_model: Model):
+    program = torch.export.load(small_exported("pt2", "--fold") / "model.pt2").module()
     for batch in (1, 5):
-        images = normalized(model, pictures(batch))
-        assert torch.allclose(program(images), model.logits(images), atol=1e-5)
+        images = normalized(small_model, pictures(batch))
+        assert torch.allclose(program(images), small_model.logits(images), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -65,7 +65,8 @@ def _other_mean(monkeypatch: pytest.MonkeyPatch):
         (_other_mean, ("onnx", "--preprocess"), "the preprocessing differs"),
     ],
 )
-def test_an_export_that_answers_differently_is_reported(run, tmp_path, monkeypatch, capsys, change, arguments, cause):
+def test_an_export_that_answers_differently_is_reported(request, tmp_path, monkeypatch, capsys, change, arguments, cause):
+    run = request.getfixturevalue("small_run" if "onnx" in arguments else "run")
     change(monkeypatch)
     out = tmp_path / "out"
     assert main(["export", str(run), "--to", *arguments, "--out", str(out), "--parity", "90"]) == 1
@@ -125,8 +126,8 @@ def test_what_cannot_be_exported_is_one_message(run, tmp_path, monkeypatch, caps
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
-def test_changed_files_are_refused(exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture):
-    out = shutil.copytree(exported("onnx"), tmp_path / "copy")
+def test_changed_files_are_refused(small_exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture):
+    out = shutil.copytree(small_exported("onnx"), tmp_path / "copy")
     content = bytearray((out / "model.onnx").read_bytes())
     content[len(content) // 2] ^= 1
     (out / "model.onnx").write_bytes(content)
@@ -193,13 +194,13 @@ def test_a_missing_or_damaged_recipe_is_a_damaged_export(exported: Exported, tmp
         (("--data.val-ten-crop",), "exported with another preprocessing"),
     ],
 )
-def test_settings_that_an_export_cannot_have(exported: Exported, capsys: pytest.CaptureFixture, words, message: str):
-    assert main(["predict", str(exported("onnx", "--preprocess")), *words]) == 64
+def test_settings_that_an_export_cannot_have(small_exported: Exported, capsys: pytest.CaptureFixture, words, message: str):
+    assert main(["predict", str(small_exported("onnx", "--preprocess")), *words]) == 64
     assert message in capsys.readouterr().err
 
 
-def test_exports_have_one_preprocessing_and_one_set_of_weights(exported: Exported, capsys: pytest.CaptureFixture):
-    out = exported("onnx", "--preprocess")
+def test_exports_have_one_preprocessing_and_one_set_of_weights(small_exported: Exported, capsys: pytest.CaptureFixture):
+    out = small_exported("onnx", "--preprocess")
     assert main(["predict", str(out), "--data.val-crop-size", "8"]) == 64
     assert "exported with another preprocessing" in capsys.readouterr().err
     with pytest.raises(UserError, match="only one set of weights"):

@@ -46,7 +46,9 @@ from worldsize.inference.predict.model import Model
 @pytest.mark.parametrize(
     "arguments", [("timm",), ("onnx",), ("onnx", "--preprocess"), ("pt2", "--fold"), ("safetensors",)], ids="-".join
 )
-def test_worldsize_loads_exports(exported: Exported, model: Model, arguments: tuple[str, ...]):
+def test_worldsize_loads_exports(request: pytest.FixtureRequest, arguments: tuple[str, ...]):
+    small = "small_" if arguments[0] in ("onnx", "pt2") else ""
+    exported, model = (request.getfixturevalue(f"{small}{name}") for name in ("exported", "model"))
     found = worldsize.load(exported(*arguments), device="cpu")
     images = pictures(8)
     assert torch.allclose(found.logits(images), model.logits(images), atol=1e-5)
@@ -65,11 +67,13 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
 
 
-def test_running_an_onnx_file_needs_only_its_runtime(exported: Exported, model: Model, monkeypatch: pytest.MonkeyPatch):
-    folders = [exported("onnx"), exported("onnx", "--preprocess")]
+def test_running_an_onnx_file_needs_only_its_runtime(
+    small_exported: Exported, small_model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    folders = [small_exported("onnx"), small_exported("onnx", "--preprocess")]
     monkeypatch.setattr(onnx_packages, "onnx", None)
     for out in folders:
-        assert torch.allclose(worldsize.load(out).logits(pictures(1)), model.logits(pictures(1)), atol=1e-5)
+        assert torch.allclose(worldsize.load(out).logits(pictures(1)), small_model.logits(pictures(1)), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -118,16 +122,16 @@ def test_a_temperature_of_other_weights_is_refused(run: Path, tmp_path: Path):
         export_command._temperature(str(tmp_path), path, raw=True)
 
 
-def test_temperature(exported: Exported, model: Model, tmp_path: Path):
+def test_temperature(small_exported: Exported, small_model: Model, tmp_path: Path):
     (tmp_path / "details.json").write_text('{"temperature": 1.7}')
     images = pictures(3)
     for arguments in (("onnx", "--preprocess"), ("safetensors",)):
-        out = exported(*arguments, "--temperature", str(tmp_path))
+        out = small_exported(*arguments, "--temperature", str(tmp_path))
         assert json.loads((out / "export.json").read_text())["temperature"] == 1.7
-        assert torch.allclose(worldsize.load(out, "cpu").logits(images), model.logits(images) / 1.7, atol=1e-5)
-    out = exported("onnx", "--preprocess", "--temperature", str(tmp_path))
+        assert torch.allclose(worldsize.load(out, "cpu").logits(images), small_model.logits(images) / 1.7, atol=1e-5)
+    out = small_exported("onnx", "--preprocess", "--temperature", str(tmp_path))
     [logits] = onnxruntime.InferenceSession(out / "model.onnx").run(None, {"images": images[0][None]})
-    assert np.allclose(logits, model.logits(images[:1]) / 1.7, atol=1e-5)
+    assert np.allclose(logits, small_model.logits(images[:1]) / 1.7, atol=1e-5)
 
 
 # Serving ------------------------------------------------------------------------------------------------------------------
@@ -201,10 +205,10 @@ def test_layouts(exported: Exported, model: Model):
     assert layout.model_name("My run_2.0") == "my-run-2-0" and layout.model_name("...") == "model"
 
 
-def test_the_server_of_the_docs_answers_as_predict(exported: Exported, model: Model, tmp_path: Path):
+def test_the_server_of_the_docs_answers_as_predict(small_exported: Exported, small_model: Model, tmp_path: Path):
     guide = (ROOT / "docs" / "using.md").read_text()
     (script,) = re.findall(r"```python\n(# serve\.py\n.*?)```", guide, re.DOTALL)
-    port, out = free_port(), exported("onnx", "--preprocess")
+    port, out = free_port(), small_exported("onnx", "--preprocess")
     script = script.replace("digits-onnx", str(out)).replace("8000", str(port))
     (tmp_path / "serve.py").write_text(script)
     server = subprocess.Popen([sys.executable, str(tmp_path / "serve.py")], env=environment())
@@ -213,7 +217,7 @@ def test_the_server_of_the_docs_answers_as_predict(exported: Exported, model: Mo
             path = tmp_path / f"{number}.png"
             Image.fromarray(image).save(path)
             answer = _ask(server, port, path.read_bytes())
-            expected = model.predict(path, topk=10)
+            expected = small_model.predict(path, topk=10)
             assert max(answer, key=answer.__getitem__) == expected.label
             for name, value in zip(expected.labels, expected.probabilities, strict=True):
                 assert answer[name] == pytest.approx(value, abs=1e-5)
