@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import reference
+from paths import SMALL_NETWORK
 from processes import average_of, distance, identical, losses, momentum, overall_distance, weights
 
 SMALL = "mobilenet_v3_small"
@@ -19,7 +20,7 @@ def runs(ranks):
     cwd = ranks.cwd
 
     def run(size: int, precision: str = "fp64", model: str = SMALL, sabotage: str | None = None) -> Path:
-        name = f"{model}-{precision}-{size}-{sabotage}"
+        name = f"{Path(model).stem}-{precision}-{size}-{sabotage}"
         if not (cwd / "runs" / name).exists():
             (cwd / f"{name}.yaml").write_text(reference.RECIPE.format(precision=precision, model=model))
             ranks(size, sabotage=sabotage).run("train", f"{name}.yaml", "--name", name)
@@ -32,7 +33,8 @@ def runs(ranks):
     ("model", "size"),
     [
         (SMALL, 2),
-        (SMALL, 4),
+        (SMALL_NETWORK, 4),
+        pytest.param(SMALL, 4, marks=pytest.mark.slow),
         pytest.param("resnet18", 2, marks=pytest.mark.slow),
         pytest.param("resnet18", 4, marks=pytest.mark.slow),
     ],
@@ -67,7 +69,7 @@ def test_world_size_changes_only_rounding_in_float32(runs, size):
 )
 def test_each_rule_is_needed(runs, rule):
     """With one rule broken, the comparison above fails, so it detects the error."""
-    assert distance(weights(runs(2, sabotage=rule)), weights(runs(1))) > 1e-6
+    assert distance(weights(runs(2, model=SMALL_NETWORK, sabotage=rule)), weights(runs(1, model=SMALL_NETWORK))) > 1e-6
 
 
 @pytest.mark.parametrize("model", [SMALL, pytest.param("resnet18", marks=pytest.mark.slow)])

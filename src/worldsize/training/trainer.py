@@ -79,10 +79,7 @@ class Trainer(BaseTrainer):
             self.progress.next_epoch()
 
     def _rehearse(self, size: int, first: bool = False) -> None:
-        """What comes before the first step, and before those with images of another size if the network is compiled.
-
-        No step includes the compiler's time.
-        """
+        """What comes before the first step and, if the network is compiled, before images of another size; no step has it."""
         begin = time.monotonic()
         compiled, strategy = self.state.compiled, self.state.strategy
         heartbeat.beat(heartbeat.COMPILING if compiled else heartbeat.STARTING)
@@ -91,9 +88,9 @@ class Trainer(BaseTrainer):
                 self.compute.compile(size)
             if first or strategy.rehearses:
                 strategy.prepare_first_step(lambda: self.compute.rehearse(size))
+        self._sizes.add(size)
         if compiled:
             garbage.spare_existing()  # a compiler leaves hundreds of thousands of objects
-        self._sizes.add(size)
         if compiled and self.world.is_main:
             console.say(f"compiled the network for images of {size} pixels in {time.monotonic() - begin:.0f} s")
 
