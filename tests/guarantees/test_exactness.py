@@ -32,8 +32,9 @@ def runs(ranks):
 @pytest.mark.parametrize(
     ("model", "size"),
     [
-        (SMALL, 2),
+        (SMALL_NETWORK, 2),
         (SMALL_NETWORK, 4),
+        pytest.param(SMALL, 2, marks=pytest.mark.slow),
         pytest.param(SMALL, 4, marks=pytest.mark.slow),
         pytest.param("resnet18", 2, marks=pytest.mark.slow),
         pytest.param("resnet18", 4, marks=pytest.mark.slow),
