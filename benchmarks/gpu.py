@@ -31,6 +31,7 @@ from gpu_parts import WORLDSIZE, Part, parts
 from PIL import Image
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def unpack(wheels: Path, to: Path) -> Path:
@@ -85,10 +86,17 @@ def run(part: Part, out: Path, variables: dict[str, str]) -> tuple[str, float]:
 
 def finished(part: Part, output: IO[str], variables: dict[str, str]) -> int:
     """Run the part's command; its exit code. After its time, ends it with all processes that it started."""
+    asked: list[int] = []
+    # A signal that arrives while the process starts is obeyed when it is known and can be ended.
+    handlers = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in _ENDING}
     process = subprocess.Popen(
         part.command, cwd=REPOSITORY, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
     )
     try:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in asked:
+            signal.raise_signal(number)
         return process.wait(part.limit_s)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,25 @@ def test_a_part_that_takes_too_long_ends_with_all_its_processes(tmp_path):
     assert line.startswith("not finished after 3 s")
     child = Path("/proc") / (tmp_path / "slow.log").read_text().strip()
     until(lambda: state_of(child) in ("", "Z"), "the child has ended")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_part_starts_ends_it(tmp_path, monkeypatch, number):
+    """The signal of a user who gives up comes before the script knows the process."""
+    started = []
+
+    def interrupted(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        os.kill(os.getpid(), number)
+        return started[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(gpu.subprocess, "Popen", interrupted)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as in main
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        gpu.run(gpu_parts.Part("slow", ("sleep", "600"), 3, str.strip), tmp_path, dict(os.environ))
+    assert started[0].returncode == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_why_a_test_failed_is_printed_although_the_run_is_cut_short(tmp_path):

@@ -105,8 +105,8 @@ class Strategy(ABC):
         sharpens: whether `sharpness` works with it: all ranks have the same gradient after the last backward pass.
         unfreezes: whether parts of the network may begin to train during a run, see `parameters_added`.
         rehearses: whether `prepare_first_step` runs a rehearsal.
-        weights_last: whether weights and optimizer state stay as they are between two calls of ``update``: a snapshot copies
-            them during the next step.
+        stable_between_updates: whether weights and optimizer state change only in ``update``: a snapshot copies them during
+            the next step.
         asynchronous: whether ranks do not step together, see `worldsize.training.asynchronous.trainer`.
         captured: whether CUDA graphs can contain its steps.
         needs_mpi: whether a cluster must start it with mpirun.
@@ -129,7 +129,7 @@ class Strategy(ABC):
     sharpens: ClassVar[bool] = False
     unfreezes: ClassVar[bool] = True
     rehearses: ClassVar[bool] = False
-    weights_last: ClassVar[bool] = False
+    stable_between_updates: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False
     captured: ClassVar[bool] = False
     needs_mpi: ClassVar[bool] = False

@@ -86,7 +86,7 @@ class Saver:
         """
         self._writer.wait()  # it reads the memory that the snapshot fills
         self._copying = checkpoint.Copying(self._memory)
-        later = self._state.strategy.weights_last and self._state.averaging is None
+        later = self._state.strategy.stable_between_updates and self._state.averaging is None
         self.write(self.snapshot(progress, self._copying, later), wait)
 
     def settle(self) -> None:

@@ -79,7 +79,7 @@ class Trainer(BaseTrainer):
             self.progress.next_epoch()
 
     def _rehearse(self, size: int, first: bool = False) -> None:
-        """What comes before the first step and, if the network is compiled, before images of another size; no step has it."""
+        """Prepare the first step and, if the network is compiled, images of another size: no step has compiler time."""
         begin = time.monotonic()
         compiled, strategy = self.state.compiled, self.state.strategy
         heartbeat.beat(heartbeat.COMPILING if compiled else heartbeat.STARTING)

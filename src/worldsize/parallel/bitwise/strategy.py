@@ -25,7 +25,7 @@ class Strategy(base.Strategy):
 
     name = "bitwise"
     sharpens = True
-    weights_last = True
+    stable_between_updates = True
     about = "averages gradients; the same bits at any world size"
     processes = "any"
     settings = ("bucket_mb", "threads")

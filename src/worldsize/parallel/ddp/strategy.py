@@ -26,7 +26,7 @@ class Strategy(base.Strategy):
 
     name = "ddp"
     sharpens = True
-    weights_last = True
+    stable_between_updates = True
     rehearses = True
     about = "averages gradients during backward"
     identity_settings = ("compression", "powersgd_rank", "powersgd_start", "sync_batchnorm")

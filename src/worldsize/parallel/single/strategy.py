@@ -15,7 +15,7 @@ class Strategy(base.Strategy):
 
     name = "single"
     sharpens = True
-    weights_last = True
+    stable_between_updates = True
     about = "one device: the reference"
     processes = "one"
     captured = True
