@@ -56,6 +56,7 @@ def runs(ranks):
         pytest.param(2, {}, marks=SLOW),
         pytest.param(4, {}, marks=SLOW),
         pytest.param(2, {"model": "shufflenet_v2_x0_5"}, marks=SLOW),
+        pytest.param(4, {"model": "shufflenet_v2_x0_5"}, marks=SLOW),
         pytest.param(2, {"model": SMALL, "micro_batch": 8}, marks=SLOW),  # the ranks' nodes: 2 and 1 micro-batches, 1 and 2
         pytest.param(3, {"model": SMALL, "micro_batch": 4}, marks=SLOW),
         pytest.param(4, {"model": SMALL, "micro_batch": 4}, marks=SLOW),

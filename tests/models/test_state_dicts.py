@@ -46,6 +46,7 @@ def without_numbers(name: str) -> nn.Module:
 
 
 NAMES = from_torchvision.names()
+# The first network of each module of torchvision.
 FAMILIES = {torchvision.models.get_model_builder(name).__module__: name for name in reversed(NAMES)}
 
 

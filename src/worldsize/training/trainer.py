@@ -79,7 +79,7 @@ class Trainer(BaseTrainer):
             self.progress.next_epoch()
 
     def _rehearse(self, size: int, first: bool = False) -> None:
-        """Prepare the first step and, if the network is compiled, images of another size: no step has compiler time."""
+        """Prepare the first step and, if the network is compiled, images of another size. Steps do not include it."""
         begin = time.monotonic()
         compiled, strategy = self.state.compiled, self.state.strategy
         heartbeat.beat(heartbeat.COMPILING if compiled else heartbeat.STARTING)
@@ -91,8 +91,8 @@ class Trainer(BaseTrainer):
         self._sizes.add(size)
         if compiled:
             garbage.spare_existing()  # a compiler leaves hundreds of thousands of objects
-        if compiled and self.world.is_main:
-            console.say(f"compiled the network for images of {size} pixels in {time.monotonic() - begin:.0f} s")
+            if self.world.is_main:
+                console.say(f"compiled the network for images of {size} pixels in {time.monotonic() - begin:.0f} s")
 
     def _train_epoch(self) -> None:
         progress = self.progress
