@@ -14,7 +14,7 @@ import pytest
 
 import reference
 from paths import SMALL_NETWORK
-from processes import bits, environment, numbers, records, start, weights, workers, worldsize
+from processes import Forked, bits, environment, numbers, records, start, weights, workers, worldsize
 from waiting import until
 
 SLOW = pytest.mark.slow
@@ -156,7 +156,7 @@ def test_interruptions_at_changing_world_sizes_change_no_bit(runs, tmp_path):
     assert bits(run) == bits(runs(1))
 
 
-def wait_for_two_steps(process: subprocess.Popen[str], run: Path) -> int:
+def wait_for_two_steps(process: Forked, run: Path) -> int:
     """Wait until the process has saved two more steps; returns the last step's number, before the end."""
     before = saved(run)
     until(lambda: saved(run) >= before + 2, "two more steps are saved", running=process)

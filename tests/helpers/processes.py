@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import itertools
 import json
 import multiprocessing
+import multiprocessing.util  # what it does at exit comes after what is registered later
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,21 +56,38 @@ def worldsize(*arguments: str | Path, cwd: Path, timeout: float = 480, **env: st
         return subprocess.CompletedProcess(command, process.exitcode, out.read_text(), err.read_text())
 
 
-def start(*arguments: str | Path, cwd: Path, **env: str) -> subprocess.Popen[str]:
-    """Start ``worldsize ARGUMENTS`` in the background."""
+def start(*arguments: str | Path, cwd: Path, rule: str | None = None, **env: str) -> Forked:
+    """Start ``worldsize ARGUMENTS`` in the background; first call the function ``rule`` of sabotage.py."""
+    output, far = _FORKS.Pipe(duplex=False)
+    words = [*map(str, arguments)]
+    process = _fork("background", words, str(cwd), far, environment(**env), rule)
+    far.close()
+    return Forked(process, output)
+
+
+def start_sabotaged(rule: str, *arguments: str | Path, cwd: Path, **env: str) -> Forked:
+    """The same; each of its ranks first calls the function ``rule`` of sabotage.py."""
+    if "--procs" in arguments:
+        (cwd / "sitecustomize.py").write_text(RANKS_CALL.format(str(HERE), rule))
+        env["PYTHONPATH"] = os.pathsep.join([str(cwd), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return start(*arguments, cwd=cwd, rule=rule, **env)
+
+
+# Watchers are started, too; they would import torch for it.
+RANKS_CALL = """import sys
+if any("worldsize.cli" in word for word in sys.orig_argv):
+    sys.path.append({0!r})
+    import sabotage
+    sabotage.{1}()
+"""
+
+
+def start_python(*arguments: str | Path, cwd: Path, **env: str) -> subprocess.Popen[str]:
+    """As `start`, in a Python of its own, which has these arguments and variables from its beginning."""
     command = [sys.executable, "-m", "worldsize", *map(str, arguments)]
     return subprocess.Popen(
         command, cwd=cwd, env=environment(**env), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def start_sabotaged(rule: str, *arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
-    """The same; each of its processes first calls the function ``rule`` of sabotage.py."""
-    (cwd / "sitecustomize.py").write_text(
-        f"import sys\nsys.path.append({str(HERE)!r})\nimport sabotage\nsabotage.{rule}()\n"
-    )
-    path = os.pathsep.join([str(cwd), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return start(*arguments, cwd=cwd, PYTHONPATH=path)
 
 
 def workers(launcher: int) -> list[int]:
@@ -132,6 +153,49 @@ class Ranks:
             commands.close()
             process.kill()
             process.join()
+
+
+class Forked:
+    """A process that the fork server has started, used as a `subprocess.Popen`; ``stdout`` has all of its output."""
+
+    def __init__(self, process: BaseProcess, output: Connection) -> None:
+        self._process = process
+        self.stdout = os.fdopen(os.dup(output.fileno()), encoding="utf-8")
+        output.close()
+        assert process.pid is not None
+        self.pid: int = process.pid
+        atexit.register(self.kill)  # multiprocessing would wait for one that a failed test has left
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired([f"process {self.pid}"], timeout or 0)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """What it prints until it and its children have ended."""
+        texts: list[str] = []
+        reader = threading.Thread(target=lambda: texts.append(self.stdout.read()), daemon=True)
+        reader.start()
+        reader.join(timeout)
+        if reader.is_alive():
+            raise subprocess.TimeoutExpired([f"process {self.pid}"], timeout or 0)
+        self.wait(timeout)
+        return "".join(texts), None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def _fork(function: str, *arguments: object) -> BaseProcess:

@@ -21,7 +21,16 @@ gc.freeze()
 
 def command(arguments: list[str], cwd: str, out: str, err: str, environment: dict[str, str]) -> None:
     """Run ``worldsize ARGUMENTS`` and exit with its code; ``out`` and ``err`` are the files for its output."""
-    _enter(cwd, out, err, environment)
+    _enter(cwd, _appending(out), _appending(err), environment)
+    sys.exit(cli.main(arguments))
+
+
+def background(arguments: list[str], cwd: str, output: Connection, environment: dict[str, str], rule: str | None) -> None:
+    """The same in one pipe, after the function ``rule`` of sabotage.py."""
+    _enter(cwd, output.fileno(), output.fileno(), environment)
+    output.close()
+    if rule is not None:
+        getattr(sabotage, rule)()
     sys.exit(cli.main(arguments))
 
 
@@ -33,7 +42,7 @@ def serve(commands: Connection, cwd: str, log: str, environment: dict[str, str],
         log: file for stdout and stderr.
         rule: a function of sabotage.py that is called first.
     """
-    _enter(cwd, log, log, environment)
+    _enter(cwd, _appending(log), _appending(log), environment)
     if rule is not None:
         getattr(sabotage, rule)()
     while True:
@@ -58,9 +67,14 @@ def _free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _enter(cwd: str, out: str, err: str, environment: dict[str, str]) -> None:
-    for descriptor, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+def _appending(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def _enter(cwd: str, out: int, err: int, environment: dict[str, str]) -> None:
+    """Go on in this folder with these descriptors and variables."""
+    os.dup2(out, 1)
+    os.dup2(err, 2)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)

@@ -7,9 +7,19 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 Found = TypeVar("Found")
+
+
+class Running(Protocol):
+    """What a wait needs of a `subprocess.Popen` or `processes.Forked`."""
+
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def kill(self) -> None: ...
+    def communicate(self, *, timeout: float | None = None) -> tuple[Any, Any]: ...
 
 
 def until(
@@ -17,7 +27,7 @@ def until(
     what: str,
     seconds: float = 120,
     *,
-    running: subprocess.Popen[str] | subprocess.Popen[bytes] | None = None,
+    running: Running | None = None,
     every: float = 0.02,
 ) -> Found:
     """Wait until ``condition()`` is true and return what it returned.
@@ -47,7 +57,7 @@ def all_end(pids: Iterable[int]) -> None:
     until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], f"processes {pids} have ended")
 
 
-def _output(process: subprocess.Popen[str] | subprocess.Popen[bytes] | None) -> str:
+def _output(process: Running | None) -> str:
     """What a process has printed; ends it first, because its output ends with it."""
     if process is None:
         return ""

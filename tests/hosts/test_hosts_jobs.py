@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paths import SHARED
-from processes import environment, free_port, start, worldsize
+from processes import environment, free_port, start_python, worldsize
 from waiting import until
 
 HOSTS = os.environ.get("WORLDSIZE_HOSTS", "").split()
@@ -55,7 +55,7 @@ class Job:
         return ("train", "digits", *SETTINGS, *where, "--gpus", "0", "--name", self.name, "--port", self.port, *options)
 
     def start(self, *options: str) -> subprocess.Popen[str]:
-        self.launcher = start(*self.words(*options), cwd=self.cwd)
+        self.launcher = start_python(*self.words(*options), cwd=self.cwd)
         return self.launcher
 
     def completes(self, fingerprint: str) -> None:

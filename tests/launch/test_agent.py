@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import free_port, identical, losses, start, weights, worldsize
+from processes import Forked, free_port, identical, losses, start, weights, worldsize
 from waiting import until
 from worldsize.distributed.rank import LOCAL_LAUNCH
 from worldsize.errors import PERMANENT, NoProgress, UserError
@@ -32,9 +32,9 @@ class Job:
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
         self.port = str(free_port())
-        self.nodes: list[subprocess.Popen[str]] = [self.start(0), self.start(1)]
+        self.nodes: list[Forked] = [self.start(0), self.start(1)]
 
-    def start(self, rank: int, *options: str) -> subprocess.Popen[str]:
+    def start(self, rank: int, *options: str) -> Forked:
         place = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank)}
         place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": self.port, "WORLDSIZE_ADDRESS": "127.0.0.1"}
         train = ("train", "digits", *SETTINGS, "--name", "a", "--autoresume", *options)

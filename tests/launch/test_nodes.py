@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 
 import pytest
 
-from processes import free_port, losses, start, worldsize
+from processes import Forked, free_port, losses, start, worldsize
 from worldsize.errors import UserError
 from worldsize.launch import agent, nodes
 
@@ -71,7 +70,7 @@ def test_a_skypilot_task_trains_on_two_nodes(tmp_path):
     """The command of the task's `run` section on each node, with the variables that SkyPilot sets there."""
     port = str(free_port())
 
-    def node(rank: int) -> subprocess.Popen[str]:
+    def node(rank: int) -> Forked:
         place = {"SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1", "SKYPILOT_NODE_RANK": str(rank), "MASTER_PORT": port}
         train = ("train", "digits", *SETTINGS, "--name", "a", "--autoresume")
         options = ("agent", "--id", "job", "--procs", "1", "--", *train)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import start, worldsize
+from processes import start_python, worldsize
 from waiting import until
 from worldsize.config import recipe_files
 from worldsize.errors import UserError
@@ -39,7 +39,7 @@ def test_prove_finds_equal_bits_and_names_the_difference_of_other_strategies(tmp
 def test_an_interrupted_prove_leaves_nothing_behind(tmp_path, number):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    process = start("prove", "digits", "--procs", "2,1", "--steps", "1000", cwd=tmp_path, TMPDIR=str(temporary))
+    process = start_python("prove", "digits", "--procs", "2,1", "--steps", "1000", cwd=tmp_path, TMPDIR=str(temporary))
     until(
         lambda: any(path.stat().st_size for path in temporary.rglob("metrics.jsonl")),
         "the first step is done", 300, running=process,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import environment, free_port, start, workers, worldsize
+from processes import environment, free_port, start_python, workers, worldsize
 from waiting import until
 
 pytestmark = [
@@ -68,7 +68,9 @@ def test_a_moved_run_has_the_bits_of_one_that_stayed(tmp_path):
     assert done.returncode == 0, done.stderr
 
     on_hosts = ("--on", "ssh", "--hosts", "h1:2,h2:2", "--ssh-config", os.environ["WORLDSIZE_HOSTS_SSH"], "--gpus", "0")
-    launcher = start("train", "digits", *SETTINGS, *on_hosts, "--name", name, "--port", str(free_port()), cwd=tmp_path)
+    launcher = start_python(
+        "train", "digits", *SETTINGS, *on_hosts, "--name", name, "--port", str(free_port()), cwd=tmp_path
+    )
     happens(run, "started", 3)
     saved = len(events(run, "saved"))
     happens(run, "saved", saved + 1)
@@ -76,7 +78,7 @@ def test_a_moved_run_has_the_bits_of_one_that_stayed(tmp_path):
     launcher.communicate(timeout=120)
     assert launcher.returncode == 75
 
-    local = start("train", "--resume", "runs/relay", "--procs", "2", cwd=tmp_path)
+    local = start_python("train", "--resume", "runs/relay", "--procs", "2", cwd=tmp_path)
     happens(run, "started", 4)
     saved = len(events(run, "saved"))
     happens(run, "saved", saved + 1)

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from packing import SPECIAL, encode, files, noise, packed, special_files
-from processes import start, worldsize
+from processes import start_python, worldsize
 from trees import opened, put, two_classes
 from worldsize.data import shards
 from worldsize.data.shards import pack as pack_module
@@ -42,7 +42,7 @@ def unbroken(larger, tmp_path_factory) -> dict[str, bytes]:
 
 def interrupted(larger: Path, out: Path, number: int, after: int, delay: float = 0) -> int:
     """Send a signal ``delay`` seconds after there are ``after`` shards; gives the exit code."""
-    running = start(*command(larger, out), cwd=out.parent)
+    running = start_python(*command(larger, out), cwd=out.parent)
     deadline = time.monotonic() + 60
     while running.poll() is None and time.monotonic() < deadline:
         if out.is_dir() and len(list(out.glob("*.tar"))) >= after:
