@@ -25,6 +25,14 @@ except WorldsizeError as error:
     sys.exit(error.exit_code)
 """
 
+# So that it has not unpacked everything before a test does something to it.
+UNHURRIED = """
+import time
+save = command.FetchState.save
+command.FetchState.save = lambda state: (save(state), time.sleep(1.0 if state.unpacked else 0.0))
+try:
+"""
+
 
 def pack(tree: Path, archive: Path) -> Path:
     """An archive of all files below ``tree``; the file name determines the format."""
@@ -50,8 +58,10 @@ def fetched(source: Path | str, to: Path, dataset="folder", **options) -> int:
     return command.run(command.Fetch(dataset, to, str(source), **options))
 
 
-def start(source: Path | str, to: Path, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", COMMAND, "folder", "--to", str(to), "--from", str(source), *options]
+def start(source: Path | str, to: Path) -> subprocess.Popen:
+    """Fetch in a process of its own, which takes its time from the first unpacked files on."""
+    program = COMMAND.replace("try:\n", UNHURRIED, 1)
+    command = [sys.executable, "-c", program, "folder", "--to", str(to), "--from", str(source)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

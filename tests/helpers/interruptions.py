@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from processes import identical, losses, momentum, records, start, start_sabotaged, weights
+from paths import SMALL_NETWORK
+from processes import Forked, identical, losses, momentum, records, start_sabotaged, weights
 from waiting import until
 
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "216", "--data.classes", "10"),
-    *("--model.name", "shufflenet_v2_x0_5", "--epochs", "3", "--global-batch", "24", "--micro-batch", "6"),
+    *("--model.name", SMALL_NETWORK, "--epochs", "3", "--global-batch", "24", "--micro-batch", "6"),
     *("--precision", "fp32", "--deterministic", "--track.every-seconds", "0", "--optimizer.lr", "0.01"),
 )
 STEPS = 27
 
 
-def start_until(cwd: Path, name: str, procs: int, step: int, *more: str, rule: str | None = None):
-    """Start a run in the background, perhaps with a rule of sabotage.py, and wait until it has done ``step`` steps."""
+def start_until(cwd: Path, name: str, procs: int, step: int, *more: str, rule: str = "unhurried") -> Forked:
+    """Start a run in the background, with a rule of sabotage.py, and wait until it has done ``step`` steps.
+
+    By default it takes its time from then on, so that it cannot end before the test does something to it.
+    """
     words = ("train", "digits", *SETTINGS, "--procs", str(procs), "--name", name, *more)
-    process = start_sabotaged(rule, *words, cwd=cwd) if rule else start(*words, cwd=cwd)
+    process = start_sabotaged(rule, *words, cwd=cwd, UNHURRIED_AFTER=str(step))
     metrics = cwd / "runs" / name / "metrics.jsonl"
     until(
         lambda: metrics.exists() and metrics.read_text().count('"step", ') >= step,

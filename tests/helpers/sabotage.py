@@ -294,6 +294,18 @@ def slow_computer() -> None:
     step.StepRunner.run = computing
 
 
+def unhurried() -> None:
+    """After UNHURRIED_AFTER steps, each step takes half a second longer, until there is a file named go."""
+    run, after = step.StepRunner.run, int(os.environ["UNHURRIED_AFTER"])
+
+    def pausing(self, batches, number, *arguments):
+        if number >= after and not Path("go").exists():
+            time.sleep(0.5)
+        return run(self, batches, number, *arguments)
+
+    step.StepRunner.run = pausing
+
+
 def flipped_bit() -> None:
     """In the sixth step, once in a folder, rank 1 changes a bit of a weight. With OTHER_HARDWARE, it has another CPU."""
     run, steps = step.StepRunner.run, itertools.count(1)

@@ -53,6 +53,7 @@ def test_a_stopped_process_is_named_and_autoresume_goes_on_to_the_same_bits(tmp_
     process = start_until(tmp_path, "a", 2, 6, "--autoresume", "--checkpoint.every-steps", "4", *QUICK)
     stopped = workers(process.pid)[1]
     os.kill(stopped, signal.SIGSTOP)
+    (tmp_path / "go").touch()
     output = process.communicate(timeout=400)[0]
     assert process.returncode == 0, output
     [message] = re.findall(rf"worldsize: rank 1 \(\S+, process {stopped}\) {PROGRESS} .*", output)
@@ -70,7 +71,7 @@ def test_a_stopped_process_is_named_and_autoresume_goes_on_to_the_same_bits(tmp_
 def test_under_torchrun_too(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "worldsize"]
     process = subprocess.Popen(
-        [*torchrun, "train", "digits", *SETTINGS, "--name", "a", *QUICK],
+        [*torchrun, "train", "digits", *SETTINGS, "--epochs", "1000", "--evaluate-every", "1000", "--name", "a", *QUICK],
         cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     metrics = tmp_path / "runs" / "a" / "metrics.jsonl"
@@ -152,6 +153,7 @@ def test_a_machine_that_slept_goes_on(tmp_path):
     assert other.returncode == 0, other.stderr
     for pid in everything[::-1]:
         os.kill(pid, signal.SIGCONT)
+    (tmp_path / "go").touch()
     output = process.communicate(timeout=400)[0]
     assert process.returncode == 0, output
     assert PROGRESS not in output
