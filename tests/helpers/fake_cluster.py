@@ -233,6 +233,7 @@ def serve(fake_cluster: FakeCluster) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # headers and body are two packets: the second would wait 40 ms
 
         def handle_one(self):
             url = urlsplit(self.path)

@@ -20,6 +20,7 @@ class Store:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # headers and body are two packets: the second would wait 40 ms
 
             def handle_any(self) -> None:
                 url = urlsplit(self.path)
