@@ -63,10 +63,10 @@ SIZES = ("--max-bytes", "16M", "--factor", "64", "--seconds", "0.05")
 
 
 def test_processes_on_this_machine(tmp_path: Path):
-    done = worldsize("bench", "allreduce", "--procs", "3", *SIZES, cwd=tmp_path)
+    done = worldsize("bench", "allreduce", "--procs", "2", *SIZES, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    check(measured(tmp_path), 3, "gloo")
-    assert "3 processes, gloo" in done.stdout
+    check(measured(tmp_path), 2, "gloo")
+    assert "2 processes, gloo" in done.stdout
     assert (tmp_path / "runs/bench-allreduce-1/table.md").read_text() in done.stdout
 
 

@@ -16,14 +16,14 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def runs(ranks):
-    """runs(size, precision, model) trains once and returns the run folder."""
+    """runs(size, precision, model, steps) trains once and returns the run folder."""
     cwd = ranks.cwd
 
-    def run(size: int, precision: str = "fp64", model: str = SMALL, sabotage: str | None = None) -> Path:
-        name = f"{Path(model).stem}-{precision}-{size}-{sabotage}"
+    def run(size: int, precision: str = "fp64", model: str = SMALL, steps: int = STEPS, sabotage: str | None = None) -> Path:
+        name = f"{Path(model).stem}-{precision}-{steps}-{size}-{sabotage}"
         if not (cwd / "runs" / name).exists():
             (cwd / f"{name}.yaml").write_text(reference.RECIPE.format(precision=precision, model=model))
-            ranks(size, sabotage=sabotage).run("train", f"{name}.yaml", "--name", name)
+            ranks(size, sabotage=sabotage).run("train", f"{name}.yaml", "--max-steps", str(steps), "--name", name)
         return cwd / "runs" / name
 
     return run
@@ -73,12 +73,20 @@ def test_each_rule_is_needed(runs, rule):
     assert distance(weights(runs(2, model=SMALL_NETWORK, sabotage=rule)), weights(runs(1, model=SMALL_NETWORK))) > 1e-6
 
 
-@pytest.mark.parametrize("model", [SMALL, pytest.param("resnet18", marks=pytest.mark.slow)])
-def test_a_plain_loop_gives_the_same_losses_and_weights(runs, model):
-    run = runs(1, model=model)
-    expected_losses, replicas = reference.train(STEPS, model)
+@pytest.mark.parametrize(
+    ("model", "steps"),
+    [
+        (SMALL_NETWORK, STEPS),
+        (SMALL, 3),
+        pytest.param(SMALL, STEPS, marks=pytest.mark.slow),
+        pytest.param("resnet18", STEPS, marks=pytest.mark.slow),
+    ],
+)
+def test_a_plain_loop_gives_the_same_losses_and_weights(runs, model, steps):
+    run = runs(1, model=model, steps=steps)
+    expected_losses, replicas = reference.train(steps, model)
     assert losses(run) == pytest.approx(expected_losses, rel=1e-6)
-    assert distance(weights(run), reference.mean_state(replicas, STEPS)) < 1e-10
+    assert distance(weights(run), reference.mean_state(replicas, steps)) < 1e-10
 
 
 NOISE = ("--data.name", "synthetic", "--data.samples", "96", "--data.classes", "10")

@@ -9,7 +9,7 @@ import numpy as np
 
 QUICK = (
     *("--data.train-crop-size", "16", "--data.val-crop-size", "16", "--precision", "fp32"),
-    *("--data.val-resize-size", "20", "--max-steps", "6", "--schedule.warmup-epochs", "0", "--checkpoint.keep", "1"),
+    *("--data.val-resize-size", "20", "--schedule.warmup-epochs", "0", "--checkpoint.keep", "1"),
     *("--average.name", "ema", "--average.decay", "0.7", "--device", "cpu"),
 )
 SIZES = ((60, 48), (31, 97), (97, 31), (200, 41), (16, 16), (20, 20), (5, 3), (133, 260))  # height, width

@@ -29,7 +29,7 @@ class Block(nn.Module):
 class Residual(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, WIDTH, 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(3, WIDTH, 3, 2, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(WIDTH)
         self.layer1, self.layer2, self.layer3 = Block(WIDTH, WIDTH), Block(WIDTH, 2 * WIDTH), Block(2 * WIDTH, 2 * WIDTH)
         self.fc = nn.Linear(2 * WIDTH, classes)

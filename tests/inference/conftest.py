@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
-    return trained(folder, "Digits_1", "resnet18")
+    return trained(folder, "Digits_1", "resnet18", steps=3)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def exported(run: Path, folder: Path) -> Exported:
 @pytest.fixture(scope="module")
 def small_run(folder: Path) -> Path:
     """For formats that hold a program, which take as long as the network has layers."""
-    return trained(folder, "Digits_2", SMALL_NETWORK)
+    return trained(folder, "Digits_2", SMALL_NETWORK, steps=24)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def small_exported(small_run: Path, folder: Path) -> Exported:
     return exports(small_run, folder)
 
 
-def trained(folder: Path, name: str, network: str) -> Path:
-    words = ("--model.name", network, *QUICK, "--out", folder / "runs", "--name", name)
+def trained(folder: Path, name: str, network: str, steps: int) -> Path:
+    words = ("--model.name", network, "--max-steps", str(steps), *QUICK, "--out", folder / "runs", "--name", name)
     done = command("train", "digits", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "runs" / name

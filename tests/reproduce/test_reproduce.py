@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from paths import SMALL_NETWORK
 from processes import records, worldsize
 from worldsize import cli
 from worldsize.checkpoint import list_checkpoints
@@ -30,7 +31,7 @@ from worldsize.runs import step_hashes
 
 # Eight steps of digits per epoch; checkpoints after steps 8, 16 and 24.
 SETTINGS = (
-    *("--model.name", "shufflenet_v2_x0_5", "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
+    *("--model.name", SMALL_NETWORK, "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
     *("--epochs", "3", "--schedule.warmup-epochs", "0", "--checkpoint.every-epochs", "1", "--checkpoint.history", "all"),
 )
 
