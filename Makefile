@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Compiled modules are kept: without them, each process that imports torch takes 3 seconds longer to start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-cluster test-full check site native wheel bench horovod clean
+.PHONY: demo test test-slow test-cluster test-full check collect site native wheel bench horovod clean
 
 # Tests run more threads than there are cores. Waiting OpenMP threads must then sleep, not spin: torch is three times as fast.
 test: export OMP_WAIT_POLICY = passive
@@ -30,6 +30,9 @@ check: $(VENV)/ready  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+collect: $(VENV)/ready  ## import all tests: finds what cannot be imported, and compiles what tests import
+	$(BIN)/python -m pytest --collect-only -qq
 
 site: $(VENV)/ready  ## build the documents as a site in build/site, for reading without a network
 	$(BIN)/python docs/make_site.py build/site

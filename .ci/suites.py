@@ -40,7 +40,8 @@ HOROVOD = Step("build Horovod", ["make", "horovod"], tries=3)  # cached by versi
 GATE = (
     PACKAGES,
     ENVIRONMENT,
-    Step("style and types", ["make", "check"]),
+    # mypy uses one core; on the other, what every process of the tests would compile for itself is compiled.
+    Step("style, types, imports", ["make", "-j2", "--output-sync", "check", "collect"]),
     Tests("tests", [*PARALLEL, "-m", QUICK, f"--ignore={HOROVOD_TESTS}"], limit=2700, env=PASSIVE),
     Step("native decoder", ["make", "native"], env={"FUZZ_SECONDS": "10"}),
     Tests("no native decoder", [*PARALLEL, "-m", QUICK, *DECODER_TESTS], env=PASSIVE | {"WORLDSIZE_DECODER": "pillow"}),
