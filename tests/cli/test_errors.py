@@ -11,10 +11,11 @@ import sys
 import pytest
 
 from folders import folder_recipe, images
+from paths import SMALL_NETWORK
 from processes import environment, losses, newest, records, worldsize
 from worldsize import cli
 
-QUICK = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "2", "--global-batch", "8", "--micro-batch", "8")
+QUICK = ("--model.name", SMALL_NETWORK, "--max-steps", "2", "--global-batch", "8", "--micro-batch", "8")
 
 
 LARGER_VALIDATION = ("--data.val-crop-size", "48", "--data.val-resize-size", "48")
@@ -152,9 +153,8 @@ def test_a_full_disk_costs_a_warning_and_nothing_else(tmp_path):
         pytest.skip("mounting a small file system needs root")
     try:
         # One checkpoint of this model has 3 MB: the first fits on the disk, the second does not beside it.
-        done = worldsize(
-            "train", "digits", *QUICK, "--out", disk / "runs", "--name", "a", "--checkpoint.every-steps", "1", cwd=tmp_path
-        )
+        words = (*QUICK, "--model.name", "shufflenet_v2_x0_5", "--checkpoint.every-steps", "1")
+        done = worldsize("train", "digits", *words, "--out", disk / "runs", "--name", "a", cwd=tmp_path)
         assert done.returncode == 74, done.stdout + done.stderr
         assert "training continues" in done.stderr
         assert "Last good checkpoint:" in done.stderr

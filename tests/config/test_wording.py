@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from packing import encode, noise
+from paths import SMALL_NETWORK
 from trees import put
 from worldsize.config import wording
 from worldsize.config.recipe import Data
@@ -45,7 +46,7 @@ def test_one_image_is_one_image(small, tmp_path):
 
 
 def test_commands_in_messages_are_quoted(small, tmp_path, ranks):
-    model = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "4", "--micro-batch", "4", "--max-steps", "2")
+    model = ("--model.name", SMALL_NETWORK, "--global-batch", "4", "--micro-batch", "4", "--max-steps", "2")
     settings = ("--data.name", "folder", "--data.root", small, *model, "--out", "my runs", "--name", "r")
     stopped = ranks(1).run("train", "digits", *settings, "--stop-after", "1", code=75)
     [again] = re.findall("Continue with: (.*)", stopped)

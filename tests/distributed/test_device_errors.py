@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from processes import HERE, environment, free_port
+from paths import SMALL_NETWORK
+from processes import free_port, start
 from worldsize import cli
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.normalize import Normalise
@@ -116,7 +115,7 @@ def test_a_full_gpu_ends_eval_and_predict_with_a_remedy(fails_in, tmp_path):
     assert "add a smaller --forward-batch, a multiple of --micro-batch 4" in message
 
 
-SMALL = ("--model.name", "shufflenet_v2_x0_5", "--max-steps", "1", "--global-batch", "8", "--micro-batch", "8")
+SMALL = ("--model.name", SMALL_NETWORK, "--max-steps", "1", "--global-batch", "8", "--micro-batch", "8")
 
 
 @pytest.fixture
@@ -134,24 +133,16 @@ def fails_in(tmp_path, monkeypatch, capfd):
 
 def test_a_failure_of_one_rank_is_printed_there_and_does_not_wait_for_the_others(tmp_path):
     """As mpirun and srun start ranks: no launcher of worldsize prints for them. Rank 1 is not the first of its machine."""
-    port = str(free_port())
     script = ("train", "digits", *SMALL, "--max-steps", "3", "--global-batch", "16", "--name", "a")
-    ranks = []
+    port, ranks = str(free_port()), []
     for rank in "01":
-        rank_info = {
-            "RANK": rank,
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": rank,
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-        }
-        command = [sys.executable, HERE / "sabotage.py", "full_gpu_of_rank_1", *script]
-        env = environment(**rank_info, MASTER_PORT=port)
-        with open(tmp_path / rank, "w") as file:
-            ranks.append(subprocess.Popen(command, cwd=tmp_path, env=env, stderr=file, stdout=file))
-    codes = [process.wait(240) for process in ranks]
+        place = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks.append(start(*script, cwd=tmp_path, rule="full_gpu_of_rank_1", **place))
+    outputs = [process.communicate(timeout=240)[0] for process in ranks]
+    codes = [process.returncode for process in ranks]
     assert codes[1] == 64 and codes[0] != 0
-    assert "worldsize: out of GPU memory: a forward pass" in (tmp_path / "1").read_text()
+    assert "worldsize: out of GPU memory: a forward pass" in outputs[1]
 
 
 @given(candidates=st.lists(st.integers(1, 5000), unique=True).map(sorted), limit=st.integers(0, 5000))

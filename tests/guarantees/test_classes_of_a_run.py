@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
+from paths import SMALL_NETWORK
 from processes import losses, newest
 from worldsize import cli
 from worldsize.training import resume
@@ -17,11 +18,11 @@ RECIPE = """\
 epochs: 3
 global_batch: 8
 micro_batch: 4
-model: {name: shufflenet_v2_x0_5}
+model: {name: NETWORK}
 schedule: {warmup_epochs: 0}
 evaluate_every: 10
 data: {name: folder, root: images, train_crop_size: 32, val_resize_size: 32, val_crop_size: 32}
-"""
+""".replace("NETWORK", SMALL_NETWORK)
 
 
 @pytest.fixture

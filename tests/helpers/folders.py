@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from paths import SMALL_NETWORK
+
 
 def images(root: Path, train: dict[str, int], val: dict[str, int], size: int = 40) -> Path:
     """A folder data set of noise."""
@@ -22,7 +24,7 @@ def images(root: Path, train: dict[str, int], val: dict[str, int], size: int = 4
 
 def folder_recipe(cwd: Path, root: Path) -> str:
     (cwd / "mine.yaml").write_text(
-        f"epochs: 1\nglobal_batch: 8\nmicro_batch: 4\nmax_steps: 2\nmodel: {{name: shufflenet_v2_x0_5}}\n"
+        f"epochs: 1\nglobal_batch: 8\nmicro_batch: 4\nmax_steps: 2\nmodel: {{name: {SMALL_NETWORK}}}\n"
         f"data: {{name: folder, root: {root}, train_crop_size: 32, val_resize_size: 36, val_crop_size: 32}}\n"
     )
     return "mine.yaml"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paths import SMALL_NETWORK
 from processes import environment, worldsize
 
 
@@ -17,7 +18,7 @@ from processes import environment, worldsize
 def test_a_job_renders_as_a_shell_script(tmp_path):
     """The script contains its recipe, handles any quoting, and when started again resumes its run."""
     folder = tmp_path / "it's here"
-    options = ("--max-steps", "3", "--procs", "2", "--out", folder, "--name", "r", "--model.name", "shufflenet_v2_x0_5")
+    options = ("--max-steps", "3", "--procs", "2", "--out", folder, "--name", "r", "--model.name", SMALL_NETWORK)
     script = worldsize("render", "digits", "--on", "local", *options, cwd=tmp_path)
     assert script.returncode == 0, script.stderr
     bin_folder = Path(sys.executable).parent

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from paths import SMALL_NETWORK
 from processes import distance, losses, records, weights
 from worldsize import cli
 from worldsize.config.recipe import Recipe
@@ -19,7 +20,7 @@ from worldsize.models import factory, ghost_batchnorm
 
 # A low learning rate: at a high one, training amplifies rounding.
 SETTINGS = (
-    *("--model.name", "shufflenet_v2_x0_5", "--precision", "fp64", "--global-batch", "48", "--micro-batch", "12"),
+    *("--precision", "fp64", "--global-batch", "48", "--micro-batch", "12"),
     *("--max-steps", "6", "--optimizer.lr", "0.0005", "--optimizer.lr-reference-batch", "48"),
 )
 
@@ -69,13 +70,16 @@ def test_evaluation_and_names_are_those_of_batchnorm():
     assert torch.equal(split.eval()(x), plain.eval()(x))
 
 
-@pytest.mark.parametrize(("size", "forward_batch"), [pytest.param(1, 48, marks=pytest.mark.slow), (1, 24), (2, 24)])
-def test_large_forward_passes_give_the_numbers_of_separate_ones(ranks, size, forward_batch):
+@pytest.mark.parametrize(
+    ("model", "size", "forward_batch"),
+    [(SMALL_NETWORK, 1, 24), (SMALL_NETWORK, 2, 24), pytest.param("shufflenet_v2_x0_5", 1, 48, marks=pytest.mark.slow)],
+)
+def test_large_forward_passes_give_the_numbers_of_separate_ones(ranks, model, size, forward_batch):
     runs = []
-    for name, own in (("separate", "12"), ("together", str(forward_batch))):
-        command = ("train", "digits", *SETTINGS, "--forward-batch", own)
-        ranks(size).run(*command, "--name", f"{name}-{size}-{forward_batch}")
-        runs.append(ranks.cwd / "runs" / f"{name}-{size}-{forward_batch}")
+    for kind, own in (("separate", "12"), ("together", str(forward_batch))):
+        name = f"{kind}-{size}-{forward_batch}"
+        ranks(size).run("train", "digits", "--model.name", model, *SETTINGS, "--forward-batch", own, "--name", name)
+        runs.append(ranks.cwd / "runs" / name)
     separate, together = runs
     assert losses(together) == pytest.approx(losses(separate), rel=1e-10)
     assert distance(weights(together), weights(separate)) < 1e-9

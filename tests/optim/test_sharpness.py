@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from paths import SMALL_NETWORK
 from processes import bits, newest, worldsize
 from worldsize import parallel
 from worldsize.config.recipe import Optimizer, Recipe
@@ -13,7 +14,7 @@ from worldsize.errors import UserError
 from worldsize.optim import sharpness
 
 SMALL = (
-    *("digits", "--model.name", "resnet18", "--global-batch", "16", "--micro-batch", "4"),
+    *("digits", "--model.name", SMALL_NETWORK, "--global-batch", "16", "--micro-batch", "4"),
     *("--data.train-crop-size", "16", "--data.val-crop-size", "16", "--data.val-resize-size", "16"),
 )
 SAM = ("--optimizer.sam-rho", "0.5", "--optimizer.sam-every", "2")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from paths import SMALL_NETWORK
 from processes import losses, newest
 from worldsize import cli
 from worldsize.runs.resumable import opened
 
 QUICK = (
-    *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", "shufflenet_v2_x0_5"),
+    *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", SMALL_NETWORK),
     *("--data.train-crop-size", "32", "--data.val-crop-size", "32", "--global-batch", "16", "--micro-batch", "8"),
     *("--epochs", "2", "--schedule.warmup-epochs", "0", "--max-steps", "3", "--checkpoint.every-steps", "1"),
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from paths import SMALL_NETWORK
 from processes import losses, start
 from worldsize import cli
 from worldsize.config import recipe_files
@@ -23,7 +24,7 @@ from worldsize.errors import RunInUse, UserError
 from worldsize.runs import run_lock
 
 QUICK = (
-    *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", "shufflenet_v2_x0_5"),
+    *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", SMALL_NETWORK),
     *("--data.train-crop-size", "32", "--data.val-crop-size", "32", "--global-batch", "16", "--micro-batch", "8"),
     *("--schedule.warmup-epochs", "0", "--evaluate-every", "100", "--track.every-seconds", "0"),
 )

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from paths import SMALL_NETWORK
 from processes import worldsize
 
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "96", "--data.classes", "10", "--precision", "fp32"),
-    *("--model.name", "shufflenet_v2_x0_5", "--epochs", "1", "--global-batch", "48", "--micro-batch", "12"),
+    *("--model.name", SMALL_NETWORK, "--epochs", "1", "--global-batch", "48", "--micro-batch", "12"),
     *("--schedule.warmup-epochs", "0", "--track.every-seconds", "0"),
 )
 

@@ -13,6 +13,7 @@ import pytest
 import torch.multiprocessing as mp
 
 from gloo_ranks import join
+from paths import SMALL_NETWORK
 from processes import HERE, environment, free_port
 from waiting import until
 from worldsize import cli
@@ -81,12 +82,12 @@ def test_peers_are_noticed_from_the_network_to_the_last_checkpoint(tmp_path, mon
     for owner, name in [*places, (writer.Writer, "wait"), (Saver, "close")]:
         recorded(owner, name)
     monkeypatch.chdir(tmp_path)
-    small = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "8", "--micro-batch", "8", "--max-steps", "1")
+    small = ("--model.name", SMALL_NETWORK, "--global-batch", "8", "--micro-batch", "8", "--max-steps", "1")
     assert cli.main(["train", "digits", *small]) == 0
     assert found == {name: name not in ("wait", "close") for _, name in places} | {"wait": False, "close": False}
 
 
-SMALL = ("--model.name", "shufflenet_v2_x0_5", "--global-batch", "8", "--micro-batch", "4", "--max-steps", "2")
+SMALL = ("--model.name", SMALL_NETWORK, "--global-batch", "8", "--micro-batch", "4", "--max-steps", "2")
 
 
 def start(rule: str, cwd: Path, **env: str) -> list[subprocess.Popen[bytes]]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from packing import encode, noise, odd_folder, packed
+from paths import SMALL_NETWORK
 from processes import distance, weights
 from trees import put
 from worldsize.config.recipe import Data, Recipe
@@ -267,7 +268,7 @@ def test_a_run_in_blocks_has_the_same_weights_in_two_processes_and_from_a_url(ra
         put(tmp_path / "root" / "train" / "abc"[i // 15] / f"{i}.png", encode(noise(32, 32, i), "PNG"))
         put(tmp_path / "root" / "val" / "abc"[i // 15] / f"{i}.png", encode(noise(32, 32, i), "PNG"))
     packed(tmp_path / "root", tmp_path / "shards", shard_bytes=40_000)
-    settings = ["--data.name", "folder", "--model.name", "resnet18", "--precision", "fp64", "--epochs", "1"]
+    settings = ["--data.name", "folder", "--model.name", SMALL_NETWORK, "--precision", "fp64", "--epochs", "1"]
     settings += ["--global-batch", "12", "--micro-batch", "6", "--schedule.warmup-epochs", "0"]
 
     def train(size: int, name: str, root: object, *options: str) -> Path:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packing import OPTIONS, encode, files, noise, packed
+from paths import SMALL_NETWORK
 from processes import identical, weights, worldsize
 from trees import opened, put, two_classes
 from worldsize.data import shards
@@ -135,7 +136,7 @@ def test_real_images_are_preserved(shared, tmp_path):
 def test_training_on_shards_gives_the_weights_of_training_on_the_originals(ranks, larger):
     """Also for a run that starts on the originals and resumes on the shards."""
     packed(larger, ranks.cwd / "shards", shard_bytes=300_000)
-    settings = ["--data.name", "folder", "--model.name", "shufflenet_v2_x0_5", "--data.train-crop", "random_resized"]
+    settings = ["--data.name", "folder", "--model.name", SMALL_NETWORK, "--data.train-crop", "random_resized"]
     settings += ["--epochs", "1", "--global-batch", "12", "--micro-batch", "6", "--deterministic"]
     settings += ["--schedule.warmup-epochs", "0", "--precision", "fp32"]
 
