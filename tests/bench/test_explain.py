@@ -306,7 +306,7 @@ def test_usage_tells_the_training_thread_from_others():
 
 # Real runs ----------------------------------------------------------------------------------------------------------------
 
-SMALL = ("--model.name", "resnet18", "--data.name", "synthetic", "--data.samples", "64", "--data.classes", "10")
+SMALL = ("--model.name", "shufflenet_v2_x0_5", "--data.name", "synthetic", "--data.samples", "64", "--data.classes", "10")
 QUICK = (*SMALL, "--data.train-crop-size", "32", "--data.val-crop-size", "32", "--global-batch", "16", "--micro-batch", "8")
 
 
