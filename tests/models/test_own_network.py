@@ -10,6 +10,7 @@ import torch
 import worldsize
 from interruptions import SETTINGS, same_run
 from processes import distance, losses, weights
+from worldsize import cli
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
@@ -153,3 +154,14 @@ def test_it_trains_the_same_at_any_world_size_and_resumes_without_the_file(ranks
     moved.write_text(CODE + "\n")
     changed = ("--resume", f"runs/some{size}", "--model.name", f"{moved}:build", "--max-steps", "30")
     assert "model.name: was" in ranks(size).run("train", *changed, code=64)
+
+
+def test_a_comparison_of_recipes_shows_the_names_and_not_the_code(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        Path("net.py").write_text(f"{CODE}\n# {name}\n")
+        Path(f"{name}.yaml").write_text(recipe_files.to_yaml(recipe(Path("net.py"))))
+    assert cli.main(["recipes", "first.yaml", "--against", "second.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert "model.name" in printed and printed.count("net.py:build#") == 2
+    assert "model.source" not in printed and "import" not in printed
