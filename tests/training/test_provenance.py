@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +62,7 @@ def test_command_packages_and_container(monkeypatch):
     assert described["command"] == "worldsize train digits"
     assert described["container"] == "0123abcd"
     assert described["packages"]["torch"] == version("torch")
+    assert described["packages"] == {one.metadata["Name"]: one.version for one in distributions()}
     assert list(described["packages"]) == sorted(described["packages"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, distribution, distributions
 from pathlib import Path
@@ -30,8 +31,11 @@ def describe(command: str) -> dict[str, Any]:
 
 
 def _packages() -> dict[str, str]:
-    metadata = (one.metadata for one in distributions())  # each access parses a file
-    return dict(sorted((str(one["Name"]), str(one["Version"])) for one in metadata if one["Name"]))
+    # `metadata` of a distribution parses its whole file, in which a description of thousands of lines follows the head.
+    files = (one.read_text("METADATA") or one.read_text("PKG-INFO") or "" for one in distributions())
+    heads = (file.partition("\n\n")[0] for file in files)
+    found = ((re.search(r"^Name: *(.+)", head, re.M), re.search(r"^Version: *(.+)", head, re.M)) for head in heads)
+    return dict(sorted((name[1].strip(), version[1].strip()) for name, version in found if name and version))
 
 
 def _commit() -> str | None:
