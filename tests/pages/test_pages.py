@@ -105,6 +105,7 @@ PAGES: dict[str, Callable[[Path, str], None]] = {
     "replay": _replay,
     "report": _report,
 }
+SCRIPTED = ("labels", "report")
 
 
 class Parsed(HTMLParser):
@@ -179,10 +180,10 @@ def test_pages_request_nothing(kind, tmp_path):
     assert "url(" not in style and "@import" not in style
     assert "default-src 'none'" in text[: text.index("<title>")]
     assert text.startswith("<!doctype html>")
-    assert ("<script" in text) == ("script-src" in text) == (kind in ("labels", "report"))
+    assert ("<script" in text) == ("script-src" in text) == (kind in SCRIPTED)
 
 
-@pytest.mark.parametrize("kind", PAGES)
+@pytest.mark.parametrize("kind", [pytest.param(one, marks=() if one in SCRIPTED else pytest.mark.slow) for one in PAGES])
 def test_a_browser_shows_hostile_names_without_errors(kind, tmp_path):
     for i, name in enumerate(("".join(HOSTILE[:5]), "".join(HOSTILE[5:]))):
         dom, console = browse(make(kind, tmp_path / str(i), name), tmp_path)
