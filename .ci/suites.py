@@ -41,7 +41,7 @@ GATE = (
     PACKAGES,
     ENVIRONMENT,
     # mypy uses one core; on the other, what every process of the tests would compile for itself is compiled.
-    Step("style, types, imports", ["make", "-j2", "--output-sync", "check", "collect"]),
+    Step("checks", ["make", "-j2", "--output-sync", "check", "collect"]),
     Tests("tests", [*PARALLEL, "-m", QUICK, f"--ignore={HOROVOD_TESTS}"], limit=2700, env=PASSIVE),
     Step("native decoder", ["make", "native"], env={"FUZZ_SECONDS": "10"}),
     Tests("no native decoder", [*PARALLEL, "-m", QUICK, *DECODER_TESTS], env=PASSIVE | {"WORLDSIZE_DECODER": "pillow"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from importlib.metadata import distributions, version
 from types import SimpleNamespace
 
@@ -61,9 +62,19 @@ def test_command_packages_and_container(monkeypatch):
     described = provenance.describe("worldsize train digits")
     assert described["command"] == "worldsize train digits"
     assert described["container"] == "0123abcd"
-    assert described["packages"]["torch"] == version("torch")
-    assert described["packages"] == {one.metadata["Name"]: one.version for one in distributions()}
-    assert list(described["packages"]) == sorted(described["packages"])
+    names = {one.metadata["Name"] for one in distributions()}
+    assert described["packages"] == {name: version(name) for name in names}
+    assert "torch" in names and list(described["packages"]) == sorted(names)
+
+
+def test_of_several_versions_the_first_on_the_path_is_recorded(tmp_path, monkeypatch):
+    """As with setuptools, which puts copies of other packages last on the path."""
+    (tmp_path / "torch-99.0.dist-info").mkdir()
+    (tmp_path / "torch-99.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert provenance.describe("x")["packages"]["torch"] == version("torch") != "99.0"
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert provenance.describe("x")["packages"]["torch"] == "99.0"
 
 
 def test_the_images_say_what_they_contain():

@@ -31,11 +31,14 @@ def describe(command: str) -> dict[str, Any]:
 
 
 def _packages() -> dict[str, str]:
-    # `metadata` of a distribution parses its whole file, in which a description of thousands of lines follows the head.
-    files = (one.read_text("METADATA") or one.read_text("PKG-INFO") or "" for one in distributions())
-    heads = (file.partition("\n\n")[0] for file in files)
-    found = ((re.search(r"^Name: *(.+)", head, re.M), re.search(r"^Version: *(.+)", head, re.M)) for head in heads)
-    return dict(sorted((name[1].strip(), version[1].strip()) for name, version in found if name and version))
+    found: dict[str, str] = {}
+    for one in distributions():
+        # Its `metadata` would parse the whole file, in which a description of thousands of lines follows the head.
+        head = (one.read_text("METADATA") or one.read_text("PKG-INFO") or "").partition("\n\n")[0]
+        name, version = (re.search(rf"^{field}: *(.+)", head, re.M) for field in ("Name", "Version"))
+        if name and version:
+            found.setdefault(name[1].strip(), version[1].strip())  # the first on the path is the one that is imported
+    return dict(sorted(found.items()))
 
 
 def _commit() -> str | None:
