@@ -40,7 +40,7 @@ HOROVOD = Step("build Horovod", ["make", "horovod"], tries=3)  # cached by versi
 GATE = (
     PACKAGES,
     ENVIRONMENT,
-    # mypy uses one core; on the other, what every process of the tests would compile for itself is compiled.
+    # mypy uses one core. Importing all tests uses the other, and compiles files that each worker would compile for itself.
     Step("checks", ["make", "-j2", "--output-sync", "check", "collect"]),
     Tests("tests", [*PARALLEL, "-m", QUICK, f"--ignore={HOROVOD_TESTS}"], limit=2700, env=PASSIVE),
     Step("native decoder", ["make", "native"], env={"FUZZ_SECONDS": "10"}),
