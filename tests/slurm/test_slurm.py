@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +16,10 @@ from hypothesis import strategies as st
 
 from worldsize import cli
 from worldsize.errors import UserError
+from worldsize.jobs.folder import JobFolder
 from worldsize.jobs.spec import Resources
 from worldsize.launch import entry_point
-from worldsize.slurm import api, script, states
+from worldsize.slurm import api, preflight, script, states
 from worldsize.slurm.spec import SlurmSpec, problems, seconds
 
 PLAIN = SlurmSpec(
@@ -94,6 +98,9 @@ def test_the_processes_get_exactly_the_words_and_variables_of_the_spec(tmp_path_
     assert (job / "exit").read_text() == "0\n"
     got = dict(entry.split("=", 1) for entry in (folder / "variables").read_text().split("\0")[:-1])
     assert dict(spec.env).items() <= got.items()
+    if spec.container and not spec.needs_mpi:
+        expected = {"pyxis": [f"--container-mounts={folder}:{folder},{out}:{out}"], "apptainer": [str(folder), str(out)]}
+        assert set(expected[spec.container_runtime]) <= set(words)
 
 
 def test_the_script_asks_slurm_for_what_the_options_say(capsys):
@@ -163,9 +170,47 @@ def test_times_that_are_not_slurms_and_unknown_targets_are_refused(fails):
 
 
 def test_an_entry_of_waiting_tasks_stands_for_each(tmp_path):
-    one = api.SlurmJob("12_[3-5,8%2]", "PENDING", "Resources", "", 0, 0)
-    assert [task.job_id for task in states._tasks(one)] == ["12_3", "12_4", "12_5", "12_8"]
+    one = api.SlurmJob("12_[3-5,8,10-30:10%2]", "PENDING", "Resources", "", 0, 0)
+    assert [task.array_task for task in states._tasks(one)] == ["3", "4", "5", "8", "10", "20", "30"]
     assert [task.job_id for task in states._tasks(replace(one, job_id="12_7"))] == ["12_7"]
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch) -> Callable[[str, str], None]:
+    """stand_in(name, lines) puts a program of these lines of bash first on the path."""
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    def write(name: str, lines: str) -> None:
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{lines}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    return write
+
+
+def test_all_waiting_tasks_of_an_array_are_asked_for(stand_in):
+    """Not only the first 64 characters of their list, squeue's default."""
+    stand_in("squeue", 'echo "12_[0-$SLURM_BITSTR_LEN]|PENDING|None||0|0|"')
+    assert [one.job_id for one in api.jobs(["12"])] == ["12_[0-0]"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"setup": ("export PATH=$PWD/env:$PATH", "echo ready")}, None),
+        ({}, "has worldsize not at all"),
+        ({"container": "image"}, None),
+    ],
+)
+def test_the_probe_runs_what_the_job_would_run(stand_in, tmp_path, monkeypatch, change, problem):
+    """With a stand-in for srun, which runs the command here."""
+    stand_in("srun", 'until [ "$1" = bash ]; do shift; done; "$@" | sed "s/^/0: /"')
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/of-setup").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    (tmp_path / "env/of-setup").chmod(0o755)
+    found = preflight.probe(replace(PLAIN, python="of-setup", **change), JobFolder(Path("runs"), "r50"))
+    assert [problem in one for one in found] == [True] if problem else not found
 
 
 def test_without_slurm_the_message_says_where_to_go(fails, monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from worldsize.errors import ServiceFailed, UserError
 
 _TIMEOUT_S = 60.0
+_WHOLE_ARRAYS = {"SLURM_BITSTR_LEN": "0"}  # squeue cuts a list of waiting tasks after 64 characters by default
 _MISSING = "not on this machine: run this on a login node of the Slurm cluster"
 
 
@@ -21,7 +23,7 @@ class SlurmError(ServiceFailed):
 class SlurmJob:
     """A job, or a task of a job array, that Slurm knows.
 
-    ``job_id`` is as in ``123``, ``123_4`` or, for tasks that have not started, ``123_[4-6]``; ``state`` is Slurm's, such as
+    ``job_id`` is as in ``123``, ``123_4`` or, for tasks that have not started, ``123_[4-6]`` or ``123_[0-30:10]``; ``state`` is Slurm's, such as
     ``RUNNING``; ``reason`` why it waits, or empty.
     """
 
@@ -134,7 +136,9 @@ def on_nodes(nodes: int, partition: str | None, account: str | None, command: Se
 
 def _run(command: str, *words: str, timeout: float = _TIMEOUT_S) -> str:
     try:
-        done = subprocess.run([command, *words], capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            [command, *words], env=os.environ | _WHOLE_ARRAYS, capture_output=True, text=True, timeout=timeout, check=False
+        )
     except FileNotFoundError:
         raise UserError(f"Slurm's {command} is {_MISSING}") from None
     except subprocess.TimeoutExpired:

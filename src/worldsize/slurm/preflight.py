@@ -31,6 +31,8 @@ def problems(spec: SlurmSpec, script: Path) -> list[str]:
 def probe(spec: SlurmSpec, folder: JobFolder) -> list[str]:
     """Problems found by a short job on the nodes: another version of worldsize, or runs on storage that is not shared.
 
+    A container has its own worldsize, so with one, only the storage is checked.
+
     Raises:
         SlurmError: Slurm does not start it.
     """
@@ -38,8 +40,9 @@ def probe(spec: SlurmSpec, folder: JobFolder) -> list[str]:
     folder.path.mkdir(parents=True, exist_ok=True)
     marker = folder.path / "probe"
     marker.write_text(token)
-    version = f"{shlex.join(entry_point.command(spec.python))} --version 2>/dev/null"
-    words = f'echo "$({version})"; echo "$(cat {shlex.quote(str(marker))} 2>/dev/null)"; hostname'
+    version = f"echo {__version__}" if spec.container else f"{shlex.join(entry_point.command(spec.python))} --version"
+    ask = f'echo "$({version} 2>/dev/null)"; echo "$(cat {shlex.quote(str(marker))} 2>/dev/null)"; hostname'
+    words = "\n".join(["{", *spec.setup, "} >/dev/null 2>&1", ask]) if spec.setup else ask
     try:
         lines = api.on_nodes(spec.nodes, spec.partition, spec.account, ["bash", "-c", words]).splitlines()
     finally:

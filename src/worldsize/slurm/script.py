@@ -105,8 +105,9 @@ def _start(spec: SlurmSpec) -> str:
     if spec.cores_per_process is not None:
         words.append(f"--cpus-per-task={spec.cores_per_process}")
     if spec.container and spec.container_runtime == "pyxis":
+        mounts = "$PWD:$PWD" + (",$out:$out" if spec.out.is_absolute() else "")
         words.append(
-            f'--container-image={shlex.quote(spec.container)} --container-mounts="$PWD:$PWD" --container-workdir="$PWD"'
+            f'--container-image={shlex.quote(spec.container)} --container-mounts="{mounts}" --container-workdir="$PWD"'
         )
     if spec.container and spec.container_runtime == "apptainer":
         gpus = "--nv " if spec.resources.gpus else ""

@@ -75,14 +75,15 @@ def _oldest_first(folder: JobFolder) -> list[SlurmJob]:
 
 
 def _tasks(one: SlurmJob) -> Iterator[SlurmJob]:
-    """The tasks of an entry: those of an array that have not started are one entry, such as 12_[3-5,8%2]."""
+    """The tasks of an entry: those of an array that have not started are one entry, such as 12_[3-5,8,10-30:10%2]."""
     if not one.array_task.startswith("["):
         yield one
         return
     base = one.job_id.partition("_")[0]
     for part in one.array_task.strip("[]").partition("%")[0].split(","):
-        first, _, last = part.partition("-")
-        for task in range(int(first), int(last or first) + 1):
+        tasks, _, stride = part.partition(":")
+        first, _, last = tasks.partition("-")
+        for task in range(int(first), int(last or first) + 1, int(stride or 1)):
             yield replace(one, job_id=f"{base}_{task}")
 
 
