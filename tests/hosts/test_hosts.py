@@ -19,8 +19,11 @@ import pytest
 from waiting import all_end
 from worldsize import __version__, cli
 from worldsize.hosts import preflight, probe
+from worldsize.hosts.scheduler import state_of
 from worldsize.hosts.spec import HostsSpec, agent, by_hand, problems, remote
+from worldsize.jobs.folder import JobFolder
 from worldsize.jobs.spec import Resources
+from worldsize.jobs.state import JobState
 from worldsize.launch import entry_point, lifeline, route
 
 SPEC = HostsSpec(
@@ -63,6 +66,7 @@ def test_hosts_are_read_as_written(given, expected, capsys, tmp_path, monkeypatc
         (("--hosts", "h1:a"), "'h1:a' is not HOST or HOST:PROCESSES"),
         (("--hosts", "h1,-oProxyCommand=x"), "'-oProxyCommand=x' is not HOST"),
         (("--hosts", "h1,h1"), "h1 is listed more than once"),
+        (("--hosts", "h1", "--name", "../../runs"), "--name '../../runs': use letters"),
         (("--hosts", "h1", "--port", "0"), "--port 0: pass a port from 1 to 65535"),
         (("--hostfile", "none"), "--hostfile none cannot be read"),
     ],
@@ -79,8 +83,29 @@ def test_the_remote_command_survives_the_shell():
     assert words[:6] == [*entry_point.command("/venv/bin/python", "worldsize.launch.lifeline"), "120"]
     assert words[6:] == agent(spec, 1) and "NOTE=it's $HOME" in words
     assert "PET_NODE_RANK=1" in words and "WORLDSIZE_PEERS=h1" in words
-    assert "WORLDSIZE_PEERS=me@h2" in agent(spec, 0)
+    assert "WORLDSIZE_PEERS=h2" in agent(spec, 0)
+    assert "WORLDSIZE_PEERS=fd00::2" in agent(replace(SPEC, hosts=("h1", "me@[fd00::2]")), 0)
     assert by_hand(spec) == by_hand(replace(spec))
+
+
+def test_a_machine_without_ssh_is_told_so(fails, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for options in ((), ("--no-preflight",)):
+        assert "ssh is not on this machine" in fails("train", "digits", "--on", "ssh", "--hosts", "h1:1", *options)
+
+
+def test_a_job_that_another_machine_started_is_not_taken_for_a_failed_one(fails, monkeypatch, tmp_path):
+    """Several login nodes can share the folder of the runs."""
+    monkeypatch.chdir(tmp_path)
+    job = JobFolder(Path("runs"), "r50")
+    job.path.mkdir(parents=True)
+    job.scheduler.write_text("ssh\n")
+    job.launcher.write_text("login2 4711 123456\n")
+    for command in ("stop", "delete"):
+        assert f"run worldsize {command} r50 there" in fails(command, "r50")
+    assert state_of(job) == JobState("Running", "as far as can be seen from here: it was started from login2")
+    (job.path / "exit").write_text("0\n")
+    assert cli.main(["delete", "r50"]) == 0 and not job.path.exists()
 
 
 def test_strategies_that_need_mpi_are_refused():

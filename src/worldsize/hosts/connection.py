@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from worldsize.errors import UserError
+
 LOST = 255  # ssh's exit code when the connection fails
 _OPTIONS = {
     "BatchMode": "yes",  # a question could be answered on one host's terminal only
@@ -37,6 +39,9 @@ class Connection:
         command: for the remote shell.
         line: called with each line of the command's output and errors, from threads.
         config: configuration file for ssh; None: the user's.
+
+    Raises:
+        UserError: there is no ssh here.
     """
 
     def __init__(self, host: str, command: str, line: Callable[[str], None], config: Path | None) -> None:
@@ -45,13 +50,16 @@ class Connection:
         options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
         where = ["-F", str(config)] if config is not None else []
         # A session of its own: Ctrl-C in the terminal must reach the launcher only.
-        self._process = subprocess.Popen(
-            ["ssh", *where, *options, "--", host.replace("[", "").replace("]", ""), command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                ["ssh", *where, *options, "--", host.replace("[", "").replace("]", ""), command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise UserError("ssh is not on this machine: install OpenSSH's client") from None
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         self._threads = [

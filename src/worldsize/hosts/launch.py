@@ -116,7 +116,8 @@ class Launcher:
             if self._signals:
                 return Stopped.exit_code, f"stopped; the state is saved. {again[0].upper()}{again[1:]}"
             host = self._connections[next(i for i, code in ended.items() if code == RETRYABLE)].host
-            return PeersUnreachable.exit_code, f"{host} was asked to stop, or lost contact with this launcher; {again}"
+            why = "was asked to stop, did not reach the other hosts, or lost contact with this launcher"
+            return PeersUnreachable.exit_code, f"{host} {why}; {again}"
         return SUCCESS, ""
 
     def _unanswered(self, ended: dict[int, int]) -> str:
@@ -173,11 +174,7 @@ def _recorded(folder: JobFolder) -> Iterator[Callable[[str], None]]:
             f"{folder.name} already runs: its launcher is process {running} here. Follow it with: worldsize logs "
             f"{folder.name}. End it with: worldsize stop {folder.name}"
         )
-    if (host := _elsewhere(folder)) is not None:
-        raise UserError(
-            f"{folder.name} was started from {host}, and has not ended: stop it there, or if {host} is gone, remove "
-            f"{folder.launcher}"
-        )
+    refuse_elsewhere(folder, "stop it")
     check_free(folder, "ssh")
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -207,10 +204,19 @@ def launcher_pid(folder: JobFolder) -> int | None:
     return None
 
 
-def _elsewhere(folder: JobFolder) -> str | None:
+def elsewhere(folder: JobFolder) -> str | None:
     """The other machine from which the job was started, if it has not ended."""
     host = next(iter(text(folder.launcher).split()), None)
     return None if host in (None, socket.gethostname()) or folder.exit_code("") is not None else host
+
+
+def refuse_elsewhere(folder: JobFolder, remedy: str) -> None:
+    """Raise UserError with the ``remedy`` (words before "there") if the job was started from another machine and runs."""
+    if (host := elsewhere(folder)) is not None:
+        raise UserError(
+            f"{folder.name} was started from {host}, and has not ended: {remedy} there, or if {host} is gone, remove "
+            f"{folder.launcher}"
+        )
 
 
 def _started(pid: int) -> str:

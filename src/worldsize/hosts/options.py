@@ -15,7 +15,7 @@ from worldsize.config import recipe_files
 from worldsize.config.command_line import Flat, RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
-from worldsize.hosts.spec import HostsSpec, problems
+from worldsize.hosts.spec import HostsSpec, address, problems
 from worldsize.jobs.naming import run_name
 from worldsize.jobs.options import check_recipe, gpus_per_node, pair
 from worldsize.jobs.spec import Resources, refuse
@@ -118,7 +118,7 @@ def to_spec(recipe: Recipe, stem: str, job: HostsOptions) -> HostsSpec:
         out=job.out,
         folder=job.folder or Path.cwd(),
         python=job.python or sys.executable,
-        address=job.address or names[0].rpartition("@")[2].strip("[]"),
+        address=job.address or address(names[0]),
         port=job.port,
         interface=job.interface,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from worldsize import __version__
 from worldsize.hosts.connection import LOST, Connection
-from worldsize.hosts.spec import HostsSpec
+from worldsize.hosts.spec import HostsSpec, peers
 from worldsize.launch import entry_point
 
 _SKEW_S = 5.0
@@ -68,7 +68,7 @@ def _ask(spec: HostsSpec, rank: int, config: Path | None) -> dict[str, Any] | st
         "port": spec.port if rank == 0 else 0,
         "gpus": spec.resources.gpus > 0,
         "recipe": spec.recipe,
-        "peers": [spec.address] if rank else [host.rpartition("@")[2].strip("[]") for host in spec.hosts[1:2]],
+        "peers": peers(spec, rank),
     }
     lines: list[str] = []
     probe = shlex.join(entry_point.command(spec.python, "worldsize.hosts.probe"))

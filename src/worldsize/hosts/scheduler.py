@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from worldsize.errors import SUCCESS, Stopped, UserError
-from worldsize.hosts.launch import launcher_pid
+from worldsize.hosts.launch import elsewhere, launcher_pid, refuse_elsewhere
 from worldsize.jobs.base import Job, Part
 from worldsize.jobs.folder import JobFolder, text
 from worldsize.jobs.in_folder import InFolder
@@ -56,6 +56,7 @@ class HostsJob(Job):
 
     def stop(self) -> None:
         pid = launcher_pid(self.folder)
+        refuse_elsewhere(self.folder, f"run worldsize stop {self.name}")
         if pid is None:
             raise UserError(f"{self.name} does not run on this machine: {self.state.phase}")
         os.kill(pid, signal.SIGTERM)
@@ -66,6 +67,7 @@ class HostsJob(Job):
     def delete(self) -> None:
         if launcher_pid(self.folder) is not None:
             self.stop()
+        refuse_elsewhere(self.folder, f"run worldsize delete {self.name}")
         shutil.rmtree(self.folder.path)
 
 
@@ -110,6 +112,8 @@ def state_of(folder: JobFolder) -> JobState:
     """The state of a job on hosts."""
     if launcher_pid(folder) is not None:
         return JobState("Running")
+    if (host := elsewhere(folder)) is not None:
+        return JobState("Running", f"as far as can be seen from here: it was started from {host}")
     code = folder.exit_code("")
     if code == SUCCESS:
         return JobState("Succeeded")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize.jobs.spec import JobSpec, shape_problems
+from worldsize.jobs.spec import JobSpec, name_problems, shape_problems
 from worldsize.launch import entry_point
 
 RECIPE = "{recipe}"  # `worldsize.launch.lifeline` puts the recipe's path here
@@ -34,6 +34,7 @@ class HostsSpec(JobSpec):
 def problems(spec: HostsSpec) -> Iterable[str]:
     """Problems of the spec: one sentence each, with the remedy."""
     yield from shape_problems(spec)
+    yield from name_problems(spec)
     duplicates = sorted({host for host in spec.hosts if spec.hosts.count(host) > 1})
     if duplicates:
         yield f"--hosts: {', '.join(duplicates)} is listed more than once; pass HOST:PROCESSES once"
@@ -41,6 +42,16 @@ def problems(spec: HostsSpec) -> Iterable[str]:
         yield f"--port {spec.port}: pass a port from 1 to 65535"
     if spec.needs_mpi:
         yield "this strategy requires MPI: start it with mpirun -H HOSTS ... worldsize train RECIPE"
+
+
+def address(host: str) -> str:
+    """What others connect to: ``host`` as in --hosts, without the user and the brackets of IPv6."""
+    return host.rpartition("@")[2].strip("[]")
+
+
+def peers(spec: HostsSpec, rank: int) -> list[str]:
+    """A host to which the host with this number needs a route, if it is not alone."""
+    return [spec.address] if rank else [address(host) for host in spec.hosts[1:2]]
 
 
 def agent(spec: HostsSpec, rank: int) -> list[str]:
@@ -56,7 +67,7 @@ def agent(spec: HostsSpec, rank: int) -> list[str]:
         "WORLDSIZE_PROCS": str(spec.procs),
     }
     # The agent finds its interface by the route to one of these.
-    variables["WORLDSIZE_PEERS"] = ",".join([spec.address] if rank else spec.hosts[1:2])
+    variables["WORLDSIZE_PEERS"] = ",".join(peers(spec, rank))
     if spec.interface:
         variables |= {"GLOO_SOCKET_IFNAME": spec.interface, "NCCL_SOCKET_IFNAME": spec.interface}
     variables |= dict(spec.env)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from worldsize.errors import UserError
+from worldsize.runs.run_folder import is_name
 
 # More is a typing error. Some checks try each number up to the one that was asked for.
 MAX_NODES, MAX_PROCS = 100_000, 1024
@@ -60,6 +61,12 @@ def shape_problems(spec: JobSpec) -> Iterable[str]:
     for flag, number, maximum in (("nodes", spec.nodes, MAX_NODES), ("procs", spec.procs, MAX_PROCS)):
         if number > maximum:
             yield f"--{flag} {number} must be at most {maximum}"
+
+
+def name_problems(spec: JobSpec) -> Iterable[str]:
+    """The problem of a name that cannot be that of a run folder."""
+    if not is_name(spec.name):
+        yield f"--name {spec.name!r}: use letters, digits, '.', '_' and '-'"
 
 
 def refuse(problems: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsize.distributed.rank import LOCAL_LAUNCH, cores
-from worldsize.errors import PERMANENT, SIGNAL_BASE, SUCCESS, PeersUnreachable, Stopped, UserError, first_line
+from worldsize.errors import PERMANENT, SIGNAL_BASE, SUCCESS, Stopped, UserError, first_line
 from worldsize.launch import nodes, route
 from worldsize.launch.local import Outcome, cause, reports, run_elastic
 
@@ -98,8 +98,8 @@ def run(argv: Sequence[str], node: Node) -> Outcome:
     """Run ``worldsize ARGV`` as ``node.procs`` processes on this node, together with the other nodes, to the end.
 
     Returns:
-        `SUCCESS`; the exit code (below 128) and message of the first non-retryable failure; `PeersUnreachable.exit_code` if
-        the other nodes did not connect; `RETRYABLE` if this node was asked to leave.
+        `SUCCESS`; the exit code (below 128) and message of the first non-retryable failure; `RETRYABLE` if this node was
+        asked to leave, or if the other nodes did not connect.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -125,7 +125,7 @@ def run(argv: Sequence[str], node: Node) -> Outcome:
             if now - lost_since > _RENDEZVOUS_TIMEOUT_S:
                 timeout = f"{_RENDEZVOUS_TIMEOUT_S:.0f} s"
                 message = f"the nodes did not connect at {node.host}:{node.port} within {timeout}: {reason}"
-                return Outcome(PeersUnreachable.exit_code, message)
+                return Outcome(RETRYABLE, message)
             print(f"worldsize: waiting for {node.host}:{node.port} ({reason})", file=sys.stderr, flush=True)
             time.sleep(2)
 

@@ -98,9 +98,14 @@ def _free_number(out: Path, stem: str) -> int:
     return 1 + max((_number(path.name, stem) for path in out.iterdir()), default=0)
 
 
+def is_name(text: str) -> bool:
+    """Whether a run can have this name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:
     """Raise UserError, before any work, if the name exists or is invalid, or if ``out`` cannot be written."""
-    if name is not None and not _NAME.fullmatch(name):
+    if name is not None and not is_name(name):
         raise UserError(f"--name {name!r} is not a folder name: use letters, digits, '.', '_' and '-'")
     if name is not None and not may_exist and (out / name).exists():
         raise UserError(

@@ -23,8 +23,8 @@ class SlurmError(ServiceFailed):
 class SlurmJob:
     """A job, or a task of a job array, that Slurm knows.
 
-    ``job_id`` is as in ``123``, ``123_4`` or, for tasks that have not started, ``123_[4-6]`` or ``123_[0-30:10]``; ``state`` is Slurm's, such as
-    ``RUNNING``; ``reason`` why it waits, or empty.
+    ``job_id`` is as in ``123``, ``123_4`` or, for tasks that have not started, ``123_[4-6]`` or ``123_[0-30:10]``;
+    ``state`` is Slurm's, such as ``RUNNING``; ``reason`` why it waits, or empty.
     """
 
     job_id: str

@@ -10,11 +10,10 @@ from typing import Literal
 
 from worldsize.errors import UserError
 from worldsize.jobs.quantities import quantity
-from worldsize.jobs.spec import JobSpec, shape_problems
+from worldsize.jobs.spec import JobSpec, name_problems, shape_problems
 from worldsize.jobs.targets import JOBS_FOLDER
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EARLY_S = 60  # Slurm may send the signal of --signal this much earlier
 
 
@@ -91,8 +90,7 @@ def seconds(text: str) -> int:
 def problems(spec: SlurmSpec) -> Iterable[str]:
     """Problems of the spec on any Slurm: one sentence each, with the remedy."""
     yield from shape_problems(spec)
-    if not _NAME.fullmatch(spec.name):
-        yield f"--name {spec.name!r}: use letters, digits, '.', '_' and '-'"
+    yield from name_problems(spec)
     cpu, memory = spec.resources.cpu, spec.resources.memory
     if cpu is not None and (not cpu.isdigit() or int(cpu) < 1 or int(cpu) % max(spec.procs, 1)):
         yield f"--cpu {cpu}: pass a number of cores per node that --procs {spec.procs} divides"
