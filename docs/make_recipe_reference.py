@@ -81,7 +81,8 @@ def guide(text: str) -> str:
 def platform(text: str) -> str:
     """The page ``text`` for platform engineers with a new Role and table of options between their marks."""
     permissions = [(kind, "", cluster._JOB) for kind in ("PyTorchJob", "MPIJob", "TrainJob")]
-    permissions += [("TrainingRuntime", "", cluster._JOB_PART), *cluster._PERMISSIONS, *cluster._FILES_PERMISSIONS]
+    permissions += [("TrainingRuntime", "", cluster._JOB_PART), *cluster._PERMISSIONS]
+    permissions += [*cluster._FILES_PERMISSIONS, *cluster._FETCH_PERMISSIONS]
     each = dict.fromkeys((verb, kind, part) for kind, part, verbs in permissions for verb in verbs)
     role = cluster._role("worldsize", each, "team").partition("\n")[2]
     rows = ["| option | meaning |", "| --- | --- |"]

@@ -44,7 +44,8 @@ def ending(state: JobState, failures: list[str]) -> None:
     """Print how the job ended, and the first failures if it failed."""
     color = has_color(sys.stderr)
     if state.phase == "Suspended":
-        print(paint(f"stopped: {state.reason}", DIM, color), file=sys.stderr)
+        reason = state.reason or "training with the same name resumes its run"
+        print(paint(f"stopped: {reason}", DIM, color), file=sys.stderr)
         return
     if state.phase == "Succeeded":
         print(paint("succeeded", GREEN, color), file=sys.stderr)

@@ -27,7 +27,7 @@ def test_a_job_without_pods_and_events_is_reported_once(fake_cluster, clock):
 
 
 def test_the_silence_timeout_restarts_when_a_job_leaves_its_queue(fake_cluster, clock):
-    is_in(fake_cluster, "PyTorchJob", "Suspended")
+    is_in(fake_cluster, "PyTorchJob", "Suspended", labels=labels("r50") | {QUEUE_LABEL: "team"})
     follower, texts, left_at = Follower(fake_cluster.cluster, TORCH, "r50"), [], None
     for event in follower.events():
         texts += [event.text] if isinstance(event, Note) else []
@@ -38,7 +38,19 @@ def test_the_silence_timeout_restarts_when_a_job_leaves_its_queue(fake_cluster, 
             left_at = left_at or clock.now
             if clock.now > left_at + follow._SILENCE_S - 15:
                 break
-    assert texts == ["PyTorchJob r50: Suspended", "PyTorchJob r50: Pending"]
+    assert texts == ["PyTorchJob r50: Suspended in Kueue queue team: it is Suspended", "PyTorchJob r50: Pending"]
+
+
+def test_following_ends_when_a_stopped_job_has_no_pods_left(fake_cluster):
+    is_in(fake_cluster, "PyTorchJob", "Suspended")
+    pod(fake_cluster, 0)
+    follower, waited = Follower(fake_cluster.cluster, TORCH, "r50", logs=False), 0
+    for event in follower.events():
+        waited += event is None and follower.state.phase == "Suspended"
+        if waited == 3:  # while its pod still saves
+            fake_cluster.remove("/api/v1/namespaces/team/pods/r50-worker-0")
+        assert waited < 200
+    assert waited >= 3 and follower.state.phase == "Suspended"
 
 
 def test_following_works_without_permission_to_read_events(fake_cluster):

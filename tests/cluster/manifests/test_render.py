@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -365,3 +368,19 @@ def test_the_server_accepts_every_spec_that_passes_the_offline_checks(cluster, s
         if manifest["kind"] != "TrainJob":
             path = KINDS[manifest["kind"]].path(cluster.namespace)
             cluster.request("POST", path, {"dryRun": "All", "fieldValidation": "Strict"}, manifest)
+
+
+# What kubectl 1.34 reads as a boolean or a number without quotes, and text for comparison.
+NOT_TEXT = ["y", "N", "1e-4", "1E3", "1234e56", "0o17", "0O17", "0X1f", "1_0e2", ".5e3", "-2e2", "12e03", "017", "on", "1.5"]
+TEXT = ["v1", "1Gi", "e3", "1e", "0o9", "1__0x", "yes!"]
+
+
+def test_text_stays_text_for_kubectl():
+    data = {f"k{i}": text for i, text in enumerate([*NOT_TEXT, *TEXT])}
+    written = to_yaml([{"apiVersion": "v1", "data": data, "kind": "ConfigMap", "metadata": {"name": "a"}}])
+    assert [f": '{text}'\n" in written for text in NOT_TEXT] == [True] * len(NOT_TEXT)
+    assert [f": {text}\n" in written for text in TEXT] == [True] * len(TEXT)
+    if kubectl := shutil.which("kubectl"):
+        command = [kubectl, "label", "--local", "-f", "-", "x=y", "-o", "json"]
+        done = subprocess.run(command, input=written, capture_output=True, text=True, timeout=60, check=True)
+        assert json.loads(done.stdout)["data"] == data

@@ -145,11 +145,13 @@ def test_preflight_checks_exactly_the_permissions_that_the_commands_require(use,
 
 
 def test_missing_permissions_for_one_kind_or_command_do_not_block_the_others(fake_cluster, capsys):
-    fake_cluster.denied = {("create", "pods/exec"), ("list", "deployments"), ("list", "namespaces"), ("get", "mpijobs")}
+    fake_cluster.denied = {("create", "pods/exec"), ("create", "jobs"), ("get", "mpijobs")}
+    fake_cluster.denied |= {("list", "deployments"), ("list", "namespaces")}
     assert runner.check(runner.ClusterCheck(), fake_cluster.cluster) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "warning  missing permissions in namespace team: get mpijobs" in lines
     assert "warning  `worldsize cluster files` may not work; missing permissions: create pods/exec" in lines
+    assert "warning  `worldsize cluster data fetch` may not work; missing permissions: create jobs" in lines
     assert {one.level for one in preflight(fake_cluster.cluster)} == {"ok"}
     fake_cluster.denied.add(("create", "trainingruntimes"))
     assert runner.check(runner.ClusterCheck(), fake_cluster.cluster) == 0

@@ -193,5 +193,9 @@ def test_the_page_for_a_volume_is_restricted_and_closed():
     labels = template["metadata"]["labels"]
     for selector in (policy["spec"]["podSelector"]["matchLabels"], service["spec"]["selector"]):
         assert selector.items() <= labels.items()
-    writable = browse.manifests("imagenet", "ns", "filebrowser:1", write=True)[2]
+    writable = browse.manifests("data.v1", "ns", "filebrowser:1", write=True)[2]
+    assert writable["metadata"]["name"] == "browse-data-v1"
+    for name in ("Bad_Name y", "a" * 57):
+        with pytest.raises(UserError, match="invalid volume name"):
+            browse.manifests(name, "ns", "filebrowser:1")
     assert writable["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0]["readOnly"] is False

@@ -16,7 +16,7 @@ from worldsize.cluster.api.errors import ClusterError, Unauthenticated
 from worldsize.cluster.api.logs import Run
 from worldsize.cluster.jobs import diagnose
 from worldsize.cluster.manifests.base import Target
-from worldsize.cluster.manifests.pod import queue_of
+from worldsize.cluster.manifests.pod import ENDED, queue_of
 from worldsize.cluster.objects import Object
 from worldsize.jobs.state import JobState, Line, Note
 
@@ -70,7 +70,10 @@ class Follower:
         return diagnose.failures(self._target, self._seen.pods)
 
     def events(self) -> Iterator[Line | Note | None]:
-        """Everything that happens until the job has ended; then `state` is final. Yields None at least twice a second."""
+        """Everything that happens until the job has ended or is stopped; then `state` is final.
+
+        Yields None at least twice a second.
+        """
         watch, name = self._cluster.watch, self._name
         self._feed("job", lambda: watch(self._target.kind, fields=f"metadata.name={name}", stop=self._stopped.is_set))
         self._feed("pods", lambda: watch("Pod", self._target.selector(name), stop=self._stopped.is_set))
@@ -91,7 +94,7 @@ class Follower:
                 yield from self._silence()
                 if self._setback_expired() and not self.state.ended:
                     yield from self._news()
-                if self.state.ended:
+                if self._over():
                     drain_since = drain_since or time.monotonic()
                     if self._drained() or self._seen.abandoned:
                         return
@@ -264,6 +267,11 @@ class Follower:
                 yield _line(place, text)
         for text in self._cluster.logs(pod, self._target.container, run, self._stopped.is_set):
             yield _line(place, text)
+
+    def _over(self) -> bool:
+        """Whether the job has ended, or was stopped and its pods have ended. In a queue it only waits."""
+        stopped = self.state.phase == "Suspended" and self._queue_name() is None and self._seen.pods_listed
+        return self.state.ended or (stopped and all(pod["status"].get("phase") in ENDED for pod in self._seen.pods))
 
     def _drained(self) -> bool:
         return self._seen.pods_listed and self._queue.empty() and not self._still_reading()

@@ -99,7 +99,8 @@ def list_jobs(cluster: Cluster) -> list[ClusterJob]:
     if refused and not jobs and not listed & set(TARGETS):
         raise _not_listed(cluster, refused)
     for kind, refusal in refused.items():
-        note(f"{load_target(kind).kind}s are not listed, because you have no permission: {refusal}")
+        what = f"{load_target(kind).kind}s" if kind in TARGETS else "Downloads of datasets"
+        note(f"{what} are not listed, because you have no permission: {refusal}")
     return sorted(jobs, key=lambda job: job.age_s)
 
 
@@ -226,6 +227,5 @@ def _wait_for_end(cluster: Cluster, job: ClusterJob, removed: bool) -> None:
 
 def _remaining(cluster: Cluster, job: ClusterJob, removed: bool) -> list[str]:
     pods = cluster.list("Pod", job.target.selector(job.name))
-    ended = ("Succeeded", "Failed")
-    left = [p["metadata"]["name"] for p in pods if removed or p["status"].get("phase") not in ended]
+    left = [p["metadata"]["name"] for p in pods if removed or p["status"].get("phase") not in pod.ENDED]
     return left or ([job.target.kind] if removed and cluster.get(job.target.kind, job.name) is not None else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -13,6 +14,7 @@ from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
 HOME = "/home/worldsize"
 # The user in the container image; numeric, so that the kubelet can verify that it is not root.
 USER = 1000
+ENDED = ("Succeeded", "Failed")  # phases of a pod
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 # As required by the Pod Security level "restricted".
@@ -157,13 +159,21 @@ def to_yaml(manifests: list[Object]) -> str:
     return yaml.dump_all(manifests, Dumper=_Plain, sort_keys=True, default_flow_style=False, width=120, allow_unicode=True)
 
 
+# Text that kubectl's parser, gopkg.in/yaml.v2, reads as a boolean or a number. PyYAML does not, and so leaves it without
+# quotes. kubectl ignores underscores in numbers.
+_NOT_TEXT = re.compile(
+    r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?0([oO][0-7]+|[bB][01]+|[xX][0-9a-fA-F]+)"
+)
+
+
 class _Plain(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    quoted = "'" if _NOT_TEXT.fullmatch(text.replace("_", "")) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else quoted)
 
 
 _Plain.add_representer(str, _text)

@@ -34,6 +34,7 @@ _PERMISSIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Pod", "log", ("get",)),
     ("Event", "", ("list", "watch")),
 )
+_FETCH_PERMISSIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (("Job", "", _JOB),)
 _FILES_PERMISSIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("PersistentVolumeClaim", "", ("get", "list")),
     ("Pod", "", ("create", "get", "list", "delete")),
@@ -115,12 +116,21 @@ def permissions(context: Context) -> Iterable[Finding]:
 
 def files(context: Context) -> Iterable[Finding]:
     """Check that the user can access files on volumes."""
-    missing = _missing(context, _FILES_PERMISSIONS)
+    yield _optional(context, "cluster files", _FILES_PERMISSIONS, "worldsize-files")
+
+
+def fetches(context: Context) -> Iterable[Finding]:
+    """Check that the user can fetch datasets to volumes."""
+    yield _optional(context, "cluster data fetch", _FETCH_PERMISSIONS, "worldsize-fetch")
+
+
+def _optional(context: Context, command: str, required: Iterable[tuple[str, str, tuple[str, ...]]], role: str) -> Finding:
+    """Whether the user may do what ``command`` does, which a run does not require."""
+    missing = _missing(context, required)
     if missing:
-        what = f"`worldsize cluster files` may not work; missing permissions: {_listed(missing)}"
-        yield Finding("warning", what, _role("worldsize-files", missing, context.cluster.namespace))
-    else:
-        yield Finding("ok", "you have all permissions required for `worldsize cluster files`")
+        what = f"`worldsize {command}` may not work; missing permissions: {_listed(missing)}"
+        return Finding("warning", what, _role(role, missing, context.cluster.namespace))
+    return Finding("ok", f"you have all permissions required for `worldsize {command}`")
 
 
 def _missing(context: Context, required: Iterable[tuple[str, str, tuple[str, ...]]]) -> list[_Permission]:

@@ -46,7 +46,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 # Also includes checks that do not matter for a job that is about to be submitted.
-GENERAL: tuple[Check, ...] = (*CHECKS, cluster_checks.files)
+GENERAL: tuple[Check, ...] = (*CHECKS, cluster_checks.files, cluster_checks.fetches)
 
 _COLORS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _INDENT = " " * 9

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from worldsize.cluster.kinds import header
-from worldsize.cluster.manifests import pod
+from worldsize.cluster.manifests import pod, syntax
 from worldsize.cluster.manifests.spec import VOLUMES
 from worldsize.cluster.objects import COMPONENT_LABEL, RUN_LABEL, Object, labels
 from worldsize.cluster.storage.named import Name
+from worldsize.errors import UserError
 
 _PORT = 8080
 
@@ -18,7 +19,7 @@ class FilesBrowse:
     """Print the manifests of a web page (FileBrowser) that shows a volume, for kubectl apply -f -. Contacts no cluster.
 
     There is no login: the page listens on its pod's loopback address only. Connect with
-    kubectl port-forward service/browse-VOLUME 8080.
+    kubectl port-forward service/browse-VOLUME 8080 (with '-' for each '.' of the volume's name).
     """
 
     volume: Name
@@ -41,10 +42,17 @@ def show(options: FilesBrowse) -> int:
 
 
 def manifests(volume: str, namespace: str, image: str, write: bool = False, fixed_user: bool = True) -> list[Object]:
-    """NetworkPolicy, Service and Deployment."""
+    """NetworkPolicy, Service and Deployment.
+
+    Raises:
+        UserError: invalid name.
+    """
+    name = f"browse-{volume.replace('.', '-')}"  # a Service's name has no dots
+    if not (syntax.is_name(volume) and syntax.is_label(name)):
+        raise UserError(f"invalid volume name {volume!r}: use at most 56 lowercase letters, digits, '-' and '.'")
     all_labels = labels(volume, "browse")
     selector = {key: all_labels[key] for key in (RUN_LABEL, COMPONENT_LABEL)}
-    metadata = {"labels": all_labels, "name": f"browse-{volume}", "namespace": namespace}
+    metadata = {"labels": all_labels, "name": name, "namespace": namespace}
     policy: Object = {
         **header("NetworkPolicy"),
         "metadata": metadata,
