@@ -157,7 +157,7 @@ def join(rank_info: RankInfo, recipe: Recipe, threads: int | None = None, hosts_
 
     Raises:
         UserError: the device does not exist, or the group does not have the requested size.
-        Unmet: the other processes cannot be reached.
+        PeersUnreachable: the other processes cannot be reached.
     """
     import torch
 

@@ -38,7 +38,7 @@ def wait_for(hosts: Sequence[str], port: int, timeout_s: float = _TIMEOUT_S) -> 
     """Return when every host has accepted a connection; print the one being waited for to stderr.
 
     Raises:
-        Unmet: a host did not within ``timeout_s`` seconds.
+        PeersUnreachable: a host did not within ``timeout_s`` seconds.
     """
     deadline = time.monotonic() + timeout_s
     for host in hosts:

@@ -16,7 +16,7 @@ _SILENCE = 120.0
 def state(run: Run, now: float) -> str:
     """``finished`` (has a result), ``interrupted`` (stopped and saved, or killed), ``running`` or ``failed``.
 
-    No process holds a lock on its folder, possibly on another machine. A run counts as running if it wrote metrics in the
+    Does not look at the run's lock, which may be held on another machine. A run counts as running if it wrote metrics in the
     last two minutes and its log does not end with a stop or an error.
     """
     if run.result is not None:

@@ -94,7 +94,7 @@ class GradientComputer:
     rank: int
     device: torch.device
     state: TrainState
-    inspector: StepRecorder | None = None
+    recorder: StepRecorder | None = None
     label: torch.Tensor = field(default_factory=lambda: torch.tensor(0))
 
     def gradient(
@@ -108,7 +108,7 @@ class GradientComputer:
 
         Args:
             hooks: what to do meanwhile.
-            inspected: if False, the inspector does not see it.
+            inspected: if False, the recorder does not see it.
         """
         answers, samples, waits, copies = [], [], [], []
         for micro in range(self.plan.accumulation):
@@ -155,10 +155,10 @@ class GradientComputer:
 
     def _look(self, step: int, batch: Batch) -> Callable[[torch.Tensor], None] | None:
         """What to call with the logits of a micro-batch, if this step is inspected."""
-        inspector = self.inspector
-        if inspector is None or not inspector.wants(step + 1):
+        recorder = self.recorder
+        if recorder is None or not recorder.wants(step + 1):
             return None
-        return lambda logits: inspector.forward(batch, logits, self.state.objective)
+        return lambda logits: recorder.forward(batch, logits, self.state.objective)
 
     @cached_property
     def _pass(self) -> Callable[..., torch.Tensor]:

@@ -38,7 +38,7 @@ class StepRunner:
         Returns:
             This rank's part of the metrics, and the gradient's norm before clipping, a scalar on the device.
         """
-        state, inspector = self.compute.state, self.compute.inspector
+        state, recorder = self.compute.state, self.compute.recorder
         set_lr(state.optimizer, lr)
         settings = self.compute.recipe.optimizer
         sharpened = sharpness.due(settings, step)
@@ -48,9 +48,9 @@ class StepRunner:
         hooks.changing()
         if sharpened:
             self._sharpen(again, step, settings.sam_rho)
-        inspected = inspector is not None and inspector.wants(step + 1)
+        inspected = recorder is not None and recorder.wants(step + 1)
         heartbeat.beat(heartbeat.UPDATING)
-        norm = self._inspected(inspector, step + 1) if inspector is not None and inspected else self._finish()
+        norm = self._inspected(recorder, step + 1) if recorder is not None and inspected else self._finish()
         if state.averaging is not None:
             state.averaging.after_step(step + 1)
         return computed, norm
@@ -75,13 +75,13 @@ class StepRunner:
         self._clear()
         return norm
 
-    def _inspected(self, inspector: StepRecorder, step: int) -> torch.Tensor:
-        """The same, and show it to the inspector."""
+    def _inspected(self, recorder: StepRecorder, step: int) -> torch.Tensor:
+        """The same, and show it to the recorder."""
         state = self.compute.state
         norm = self.compute.unscale_and_clip()
-        inspector.before_update(state.model)
+        recorder.before_update(state.model)
         state.strategy.update(self._optimizer_step)
-        inspector.after_update(step, state.model)
+        recorder.after_update(step, state.model)
         self._clear()
         return norm
 

@@ -95,7 +95,7 @@ def _norm(tensor: torch.Tensor | None) -> float:
 
 
 def from_environment(rank: int, samples: Samples, env: Mapping[str, str] = os.environ) -> StepRecorder | None:
-    """The inspector that the parent process asked for, if any."""
+    """The recorder that the parent process asked for, if any."""
     if VARIABLE not in env:
         return None
     first, last, folder = env[VARIABLE].split(":", 2)

@@ -11,7 +11,7 @@ from worldsize.data.layouts import words
 from worldsize.data.layouts.tables import Cell
 
 # The labels of an image; None: it is not labeled, which differs from having none.
-StrategyInputs = tuple[str, ...] | None
+ImageLabels = tuple[str, ...] | None
 
 _BOXED = re.compile(r"(?:(\S+?)((?: -?\d+(?:\.\d+)?){4})(?: |$))+")
 _ONE_BOXED = re.compile(r"(\S+?)(?: -?\d+(?:\.\d+)?){4}(?: |$)")
@@ -19,7 +19,7 @@ _SEPARATORS = ("|", ";", ",", " ", "/", "+", "&")
 _STRONG = ("|", ";")
 
 
-def labels(cells: Iterable[Cell], like: Iterable[str] = ()) -> tuple[list[StrategyInputs], bool]:
+def labels(cells: Iterable[Cell], like: Iterable[str] = ()) -> tuple[list[ImageLabels], bool]:
     """The labels in each cell, and whether a cell may have several, or none. An empty cell is not labeled; [] has none.
 
     ``like``: cells of the same column in other tables, which may show how labels are separated.
@@ -55,7 +55,7 @@ def _unique(parts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, parts)))
 
 
-def without_none(parts: list[StrategyInputs]) -> tuple[list[StrategyInputs], str | None]:
+def without_none(parts: list[ImageLabels]) -> tuple[list[ImageLabels], str | None]:
     """The same labels without the one that means that there is none, such as No Finding, and that one."""
     names = {label for one in parts for label in one or () if label.lower() in words.NO_LABEL}
     if len(names) != 1:

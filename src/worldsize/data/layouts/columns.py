@@ -36,7 +36,7 @@ class Roles:
         weak: whether the labels are those of a column whose name does not say so.
     """
 
-    labels: list[cells.StrategyInputs] | None = None
+    labels: list[cells.ImageLabels] | None = None
     column: str = ""
     several: bool = False
     candidates: list[str] = field(default_factory=list)
@@ -248,7 +248,7 @@ def _is_uncertain(column: Sequence[Cell]) -> bool:
     return bool(values & _UNCERTAIN) or bool(values & _MINUS and values & _ZERO)
 
 
-def _one_hot(table: Table, columns: dict[int, list[Cell]], groups: set[str]) -> list[cells.StrategyInputs] | None:
+def _one_hot(table: Table, columns: dict[int, list[Cell]], groups: set[str]) -> list[cells.ImageLabels] | None:
     """The labels of a table with a column of zeros and ones for each."""
     if not table.headed:
         return None

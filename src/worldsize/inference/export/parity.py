@@ -164,7 +164,7 @@ class _Comparison:
 
     def _prepared(self, batch: Batch, ours: torch.Tensor, parity: Parity) -> torch.Tensor | None:
         """The images as the file's runtime prepares them; None if it leaves that to others."""
-        found = [self._exported.runner.prepare(image) for image in self._pictures(batch)]
+        found = [self._exported.runner.prepare(image) for image in self._images(batch)]
         if found[0] is None:
             return None
         prepared = torch.stack([one for one in found if one is not None])
@@ -174,12 +174,12 @@ class _Comparison:
 
     def _answers(self, batch: Batch, prepared: torch.Tensor | None) -> torch.Tensor:
         if self._exported.inside:
-            return torch.stack([self._exported.complete(image) for image in self._pictures(batch)])
+            return torch.stack([self._exported.complete(image) for image in self._images(batch)])
         if prepared is not None:
             return self._alone()(prepared)
         return self._exported.logits([batch.pixels])
 
-    def _pictures(self, batch: Batch) -> Iterator[Any]:
+    def _images(self, batch: Batch) -> Iterator[Any]:
         return (np.asarray(self._samples.image(int(index))) for index in batch.indices)
 
     def _alone(self) -> torch.nn.Module:

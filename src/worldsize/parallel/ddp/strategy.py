@@ -82,7 +82,7 @@ class Strategy(base.Strategy):
         self._ddp = DistributedDataParallel(
             parts.module,
             device_ids=[world.device] if world.device.type == "cuda" else None,
-            broadcast_buffers=False,  # every rank keeps its own running statistics, see model.RunningStatistics
+            broadcast_buffers=False,  # every rank keeps its own running statistics, see models.factory.RunningStatistics
             bucket_cap_mb=settings.bucket_mb,
             gradient_as_bucket_view=settings.gradient_as_bucket_view,
             static_graph=settings.static_graph,
