@@ -47,14 +47,14 @@ class Parallel(Section):
     max_staleness: int | None = Field(
         None,
         ge=0,
-        description="async: drop and recompute gradients that are more updates old than this; None: 4 per process",
+        description="async: drop and recompute gradients that are more than this many updates old; None: 4 per process",
     )
     timeout_s: float = operational(600.0, gt=0, description="seconds after which a process stops waiting for another one")
     stall_s: float = operational(
         30.0,
         ge=0,
-        description="seconds without progress after which a process is reported and the run ends, to be resumed; at least 3 "
-        "times those of the slowest steps; 0: never",
+        description="seconds without progress after which a process is reported and the run ends, to be resumed; raised to "
+        "3 times the 99th percentile of the run's step times if that is longer; 0: never",
     )
 
     def identity(self) -> dict[str, Any]:
@@ -73,7 +73,8 @@ class Checkpoint(Section):
     keep: int = operational(2, ge=1, description="number of newest checkpoints to keep")
     history: Literal["none", "thin", "all"] = operational(
         "none",
-        description="older checkpoints, where `replay` and `audit` can start: keep none, all, or (thin) fewer of the older",
+        description="older checkpoints, where `replay` and `audit` can start: keep none, all, or (thin) fewer the older "
+        "they are",
     )
     best: bool = operational(True, description="also keep the checkpoint with the highest validation top-1")
 
@@ -89,7 +90,9 @@ class Track(Section):
         True, description="GPUs: read the metrics one interval later, so that the host does not wait for the GPU"
     )
     every_rank: bool = operational(
-        False, description="record each process's speed for every step; else only of up to 16 processes, or the slowest four"
+        False,
+        description="record each process's speed for every step; otherwise, with more than 16 processes, only the slowest "
+        "four",
     )
     margins: bool = operational(
         True, description="sum the loss and margin of each sample in checkpoints (10 bytes each), for `worldsize labels`"

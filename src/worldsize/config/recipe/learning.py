@@ -104,7 +104,11 @@ class Optimizer(Section):
     sam_rho: float = Field(
         0.0, ge=0, description="sharpness-aware minimization: how far to move along the gradient; 0: off (usually 0.05)"
     )
-    sam_every: int = Field(1, ge=1, description="sharpness-aware minimization: in every how many steps; each costs two")
+    sam_every: int = Field(
+        1,
+        ge=1,
+        description="sharpness-aware minimization: once every this many steps; such a step costs as much as two",
+    )
 
     @model_validator(mode="after")
     def _nesterov(self) -> Optimizer:
