@@ -246,7 +246,7 @@ def test_the_command_prints_a_recipe_that_loads(tmp_path, capsys):
     [
         ("a: 1", (), "neither timm's args.yaml nor an FFCV"),
         ("a: [", (), "is not valid YAML"),
-        ("opt: sgd\nlr: 0.1\nlr: 0.2\n", (), "lr stands in lines 2 and 3"),
+        ("opt: sgd\nlr: 0.1\nlr: 0.2\n", (), "lr appears in lines 2 and 3"),
         (TIMM, ("--world-size", "0"), "at least 1"),
         (TIMM.replace("lr: 0.008", "lr: -1"), (), "optimizer.lr"),
     ],

@@ -233,19 +233,19 @@ def test_a_file_that_holds_no_settings_is_refused(tmp_path, text, words):
 @pytest.mark.parametrize(
     ("text", "repeated"),
     [
-        ("epochs: 3\nseed: 1\nepochs: 4\n", ["epochs stands in lines 1 and 3"]),
-        ("epochs: 3\nepochs: 3\n'epochs': 4\n", ["epochs stands in lines 1, 2 and 3"]),
-        ("data:\n  root: a\nseed: 1\ndata:\n  name: digits\n", ["data stands in lines 1 and 4"]),
+        ("epochs: 3\nseed: 1\nepochs: 4\n", ["epochs appears in lines 1 and 3"]),
+        ("epochs: 3\nepochs: 3\n'epochs': 4\n", ["epochs appears in lines 1, 2 and 3"]),
+        ("data:\n  root: a\nseed: 1\ndata:\n  name: digits\n", ["data appears in lines 1 and 4"]),
         (
             "data:\n  samples: 1\n  root: b\n  samples: 2\nseed: 1\nseed: 2\n",
-            ["seed stands", "data.samples stands in lines 2 and 4"],
+            ["seed appears", "data.samples appears in lines 2 and 4"],
         ),
-        ("data: {samples: 1, samples: 2}\n", ["data.samples stands in lines 1 and 1"]),
-        ("base: digits\nseed: 1\nbase: imagenet\n", ["base stands in lines 1 and 3"]),
-        ("x: &x {seed: 1}\ny: *x\nz: [*x, {epochs: 1, epochs: 2}]\n", ["z.epochs stands in lines 3 and 3"]),
+        ("data: {samples: 1, samples: 2}\n", ["data.samples appears in lines 1 and 1"]),
+        ("base: digits\nseed: 1\nbase: imagenet\n", ["base appears in lines 1 and 3"]),
+        ("x: &x {seed: 1}\ny: *x\nz: [*x, {epochs: 1, epochs: 2}]\n", ["z.epochs appears in lines 3 and 3"]),
     ],
 )
-def test_a_key_that_stands_twice_is_refused_with_its_lines(tmp_path, text, repeated):
+def test_a_key_that_appears_twice_is_refused_with_its_lines(tmp_path, text, repeated):
     (tmp_path / "mine.yaml").write_text(text)
     (tmp_path / "child.yaml").write_text("base: mine.yaml\nseed: 3\n")
     for name in ("mine", "child"):
@@ -253,10 +253,10 @@ def test_a_key_that_stands_twice_is_refused_with_its_lines(tmp_path, text, repea
             recipe_files.load(str(tmp_path / f"{name}.yaml"))
         assert str(caught.value).startswith(f"{tmp_path / 'mine.yaml'}:\n")
         assert all(line in str(caught.value) for line in repeated), str(caught.value)
-        assert str(caught.value).count(" stands in ") == len(repeated)
+        assert str(caught.value).count(" appears in ") == len(repeated)
 
 
-def test_keys_of_other_sections_and_merged_keys_do_not_stand_twice():
+def test_keys_of_other_sections_and_merged_keys_do_not_appear_twice():
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\nc: {x: 1}\n"
     assert recipe_files.parse(text, "here") == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 1}}
     assert recipe_files.parse("", "here") is None

@@ -100,7 +100,7 @@ def test_ranks_that_have_read_different_contents_notice_it(tmp_path, samples):
     (tmp_path / "a" / "1.png").write_bytes(b"new")
     other.encoded(1)
     [message] = shared(one, other)
-    assert "a/1.png has another content on rank" in message
+    assert "a/1.png has different content on rank" in message
 
 
 def test_what_all_ranks_know_is_not_sent_again(samples):

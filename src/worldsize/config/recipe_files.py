@@ -96,7 +96,7 @@ def _repeated(node: yaml.Node | None, prefix: str, seen: set[int]) -> Iterator[s
         yield from _repeated(value, f"{name}.", seen)
     for name, where in lines.items():
         if len(where) > 1:
-            yield f"  {name} stands in lines {', '.join(map(str, where[:-1]))} and {where[-1]}: keep one of them"
+            yield f"  {name} appears in lines {', '.join(map(str, where[:-1]))} and {where[-1]}: keep one of them"
 
 
 def explain(error: ValidationError) -> str:

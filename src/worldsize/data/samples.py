@@ -311,8 +311,8 @@ class FileSamples(EncodedSamples):
         index = self._contents.share(world)
         if index is not None:
             raise DataChanged(
-                f"{self.name(index)} has another content on rank {world.rank} than on another one: it changed, or the hosts "
-                "have different copies; make them equal, then start again"
+                f"{self.name(index)} has different content on rank {world.rank} than on another rank: it changed, or the "
+                "hosts have different copies; make them equal, then start again"
             )
 
     def opened(self, index: int) -> BinaryIO:

@@ -86,7 +86,8 @@ def plan(recipe: Recipe, world_size: int, devices: int = 1) -> BatchPlan:
         fitting = ", ".join(str(w) for w in world_sizes(batch, recipe.micro_batch))
         raise UserError(
             f"{sharing} {'processes' if devices == 1 else 'devices'} cannot share a {name.replace('-', ' ')} of {batch} in "
-            f"micro-batches of {recipe.micro_batch}: {micro_batches} micro-batches per step are no multiple of {sharing}.\n"
+            f"micro-batches of {recipe.micro_batch}: "
+            f"{micro_batches} micro-batches per step are not a multiple of {sharing}.\n"
             f"World sizes that fit: {fitting}. {_remedy(recipe, name, world_size, devices)}"
         )
     whole = BatchPlan(global_batch, recipe.micro_batch, world_size, devices)

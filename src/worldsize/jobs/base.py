@@ -13,7 +13,7 @@ from worldsize.jobs.state import Follower, JobState
 
 @dataclass(frozen=True)
 class Where:
-    """Where jobs are. None: not given."""
+    """Where to look for jobs."""
 
     context: str | None = None
     """Kubernetes: context of the kubeconfig (default: the current context)."""

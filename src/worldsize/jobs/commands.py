@@ -129,7 +129,7 @@ def logs(argv: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait for a job to end. Exit codes: 0 succeeded, 1 failed, 3 timed out."""
+    """Wait for a job to end. Exit codes: 0 succeeded, 1 failed, 3 timed out, 130 detached."""
 
     name: _Name
     timeout: float | None = None

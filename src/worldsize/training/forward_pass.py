@@ -69,7 +69,10 @@ def fitting_plan(
     if fitting.groups < plan.groups and world.is_main:
         own, lower = plan.micro_batch * plan.groups, fitting.micro_batch * fitting.groups
         log.warning(
-            "forward passes of %d images instead of %d, because of the GPU's memory; the numbers are the same", lower, own
+            "forward passes of %d images instead of %d, because of the GPU's memory; the numbers are the same "
+            "up to rounding",
+            lower,
+            own,
         )
     return fitting
 

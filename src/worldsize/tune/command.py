@@ -146,7 +146,7 @@ def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: Tune, source: 
     out.write_text(_yaml(chosen, forward_batch, asked, source), "utf-8")
     print(f"learning rate {chosen:g} for global batches of {_batch(asked)}")
     if speeds:
-        print(f"forward batch {forward_batch}, the fastest; it does not change the numbers")
+        print(f"forward batch {forward_batch}, the fastest; it changes the numbers only by rounding")
     print(f"{image}: the curve. {out}: the recipe; worldsize train {quoted(out)}")
     if chosen in (min(tuned.ends), max(tuned.ends)):
         print("It is the lowest or the highest that was tried: a rate beyond it may be better still.")

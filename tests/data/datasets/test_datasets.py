@@ -201,7 +201,7 @@ def test_a_class_without_images_is_named(tmp_path, split):
     for path in (root / split / "dog").iterdir():
         path.unlink()
     put(root / split / "dog" / "notes.txt", b"to do")
-    expected = f"{root / split / 'dog'} contains no images: add some, or remove the folder if it is no class"
+    expected = f"{root / split / 'dog'} contains no images: add some, or remove the folder if it is not a class"
     assert refusal(root) == expected
 
 

@@ -102,7 +102,7 @@ def _images(folder: Path, unused: Unused) -> list[bytes]:
     """
     found, others = _listed(folder)
     if not found:
-        why = f"; {others.note(folder)}" if others else ": add some, or remove the folder if it is no class"
+        why = f"; {others.note(folder)}" if others else ": add some, or remove the folder if it is not a class"
         raise UserError(f"{folder} contains no images{why}")
     unused.add(others)
     return sorted(found)

@@ -82,8 +82,8 @@ def no_labels(found: Inventory, places: Folders, families: list[Labels]) -> str:
     if len(parents) == 1:
         return (
             f"all {len(found.images):,} images of {root} are in one folder ({parents.pop()}), and nothing has their "
-            f"labels{files}: one class is nothing to tell apart. Sort them into a folder for each class, or add a table "
-            "with their files and labels"
+            f"labels{files}: with a single class there is nothing to tell apart. Sort them into a folder for each class, "
+            "or add a table with their files and labels"
         )
     return (
         f"nothing in {root} has labels of its {len(found.images):,} images{files}: sort them into a folder for each class, "
