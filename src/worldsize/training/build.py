@@ -142,6 +142,8 @@ def _train(
             step = snapshot.state["step"] if snapshot is not None else 0
             world.collectively(lambda: run_folder.count_start(folder, step, request.retries) if world.is_main else None)
         trainer = _assemble(setting, network, aims, folder, snapshot, facts, stop)
+        if request.resume is not None:  # only now: a run whose checkpoint does not fit changed settings keeps its own
+            world.collectively(lambda: _write_recipe(folder, request) if world.is_main else None)
         hosts = world.gather(socket.gethostname())
         history = History(folder.history).running(lambda: trainer.progress.step, request.command, hosts)
         watch = watched(world.rank_info, request.recipe.parallel.stall_s, folder.path, world.from_main)
@@ -211,14 +213,14 @@ def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
             return request.out
         created = run_folder.create(request.out, request.name, request.stem)
         lock.acquire(created.lock)
+        _write_recipe(created, request)
         return created.path
 
-    folder = RunFolder(world.from_main(world.collectively(prepare)))
+    return RunFolder(world.from_main(world.collectively(prepare)))
 
-    world.collectively(
-        lambda: atomic.write_text(folder.recipe, recipe_files.to_yaml(request.recipe)) if world.is_main else None
-    )
-    return folder
+
+def _write_recipe(folder: RunFolder, request: TrainRequest) -> None:
+    atomic.write_text(folder.recipe, recipe_files.to_yaml(request.recipe))
 
 
 def _assemble(

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import shorten
 
 import torch
 import torch.distributed as dist
@@ -121,8 +122,11 @@ class TrainState:
         try:
             networks.load_state(self.model, state)
         except RuntimeError as error:
-            reason = str(error).splitlines()[1:2] or [str(error)]
-            raise CheckpointError(f"the checkpoint belongs to another model: {reason[0].strip()}") from None
+            reason = shorten((str(error).splitlines()[1:2] or [str(error)])[0], 200, placeholder=" ...")
+            raise CheckpointError(
+                f"the checkpoint belongs to another model: {reason} Undo the change, or start a new run with "
+                "--model.weights CHECKPOINT/model.safetensors"
+            ) from None
         self.statistics.load_from_model()
 
 
