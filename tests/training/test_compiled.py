@@ -20,9 +20,11 @@ from worldsize.training import compilation
 from worldsize.training.objective import Objective
 from worldsize.training.precision import Precision
 
+NO_COMPILER = {"condition": shutil.which("g++") is None, "reason": "needs g++"}
+
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.skipif(**NO_COMPILER)
 def test_a_compiled_network_draws_the_same_random_numbers():
     """model.compile may change a run by rounding only, also that of a network with dropout."""
     recipe, cpu = Recipe(), torch.device("cpu")
@@ -36,23 +38,27 @@ def test_a_compiled_network_draws_the_same_random_numbers():
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.skipif(**NO_COMPILER)])]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_compiled_network_in_16_bits_has_the_gradients_of_the_network(groups):
+def test_a_compiled_network_has_the_gradients_of_the_network(backend, dtype, groups):
     """Its BatchNorm has a gradient of its own, and is followed by operations in place."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)]
     network = nn.Sequential(*layers, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     ghost_batchnorm.split_norms(network, 32 // groups, groups)
     found = {}
-    for name, module in (("plain", network), ("compiled", torch.compile(network, fullgraph=True, dynamic=False))):
+    compiled = torch.compile(network, fullgraph=True, dynamic=False, backend=backend)
+    for name, module in (("plain", network), ("compiled", compiled)):
         network.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             logits = module(torch.randn(32, 3, 12, 12, generator=torch.Generator().manual_seed(1)))
         logits.float().logsumexp(1).sum().backward()
         found[name] = torch.cat([p.grad.flatten() for p in network.parameters()])
-    assert 0 < torch.linalg.vector_norm(found["compiled"] - found["plain"]) < 0.02 * torch.linalg.vector_norm(found["plain"])
+    limit = {torch.float32: 1e-4, torch.bfloat16: 0.02}[dtype] * torch.linalg.vector_norm(found["plain"])
+    assert 0 < torch.linalg.vector_norm(found["compiled"] - found["plain"]) < limit
 
 
 # Whether to compile

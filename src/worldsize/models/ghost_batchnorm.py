@@ -34,7 +34,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         groups = max(1, len(input) // self.group)
         if not torch.compiler.is_compiling():
             return self._separately(input, groups)
-        return self._fused(input, groups, written_out=input.dtype != self.weight.dtype)
+        return self._fused(input, groups)
 
     def _separately(self, x: torch.Tensor, groups: int) -> torch.Tensor:
         """With torch's own kernels, one group after the other."""
@@ -45,10 +45,9 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         ]
         return parts[0] if groups == 1 else torch.cat(parts)
 
-    def _fused(self, x: torch.Tensor, groups: int, written_out: bool) -> torch.Tensor:
-        """As plain arithmetic, which a compiler turns into few kernels; see `_Normalization` for ``written_out``."""
-        normalize = _Normalization.apply if written_out else _normalized
-        y, mean, variance = normalize(x, self.weight, self.bias, groups, self.eps)
+    def _fused(self, x: torch.Tensor, groups: int) -> torch.Tensor:
+        """As plain arithmetic, which a compiler turns into few kernels."""
+        y, mean, variance = _Normalization.apply(x, self.weight, self.bias, groups, self.eps)
         n = x.numel() // (groups * self.num_features)
         with torch.no_grad():
             self.statistics[:groups] = torch.stack([mean, variance * (n / (n - 1))], dim=1)
@@ -58,20 +57,23 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 def _normalized(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, groups: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalize ``x`` (n, C, H, W). Also returns the means and the biased variances, (groups, C)."""
-    values = x.to(weight.dtype)
+    """Normalize ``x`` (n, C, H, W). Also returns the means and the biased variances, (groups, C).
+
+    Every tensor has one name, so that it is one value to a compiler: torch 2.11's makes each intermediate value an output,
+    and where a conversion to the same type returned an output once more, it gave the real one no gradient.
+    """
+    values = x if x.dtype == weight.dtype else x.to(weight.dtype)
     variance, mean = torch.var_mean(_grouped(values, groups), dim=_WITHIN, correction=0)
     scale = torch.rsqrt(variance + eps)
     y = (values - _per_sample(mean, x)) * _per_sample(scale * weight, x) + bias[:, None, None]
-    return y.to(x.dtype), mean, variance
+    return y if y.dtype == x.dtype else y.to(x.dtype), mean, variance
 
 
 class _Normalization(torch.autograd.Function):
-    """`_normalized` with its gradient written out, for 16-bit formats.
+    """`_normalized` with its gradient written out.
 
     Autograd's own gradient of a variance reads the images once more, to compute their mean again. This one is the formula
-    of Ioffe and Szegedy 2015 (arXiv 1502.03167, section 3), with two sums over the images. Not in fp32: there, a test of a
-    compiled network failed on a GPU, see benchmarks/results/gpu.md.
+    of Ioffe and Szegedy 2015 (arXiv 1502.03167, section 3), with two sums over the images.
     """
 
     @staticmethod

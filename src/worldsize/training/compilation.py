@@ -8,7 +8,9 @@ import os
 import shutil
 import sys
 import sysconfig
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,7 +22,10 @@ from worldsize.data.images import crops
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
+from worldsize.launch import garbage
 from worldsize.models import factory
+from worldsize.track import console
+from worldsize.training.lost_gradients import LostGradients
 from worldsize.training.objective import Objective
 
 log = logging.getLogger(__name__)
@@ -94,6 +99,55 @@ def _headers() -> Path:
     """Where Triton looks for them: Debian's own scheme has another folder, which is empty."""
     scheme = sysconfig.get_default_scheme()
     return Path(sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"])
+
+
+class Compiler:
+    """Compiles the network in its first passes. Where ``auto`` does not succeed, they are computed without.
+
+    Args:
+        speaks: whether this process prints.
+    """
+
+    def __init__(self, recipe: Recipe, speaks: bool) -> None:
+        self._auto = recipe.model.compile == "auto"
+        self._speaks = speaks
+        self._gave_up = False
+
+    def first_passes(self, passes: Callable[[], None], size: int) -> None:
+        """Call ``passes``, which runs the network on images of ``size`` pixels for the first time.
+
+        Raises:
+            UserError: the compiler loses gradients, and the recipe asks for it.
+        """
+        begin, before = time.monotonic(), _parts()
+        try:
+            passes()
+        except LostGradients as lost:
+            self._give_up(lost)
+            passes()
+        garbage.spare_existing()  # a compiler leaves hundreds of thousands of objects
+        if not self._speaks or self._gave_up:
+            return
+        if _parts() > before:
+            console.say(f"compiled the network for images of {size} pixels in {time.monotonic() - begin:.0f} s")
+        else:
+            log.warning(
+                "the compiler failed, so steps with images of %d pixels take longer; or pass --model.no-compile", size
+            )
+
+    def _give_up(self, lost: LostGradients) -> None:
+        fault = f"the compiler of torch {torch.__version__} loses the gradient of {lost}"
+        if not self._auto:
+            raise UserError(f"--model.compile: {fault}: leave it out, or install another version of torch") from None
+        self._gave_up = True
+        torch.compiler.set_stance("force_eager")
+        if self._speaks:
+            log.warning("the network is not compiled, so its steps take longer: %s; another version may not", fault)
+
+
+def _parts() -> int:
+    """The parts of networks that torch has compiled so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 def compiled(objective: Objective, recipe: Recipe) -> nn.Module:

@@ -148,8 +148,8 @@ def _has_room(device: torch.device) -> bool:
 def wanted(recipe: Recipe, world: World, precision: Precision, compiled: bool) -> bool:
     """Whether the steps are replayed as CUDA graphs.
 
-    ``auto`` does on GPUs with a compiled network in a 16-bit format. Not in fp32, where a test of both failed on a GPU, see
-    benchmarks/results/gpu.md; nor where bits are promised.
+    ``auto`` does on GPUs with a compiled network in a 16-bit format; not where bits are promised, nor in formats of 32 bits,
+    in which no GPU has replayed a compiled network yet.
     """
     if recipe.cuda_graphs != "auto":
         return recipe.cuda_graphs

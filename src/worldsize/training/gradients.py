@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +21,7 @@ from worldsize.data.loading.loader import Batch
 from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.device_timer import elapsed_ms, stamp
+from worldsize.training import lost_gradients
 from worldsize.training.cuda_graph import Graphed
 from worldsize.training.margins import Answers
 from worldsize.training.state import TrainState
@@ -200,27 +201,40 @@ class GradientComputer:
         return norm
 
     def rehearse(self, size: int) -> None:
-        """Run forward and backward on blank images of ``size`` x ``size`` pixels, without changing any state."""
-        batch = self._blank(size)
-        with self._kept_buffers(), self.state.strategy.gradients(last=True):
-            self._forward_backward(batch.pixels, batch.labels, batch.mix)
+        """Run forward and backward on noise of ``size`` x ``size`` pixels, without changing any state.
+
+        Raises:
+            LostGradients: the network is compiled, and not all of it learns.
+        """
+        batch = self._noise(size)
+        with self._kept_buffers():
+            with self.state.strategy.gradients(last=True):
+                self._forward_backward(batch.pixels, batch.labels, batch.mix)
+            self._require(batch, [p.grad for p in self._trained().values()])
         self.state.optimizer.zero_grad()
 
     def compile(self, size: int) -> None:
         """The same without the strategy, which would send: a compiled network is compiled in its first passes."""
-        batch = self._blank(size)
-        parameters = [p for p in self.state.model.parameters() if p.requires_grad]
+        batch = self._noise(size)
         with self._kept_buffers():
             arguments = (batch.pixels, batch.labels.to(self.device), *(() if batch.mix is None else (batch.mix,)))
             losses, _ = self.state.strategy.module(*arguments)
-            torch.autograd.grad(losses.mean(), parameters, allow_unused=True)
+            self._require(batch, torch.autograd.grad(losses.sum(), [*self._trained().values()], allow_unused=True))
 
-    def _blank(self, size: int) -> Batch:
-        """Images without content, where those of training are: a compiler asks where its inputs are."""
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        return {name: p for name, p in self.state.model.named_parameters() if p.requires_grad}
+
+    def _require(self, batch: Batch, gradients: Sequence[torch.Tensor | None]) -> None:
+        if self.state.compiled:
+            named = dict(zip(self._trained(), gradients, strict=True))
+            lost_gradients.require(self.state.objective, named, batch.pixels, batch.labels.to(self.device), batch.mix)
+
+    def _noise(self, size: int) -> Batch:
+        """Images of noise, where those of training are: a compiler asks where its inputs are."""
         # A compiler, and cuDNN's choice of algorithms, should see the real batch; without them, two images are enough for
         # norm layers.
         n = self.plan.forward_batch if self.state.compiled or self.device.type == "cuda" else 2
-        pixels = torch.zeros(n, size, size, 3, dtype=torch.uint8)
+        pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (n, size, size, 3), np.uint8))
         mix = torch.ones(n, WIDTH) if self.recipe.augment.mixes else None
         batch = Batch(pixels, blank(self.label, n), np.arange(n), mix)
         return next(Feed(iter([batch]), self.device, self.recipe.data.device_prefetch))
@@ -229,7 +243,9 @@ class GradientComputer:
     def _kept_buffers(self) -> Iterator[None]:
         """The network's buffers are the same afterwards."""
         buffers = {name: buffer.clone() for name, buffer in self.state.model.named_buffers()}
-        yield
-        with torch.no_grad():
-            for name, buffer in self.state.model.named_buffers():
-                buffer.copy_(buffers[name])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, buffer in self.state.model.named_buffers():
+                    buffer.copy_(buffers[name])

@@ -25,10 +25,9 @@ from worldsize.data.loading.device_feed import Feed
 from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import evaluation_batch, evaluation_share
 from worldsize.errors import Stopped
-from worldsize.launch import garbage
-from worldsize.track import console
 from worldsize.training import out_of_memory, unfreezing
 from worldsize.training.base_trainer import BaseTrainer
+from worldsize.training.compilation import Compiler
 from worldsize.training.evaluation import Result, evaluate
 from worldsize.training.gradients import StepHooks
 from worldsize.training.rank_decisions import Decision, RankDecisions
@@ -54,6 +53,7 @@ class Trainer(BaseTrainer):
         self._meter = StepMetrics(self.world, self.plan, strategy, work, every_rank, deferred)
         self._collected = time.monotonic()
         self._sizes: set[int] = set()  # of images that were rehearsed
+        self._compiler = Compiler(self.recipe, self.world.is_main)
 
     def fit(self) -> Result:
         try:
@@ -80,19 +80,21 @@ class Trainer(BaseTrainer):
 
     def _rehearse(self, size: int, first: bool = False) -> None:
         """Prepare the first step and, if the network is compiled, images of another size. Steps do not include it."""
-        begin = time.monotonic()
         compiled, strategy = self.state.compiled, self.state.strategy
-        heartbeat.beat(heartbeat.COMPILING if compiled else heartbeat.STARTING)
-        with self._meter.spending("compiling" if compiled else "other"):
+
+        def passes() -> None:
             if compiled and not strategy.rehearses:
                 self.compute.compile(size)
             if first or strategy.rehearses:
                 strategy.prepare_first_step(lambda: self.compute.rehearse(size))
+
+        heartbeat.beat(heartbeat.COMPILING if compiled else heartbeat.STARTING)
+        with self._meter.spending("compiling" if compiled else "other"):
+            if compiled:
+                self._compiler.first_passes(passes, size)
+            else:
+                passes()
         self._sizes.add(size)
-        if compiled:
-            garbage.spare_existing()  # a compiler leaves hundreds of thousands of objects
-            if self.world.is_main:
-                console.say(f"compiled the network for images of {size} pixels in {time.monotonic() - begin:.0f} s")
 
     def _train_epoch(self) -> None:
         progress = self.progress
