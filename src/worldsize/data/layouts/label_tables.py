@@ -90,15 +90,15 @@ def _read(family: list[Table], finder: Finder, column: str | None, naming: list[
     rows: list[tuple[Cell, ...]] = []
     images: list[str | None] = []
     for table in family:
-        for row in table.rows:
-            name = row[table.file] if table.file is not None and table.file < len(row) else ""
-            if isinstance(name, str) and name:
-                rows.append(row)
-                images.append(image := finder.find(name, table.source))
-                if image is None:
-                    found.missing.append(name)
-                else:
-                    found.listed.setdefault(table.source, []).append(image)
+        named = [(name, row) for row in table.rows if isinstance(name := _name(row, table), str) and name]
+        followed = finder.followed((name for name, _ in named), table.source)
+        for name, row in named:
+            rows.append(row)
+            images.append(image := finder.find(name, table.source, followed))
+            if image is None:
+                found.missing.append(name)
+            else:
+                found.listed.setdefault(table.source, []).append(image)
     found.missing = list(dict.fromkeys(found.missing))
     table = Table(first.source, first.columns, rows, first.headed, first.file)
     roles = columns.roles(table, column if column in first.columns else None, _row_numbers(family), naming)
@@ -112,6 +112,11 @@ def _read(family: list[Table], finder: Finder, column: str | None, naming: list[
             pairs = zip(images, one, strict=True)
             found.candidates[name] = {image: label for image, label in pairs if image is not None and label is not None}
     return found
+
+
+def _name(row: tuple[Cell, ...], table: Table) -> Cell:
+    """What the row calls its image."""
+    return row[table.file] if table.file is not None and table.file < len(row) else ""
 
 
 def _row_numbers(family: list[Table]) -> frozenset[int]:

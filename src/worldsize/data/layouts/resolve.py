@@ -6,13 +6,14 @@ import posixpath
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from worldsize.data.datasets.file_index import has_image_extension
 from worldsize.data.layouts import words
 
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(.+)")  # Label Studio puts this before the names of uploaded files
+_BEGINNING = re.compile(r"\w+://[^/]*|[A-Za-z]:|[/\\]")
 _LONGEST = 1000
 
 
@@ -27,6 +28,7 @@ class Finder:
     def __init__(self, images: Iterable[str], splits: dict[str, str | None]) -> None:
         images = list(images)
         self._splits, self._paths = splits, set(images)
+        self._folders = _runs(images)
         self._by_name: dict[str, list[str]] = defaultdict(list)
         self._by_stem: dict[str, list[str]] = defaultdict(list)
         for image in images:
@@ -34,21 +36,53 @@ class Finder:
             self._by_name[name].append(image)
             self._by_stem[posixpath.splitext(name)[0]].append(image)
 
-    def find(self, text: str, table: str) -> str | None:
-        """The image that ``text`` in the file ``table`` means; None if there is none, or more than one."""
+    def find(self, text: str, table: str, followed: Collection[str] = ()) -> str | None:
+        """The image that ``text`` in the file ``table`` means; None if there is none, or more than one.
+
+        Args:
+            text: a cell.
+            table: its file, relative to the folder of the dataset.
+            followed: the beginnings of paths after which the stated folder must be that of the image; see `followed`.
+        """
         if not text or len(text) > _LONGEST:
             return None
         path = _path(text)
         for whole in (posixpath.join(posixpath.dirname(table), path), path):
             if whole in self._paths:  # without this, equal names in a thousand folders take minutes
                 return whole
-        name = posixpath.basename(path)
-        found = self._named(name)
-        if not found and (uploaded := _UPLOADED.fullmatch(name)):
-            found = self._named(uploaded[1])
+        found = self._candidates(path, _beginning(text) in followed)
         if len(found) > 1:
             found = self._nearest(found, path, table)
         return found[0] if len(found) == 1 else None
+
+    def followed(self, texts: Iterable[str], table: str) -> set[str]:
+        """The beginnings (nothing, a slash, a drive, a server) of those texts in ``table`` that state an image's folder."""
+        found = set[str]()
+        for text in texts:
+            if (beginning := _beginning(text)) in found or len(text) > _LONGEST:
+                continue
+            stated = posixpath.dirname(_path(text))
+            if stated and (image := self.find(text, table)) is not None and _lies_in(image, stated):
+                found.add(beginning)
+        return found
+
+    def _candidates(self, path: str, strict: bool) -> list[str]:
+        """The images with the name in ``path``, without those in another folder of this dataset than it states."""
+        name, stated = posixpath.basename(path), posixpath.dirname(path)
+        found = self._named(name)
+        if not found and (uploaded := _UPLOADED.fullmatch(name)):
+            return self._named(uploaded[1])  # the folder is one of the server
+        if not stated:
+            return found
+        if strict:
+            return [image for image in found if _lies_in(image, stated)]
+        known = self._known(stated)
+        return [image for image in found if f"/{known}/" in f"/{_folder(image)}/"] if known else found
+
+    def _known(self, folder: str) -> str:
+        """The longest end of the path ``folder`` that folders of this dataset have, too; empty if there is none."""
+        parts = folder.split("/")
+        return next((end for i in range(len(parts)) if (end := "/".join(parts[i:])) in self._folders), "")
 
     def certainty(self, text: str, table: str) -> int:
         """How surely ``text`` means an image: 2 if it ends like its path, 1 if only the name agrees, 0 if it means none."""
@@ -67,7 +101,7 @@ class Finder:
     def _nearest(self, found: list[str], path: str, table: str) -> list[str]:
         """Of images with the same name, those whose folders agree with the path, the table's folder or its split."""
         parts = posixpath.dirname(path).split("/")[::-1]
-        found = _best(found, lambda image: _agreement(_normal(posixpath.dirname(image)).split("/")[::-1], parts))
+        found = _best(found, lambda image: _agreement(_folder(image).split("/")[::-1], parts))
         beside = posixpath.dirname(table).split("/")
         inside = [image for image in found if posixpath.dirname(table) and image.startswith(posixpath.dirname(table) + "/")]
         if len(found) > 1 and inside:
@@ -76,6 +110,30 @@ class Finder:
         if len(found) > 1 and split is not None:
             found = [image for image in found if self._splits.get(image) == split]
         return found
+
+
+def _beginning(text: str) -> str:
+    match = _BEGINNING.match(text.strip())
+    return match[0] if match else ""
+
+
+def _folder(image: str) -> str:
+    return _normal(posixpath.dirname(image))
+
+
+def _lies_in(image: str, stated: str) -> bool:
+    """Whether the image is in the folder ``stated`` or below it; the path of either may begin further up."""
+    folder = _folder(image)
+    return f"/{stated}/" in f"/{folder}/" or (folder != "" and f"/{stated}".endswith(f"/{folder}"))
+
+
+def _runs(images: Iterable[str]) -> set[str]:
+    """All parts of the paths of the folders of ``images``: of a/b these are a, b and a/b."""
+    found = set()
+    for folder in {_folder(image) for image in images} - {""}:
+        parts = folder.split("/")
+        found |= {"/".join(parts[i:k]) for i in range(len(parts)) for k in range(i + 1, len(parts) + 1)}
+    return found
 
 
 def _best(found: list[str], score: Callable[[str], int]) -> list[str]:
