@@ -41,7 +41,7 @@ LAYERS = [
 ]
 # The same within the packages that have many modules.
 DATA_LAYERS = [
-    ("confusable_names", "file_contents", "progress_bar", "read_errors", "remote", "unused_files"),
+    ("broken_images", "confusable_names", "file_contents", "progress_bar", "read_errors", "remote", "unused_files"),
     ("sampling", "images"),
     ("augmentation", "samples", "fetch"),
     ("file_sizes", "shards"),

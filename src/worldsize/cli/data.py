@@ -16,7 +16,7 @@ import tyro
 from worldsize.config import command_line
 from worldsize.distributed.rank import cores
 from worldsize.distributed.stop_signals import ends_at_once
-from worldsize.errors import DataError, UserError
+from worldsize.errors import UserError
 
 _Kind = Literal["imagenet", "folder", "cifar10", "multilabel"]
 
@@ -48,7 +48,7 @@ class Pack:
     workers: int | None = None
     """Threads (default: one per core)."""
     max_broken: float = 0.001
-    """Fail if more than this share of the images is broken. Otherwise, broken images are packed unchanged."""
+    """Fail if more than this share of a split's images is broken. Otherwise, broken images are packed unchanged."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Verify:
     workers: int | None = None
     """Threads (default: one per core)."""
     max_broken: float = 0.001
-    """Exit with 65 if more than this share of the images is broken."""
+    """Exit with 65 if more than this share of a split's images is broken."""
 
 
 @dataclass
@@ -122,6 +122,7 @@ def verify(argv: list[str]) -> int:
     """``worldsize data verify``."""
     options = command_line.parse(Verify, argv, None, "data verify")
     from worldsize.data import open_layout
+    from worldsize.data.broken_images import require_few
     from worldsize.data.survey import verify, verify_report
 
     workers = _workers(options.workers)
@@ -136,12 +137,8 @@ def verify(argv: list[str]) -> int:
         options.report.write_text(json.dumps(verify_report.report(dataset, found), indent=1), "utf-8")
         print(f"full report: {options.report}")
     verify.require_read(found)
-    broken, total = sum(len(one.broken) for one in found.values()), sum(len(one.samples) for one in found.values())
-    if broken > options.max_broken * total:
-        raise DataError(
-            f"{broken:,} of {total:,} images are broken, more than --max-broken {options.max_broken:g} allows: "
-            "remove or replace them, or pass a larger --max-broken"
-        )
+    broken = {name: (len(one.broken), len(one.samples)) for name, one in found.items()}
+    require_few(broken, options.max_broken, "remove or replace them, or pass a larger --max-broken")
     return 0
 
 

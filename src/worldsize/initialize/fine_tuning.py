@@ -36,7 +36,7 @@ def plan(images: int, largest_batch: int = REFERENCE_BATCH) -> Plan:
     The batch is 512, or less if the machine (``largest_batch``, a power of two) or the dataset is small: a power of two, so
     that an epoch has ten steps, but large enough for several processes where the images suffice for it.
     """
-    least = 32 if images >= 4 * 32 else 16 if images >= 16 else 8
+    least = 32 if images >= 4 * 32 else 16 if images >= 16 else min(8, 1 << images.bit_length() - 1)
     batch = max(least, min(largest_batch, 1 << (max(1, images // 10)).bit_length() - 1))
     warmup, *drops, steps = _schedule(images)
     per_epoch = max(1, images // batch)
@@ -51,8 +51,11 @@ def plan(images: int, largest_batch: int = REFERENCE_BATCH) -> Plan:
 
 
 def micro_batch(global_batch: int) -> int:
-    """A quarter of the batch, so that 1, 2 and 4 processes can share it; 4 to 32, because BatchNorm needs several images."""
-    return max(4, min(32, global_batch // 4))
+    """A quarter of the batch, so that 1, 2 and 4 processes can share it; 4 to 32, because BatchNorm needs several images.
+
+    A smaller batch is not divided.
+    """
+    return min(global_batch, max(4, min(32, global_batch // 4)))
 
 
 def drops(images: int) -> str:

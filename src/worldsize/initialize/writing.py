@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worldsize.config.recipe import Recipe
+from worldsize.config.wording import count
 from worldsize.initialize import fine_tuning
 from worldsize.initialize.survey import Survey
 
@@ -73,11 +74,12 @@ def _printable(text: str) -> str:
 
 
 def _allowance(survey: Survey) -> list[str]:
-    default = Recipe().data.max_broken
-    share = len(survey.broken) / len(survey.dataset.train)
+    """The setting with which training accepts the broken images; it checks each split on its own."""
+    default, splits = Recipe().data.max_broken, (survey.dataset.train, survey.dataset.val)
+    share = max(sum(one.name(i) in survey.broken for i in range(len(one))) / len(one) for one in splits)
     if share <= default:
         return []
-    return [f"  max_broken: {math.ceil(share * 100) / 100:g}  # {len(survey.broken)} images are broken"]
+    return [f"  max_broken: {math.ceil(share * 100) / 100:g}  # {count(len(survey.broken), 'broken image')}"]
 
 
 def _micro_batch(global_batch: int) -> str:

@@ -27,7 +27,7 @@ def test_verify_exits_with_65_above_max_broken_after_printing_everything(root, t
     report = tmp_path / "report.json"
     assert data("verify", "--root", root, "--report", report) == 65
     out, err = capsys.readouterr()
-    assert "4 of 31 images are broken" in err
+    assert "4 of 28 training images are broken" in err
     assert "broken (4):" in out
     assert "in both train and val" in out
     assert f"{root}/train/__odd.ones__/empty.jpg: empty file" in out

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from worldsize.data.broken_images import require_few
 from worldsize.data.images.crops import fit
 from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.progress_bar import ByteProgress, say, size
@@ -69,11 +70,11 @@ def pack(dataset: Dataset, out: Path, how: How, shard_bytes: int, workers: int, 
         out: a new folder, or that of an interrupted pack of the same images with the same options.
         shard_bytes: maximum size of a shard (as long as converted images are not larger than estimated).
         workers: threads.
-        max_broken: maximum share of broken images, 0 to 1.
+        max_broken: maximum share of broken images of a split, 0 to 1.
 
     Raises:
         UserError: ``out`` has other content, there is not enough disk space, or an image cannot be read.
-        DataError: too many images are broken.
+        DataError: too many images of a split are broken.
     """
     splits = {"train": dataset.train, "val": dataset.val}
     planned = _plan(splits, how, shard_bytes)
@@ -249,13 +250,14 @@ def _write(
 def _finish(planned: Plan, splits: Mapping[str, Samples], out: Path, parts: Path, max_broken: float) -> int:
     """Write the indexes and then index.json, which completes the dataset. Returns the number of broken images."""
     pieces = {name: _pieces(planned, name, out, parts) for name in SPLITS}
-    broken = sum(int((records["kind"] == Encoding.BROKEN).sum()) for split in pieces.values() for _, records in split)
-    total = sum(len(samples) for samples in splits.values())
-    if broken > max_broken * total:
-        raise DataError(
-            f"{broken} of {total:,} images are broken, more than --max-broken {max_broken:g} allows: "
-            "`worldsize data verify` lists them; remove or fix them, or pass a larger --max-broken"
-        )
+    broken = {
+        name: sum(int((records["kind"] == Encoding.BROKEN).sum()) for _, records in split) for name, split in pieces.items()
+    }
+    require_few(
+        {name: (number, len(splits[name])) for name, number in broken.items()},
+        max_broken,
+        "`worldsize data verify` lists them; remove or fix them, or pass a larger --max-broken",
+    )
     for name, split in pieces.items():
         put(out / f"{name}.index", b"".join(records.tobytes() for _, records in split), parts)
     shards = {name: tuple(shard for shard, _ in split) for name, split in pieces.items()}
@@ -264,7 +266,7 @@ def _finish(planned: Plan, splits: Mapping[str, Samples], out: Path, parts: Path
     put(out / INDEX, Packed(splits["train"].classes, described, planned.made, planned.digest).to_json().encode(), parts)
     # ignore_errors: another pack that finds this one complete may remove the folder at the same time.
     shutil.rmtree(parts, ignore_errors=True)
-    return broken
+    return sum(broken.values())
 
 
 def _pieces(planned: Plan, split: str, out: Path, parts: Path) -> list[tuple[Shard, Records]]:

@@ -1,0 +1,60 @@
+"""`worldsize init` of few images, some of them broken: training accepts what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from packing import encode, noise
+from processes import records
+from worldsize.cli import main
+from worldsize.config import recipe_files
+from worldsize.initialize import fine_tuning
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch) -> Path:
+    """Two training and three validation images of each class, one of these broken; the current folder is the parent."""
+    root = tmp_path / "small"
+    for split, number in (("train", 2), ("val", 3)):
+        for label in range(2):
+            for i in range(number):
+                path = root / split / f"k{label}" / f"{i}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(encode(noise(48, 40, 100 * label + 10 * number + i), "JPEG"))
+    (root / "val" / "k0" / "0.jpg").write_bytes(b"broken")
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+def test_the_recipe_of_four_images_with_broken_validation_images_trains(small, ranks):
+    assert main(["init", "small", "--weights", "none"]) == 0
+    recipe = recipe_files.load("small.yaml")
+    assert (recipe.global_batch, recipe.micro_batch) == (4, 4)
+    assert recipe.data.max_broken == 0.17  # 1 of 6
+    quick = ("--epochs", "1", "--schedule.warmup-epochs", "0", "--model.name", "shufflenet_v2_x0_5", "--name", "small")
+    ranks(1).run("train", Path("small.yaml").absolute(), *quick, "--model.stem", "imagenet")
+    [evaluation] = records(ranks.cwd / "runs" / "small", "epoch")
+    assert evaluation["val_broken"] == 1
+
+
+def test_the_allowance_is_at_most_all_images(small):
+    for path in (small / "val").rglob("*.jpg"):
+        path.write_bytes(f"broken {path}".encode())
+    assert main(["init", "small", "--weights", "none"]) == 0
+    assert recipe_files.load("small.yaml").data.max_broken == 1
+
+
+def test_a_batch_has_no_more_images_than_the_dataset():
+    for images in range(1, 17):
+        batch = fine_tuning.plan(images).global_batch
+        assert batch <= images and batch % fine_tuning.micro_batch(batch) == 0
+
+
+@pytest.mark.parametrize("command", ["verify", "pack"])
+def test_verification_and_packing_refuse_what_training_refuses(small, capsys, command):
+    asked = ["data", command, "--root", "small", *(["--out", "shards"] if command == "pack" else [])]
+    assert main([*asked, "--max-broken", "0.15"]) == 65  # of all images, a tenth is broken
+    assert "1 of 6 validation images are broken" in capsys.readouterr().err
+    assert main([*asked, "--max-broken", "0.17"]) == 0
