@@ -61,6 +61,7 @@ def _explained(settings: Data) -> Iterator[None]:
 def _given(settings: Data, cache: Path) -> Dataset:
     """The dataset with its own labels."""
     if settings.root is not None and (url := shards.url_of(settings.root)) is not None and not settings.multilabel:
+        folder.refuse_lists(settings, f"the shards at {url}")
         return shards.open_dataset(url)
     return cast(Dataset, importlib.import_module(f"worldsize.data.datasets.{settings.name}").open_dataset(settings, cache))
 

@@ -122,6 +122,8 @@ class Data(Section):
         if self.label_list is not None and (self.val_list is not None or self.name not in ("folder", "multilabel")):
             problem = "leave out val_list" if self.val_list is not None else "requires the name folder or multilabel"
             raise ValueError(f"label_list {self.label_list}: {problem}")
+        if self.val_list is not None and self.name not in ("folder", "cifar10"):
+            raise ValueError(f"val_list {self.val_list}: requires the name folder or cifar10, with images in class folders")
         if not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
             raise ValueError(f"crop_area {self.crop_area} must be two increasing numbers between 0 and 1")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:

@@ -24,6 +24,7 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
     """
     if settings.root is not None and (settings.root.expanduser() / "train").is_dir():
         return folder.open_dataset(settings, cache)
+    folder.refuse_lists(settings, "CIFAR-10's files and shards")
     if settings.root is not None and shards.is_packed(settings.root.expanduser()):
         return shards.open_dataset(settings.root.expanduser())
     root = settings.root.expanduser() if settings.root and settings.download else folder.required_root(settings)

@@ -32,6 +32,7 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
     if settings.label_list is not None:
         return label_list.open_dataset(root, settings.label_list, several=False)
     if shards.is_packed(root):
+        refuse_lists(settings, f"the shards in {root}")
         return shards.open_dataset(root)
     if settings.val_list is not None:
         return by_list(training_split(unsplit(root), cache), settings.val_list)
@@ -115,6 +116,19 @@ def required_root(settings: Data) -> Path:
     if not root.is_dir():
         raise UserError(f"--data.root {settings.root} is a file, not a folder")
     return root
+
+
+def refuse_lists(settings: Data, source: str) -> None:
+    """Refuse a list of images for ``source``, which has its own splits: training would use images meant to be held out.
+
+    Raises:
+        UserError: there is such a list.
+    """
+    for flag, path in (("val-list", settings.val_list), ("label-list", settings.label_list)):
+        if path is not None:
+            raise UserError(
+                f"--data.{flag} {path}: {source} have their own splits; leave out the list, or use class folders"
+            )
 
 
 def _difference(train: tuple[str, ...], val: tuple[str, ...]) -> str:
