@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from packing import encode, noise
 from processes import records
 from worldsize.cli import main
 from worldsize.config import recipe_files
-from worldsize.initialize import fine_tuning
+from worldsize.initialize import fine_tuning, survey
 
 
 @pytest.fixture
@@ -58,3 +59,22 @@ def test_verification_and_packing_refuse_what_training_refuses(small, capsys, co
     assert main([*asked, "--max-broken", "0.15"]) == 65  # of all images, a tenth is broken
     assert "1 of 6 validation images are broken" in capsys.readouterr().err
     assert main([*asked, "--max-broken", "0.17"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("out", "message"), [("gone/x.yaml", "--out gone/x.yaml: no such folder: "), ("small", "--out small is a folder")]
+)
+def test_a_recipe_that_cannot_be_written_is_refused_before_the_work(small, capsys, monkeypatch, out, message):
+    monkeypatch.setattr(survey, "take", lambda *_: pytest.fail("the images were read"))
+    assert main(["init", "small", "--out", out, "--force"]) == 64
+    assert message in capsys.readouterr().err
+
+
+def test_a_recipe_may_be_in_the_unpacked_folder(small):
+    with tarfile.open("small.tar", "w") as tar:
+        tar.add("small/train", "train")
+    Path("packed").mkdir()
+    Path("small.tar").rename("packed/small.tar")
+    asked = ["init", "packed", "--unpack", "new", "--out", "new/x.yaml", "--weights", "none"]
+    assert main(asked) == 0
+    assert recipe_files.load("new/x.yaml").data.root == Path("new").resolve()

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from worldsize.config import command_line
+from worldsize.config import command_line, output_files
 from worldsize.distributed.rank import cores
 from worldsize.distributed.stop_signals import ends_at_once
 from worldsize.errors import UserError
@@ -105,6 +105,7 @@ def pack(argv: list[str]) -> int:
     how = How(options.reencode, options.max_side, options.raw)
     if not 1e-3 <= options.shard_mb <= 4000:
         raise UserError(f"--shard-mb {options.shard_mb:g}: must be 0.001 to 4,000; 64 to 128 are typical")
+    _check_share(options.max_broken)
     out = options.out.expanduser()
     with ends_at_once("rerun the same command to continue"), tempfile.TemporaryDirectory() as cache, _disk_errors(out):
         dataset = open_layout(options.root, options.data, Path(cache))
@@ -126,15 +127,17 @@ def verify(argv: list[str]) -> int:
     from worldsize.data.survey import verify, verify_report
 
     workers = _workers(options.workers)
-    if options.report is not None and not options.report.absolute().parent.is_dir():
-        raise UserError(f"--report {options.report}: no such folder: {options.report.absolute().parent}")
+    _check_share(options.max_broken)
+    if options.report is not None:
+        output_files.check("--report", options.report)
     with ends_at_once("nothing was changed"), tempfile.TemporaryDirectory() as cache:
         dataset = open_layout(options.root, options.data, Path(cache))
         found = verify.verify(dataset, workers)
     for line in verify_report.summary(dataset, found):
         print(line)
     if options.report is not None:
-        options.report.write_text(json.dumps(verify_report.report(dataset, found), indent=1), "utf-8")
+        with output_files.written(options.report):
+            options.report.write_text(json.dumps(verify_report.report(dataset, found), indent=1), "utf-8")
         print(f"full report: {options.report}")
     verify.require_read(found)
     broken = {name: (len(one.broken), len(one.samples)) for name, one in found.items()}
@@ -152,12 +155,14 @@ def info(argv: list[str]) -> int:
         raise UserError(f"--sheet {options.sheet}: must end in .png or .html")
     if options.images < 1:
         raise UserError(f"--images {options.images}: must be at least 1")
+    if options.sheet is not None:
+        output_files.check("--sheet", options.sheet)
     with tempfile.TemporaryDirectory() as cache:
         dataset = open_layout(options.root, options.data, Path(cache))
     for line in info.describe(dataset, options.root, options.seed):
         print(line)
     if options.sheet is not None:
-        with _disk_errors(options.sheet):
+        with output_files.written(options.sheet):
             count = sheet.write(dataset.train, options.sheet, str(options.root), options.images, options.seed)
         print(f"contact sheet with {count} training images: {options.sheet}")
     return 0
@@ -167,6 +172,11 @@ def _workers(number: int | None) -> int:
     if number is not None and number < 1:
         raise UserError(f"--workers {number}: must be at least 1")
     return number or cores()
+
+
+def _check_share(max_broken: float) -> None:
+    if not 0 <= max_broken <= 1:
+        raise UserError(f"--max-broken {max_broken:g}: must be a share of the images, 0 to 1")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from worldsize.config import recipe_files
+from worldsize.config import output_files, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data.layouts import Hints, packed
 from worldsize.data.layouts.reading import Kind
@@ -61,7 +61,7 @@ def run(options: Init) -> int:
     """Run the command; returns its exit code.
 
     Raises:
-        UserError: the folder has no usable layout, or a file already exists.
+        UserError: the folder has no usable layout, or a file already exists or cannot be written.
     """
     root, labels = _root(options)
     if not 0 < options.val_share < 1:
@@ -69,6 +69,9 @@ def run(options: Init) -> int:
     out = options.out or Path(f"{(options.unpack or root).resolve().name}.yaml")
 
     def check(path: Path) -> None:
+        # --unpack makes its folder, and the recipe may be in it.
+        if options.unpack is None or path.absolute().parent != options.unpack.expanduser().absolute():
+            output_files.check("--out", path)
         _check_new(path, options.force)
 
     check(out)
@@ -79,8 +82,10 @@ def run(options: Init) -> int:
     found = survey.take(root, out, options.val_share, hints, check)
     choice = _choose(options)
     if found.setting is not None:
-        found.listing.write_bytes(found.content)
-    out.write_text(writing.text(found, choice, root), "utf-8")
+        with output_files.written(found.listing):
+            found.listing.write_bytes(found.content)
+    with output_files.written(out):
+        out.write_text(writing.text(found, choice, root), "utf-8")
     recipe = recipe_files.load(str(out))
     print(f"\n{out} {'fine-tunes' if choice.weights else 'trains'} {choice.model} for {recipe.epochs} epochs.")
     print(f"Read it, then: {_command(out, recipe, choice.gpus)}")

@@ -120,6 +120,13 @@ def test_another_kind_of_sheet_is_refused(fails, root):
     assert "must be at least 1" in fails("data", "info", root, "--images", "0")
 
 
+def test_a_sheet_that_cannot_be_written_is_refused_before_the_work(fails, root, tmp_path, monkeypatch):
+    monkeypatch.setattr(info, "describe", lambda *_: pytest.fail("the dataset was read"))
+    assert "--sheet gone/x.png: no such folder" in fails("data", "info", root, "--sheet", "gone/x.png")
+    (tmp_path / "x.png").mkdir()
+    assert "--sheet x.png is a folder" in fails("data", "info", root, "--sheet", "x.png")
+
+
 def test_nothing_is_written_into_the_dataset(root, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     out = tmp_path / "out"

@@ -59,6 +59,20 @@ def test_only_the_first_of_many_are_listed(tmp_path, capsys):
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(fails, root):
     assert "no such folder" in fails("data", "verify", "--root", root, "--report", "gone/report.json")
+    assert f"--report {root} is a folder" in fails("data", "verify", "--root", root, "--report", root)
+
+
+@pytest.mark.parametrize("command", [("verify",), ("pack", "--out", "shards")])
+@pytest.mark.parametrize("share", ["-1", "1.5", "nan"])
+def test_a_share_of_broken_images_is_from_0_to_1(fails, root, command, share):
+    said = fails("data", *command, "--root", root, "--max-broken", share)
+    assert f"--max-broken {share}: must be a share of the images, 0 to 1" in said
+
+
+def test_a_report_on_a_full_disk_is_explained(fails, root):
+    assert "cannot write /dev/full: No space left on device" in fails(
+        "data", "verify", "--root", root, "--report", "/dev/full"
+    )
 
 
 def test_names_cannot_contain_terminal_escapes(tmp_path, capsys):
