@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from layout_trees import labels, unequal, written
+from layout_trees import labels, refusal, unequal, written
 from worldsize.data import layouts
+from worldsize.data.layouts import Hints
 
 
 def rows(*paths: str) -> str:
@@ -45,3 +46,36 @@ def test_uploaded_files_are_found_whatever_the_folder_of_the_server(tmp_path):
     root = unequal(tmp_path, *(f"{i % 2}/x{i}.png" for i in range(4)))
     found = layouts.read(written(root, labels_csv=rows(*(f"/data/upload/1/{i:08x}-x{i}.png" for i in range(4)))))
     assert (found.missing, len(found.rows)) == ([], 4)
+
+
+# Names of several images --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("train", "test"), ("train_images", "test_images"), ("all/Training", "all/Test")]
+)
+def test_of_equal_names_the_image_to_predict_is_not_meant(tmp_path, train, test):
+    root = unequal(tmp_path, *(f"{train}/{i}.png" for i in range(6)), *(f"{test}/{i}.png" for i in range(3)))
+    found = layouts.read(written(root, labels_csv=rows(*map(str, range(6)))))
+    assert (found.missing, labels(found)) == ([], {f"{train}/{i}.png": "ab"[i % 2] for i in range(6)})
+
+
+def test_names_of_several_images_are_unclear(tmp_path):
+    root = unequal(tmp_path, *(f"x{i}.png" for i in range(6)), "x1.jpg", "x2.jpg")
+    written(root, labels_csv=rows(*(f"x{i}" for i in range(6))))
+    assert "2 names may mean several images: 'x1' is x1.jpg or x1.png" in refusal(root)
+    assert len(layouts.read(root, Hints(ignore=("x1.jpg", "x2.jpg"))).rows) == 6
+
+
+@pytest.mark.parametrize("folders", [("a", "b"), ("train", "val"), ("train/cat", "test")])
+def test_folders_that_a_table_does_not_name_are_unclear(tmp_path, folders):
+    root = unequal(tmp_path, *(f"{folders[0]}/{i}.png" for i in range(6)), *(f"{folders[1]}/{i}.png" for i in range(2)))
+    written(root, t_csv=rows(*map(str, range(6))))
+    either = " or ".join(sorted(f"{folder}/0.png" for folder in folders))
+    assert f"2 names may mean several images: '0' is {either}" in refusal(root, labels="t.csv")
+
+
+def test_names_of_several_images_do_not_matter_where_other_tables_have_their_labels(tmp_path):
+    paths = [f"{folder}/{i}.png" for folder in ("part1", "part2") for i in range(3)]
+    written(unequal(tmp_path, *paths, "part3/7.png"), all_csv=rows(*paths), short_csv="id,class\n7,a\n1,a\n2,b\n")
+    assert set(labels(layouts.read(tmp_path))) == {*paths, "part3/7.png"}

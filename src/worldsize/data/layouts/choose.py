@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worldsize.data.layouts import (
@@ -53,6 +53,7 @@ def read(root: Path, hints: Hints | None = None) -> Reading:
     hints = hints or Hints()
     seen = _look(root, hints)
     found = _choose(seen, hints)
+    refusals.require_distinct(found.source, found.ambiguous, found.labels)
     if found.source == _FOLDERS:
         found = shared_images.settle(found, seen.folders, root, hints)
     several = _kind(found, hints)
@@ -152,14 +153,14 @@ def _with_folders(table: Evidence, seen: _Seen) -> Evidence:
             names = dict(pairs)
             labels = {image: _single(names.get(label[0], label[0])) for image, label in table.labels.items()}
             labels |= {image: _single(label) for image, label in inside.items()}
-            return Evidence(labels, False, _joined(table, labels, inside), table.missing, notes=table.notes)
+            return replace(table, labels=labels, several=False, source=_joined(table, labels, inside))
     if not inside or seen.folders.strength == "parts":
         return _renamed(table, seen)
     if not both:
         classes = set(inside.values())
         if not table.several and {label for one in table.labels.values() for label in one} <= classes:
             labels = table.labels | {image: _single(label) for image, label in inside.items()}
-            return Evidence(labels, False, _joined(table, labels, inside), table.missing, notes=table.notes)
+            return replace(table, labels=labels, several=False, source=_joined(table, labels, inside))
     elif seen.folders.strength == "numbers":
         return _renamed(table, seen)
     if table.weak or evidence.is_small(len(table.labels), len(inside)):
@@ -189,13 +190,7 @@ def _renamed(table: Evidence, seen: _Seen) -> Evidence:
         return table
     source, names = found
     renamed = {image: tuple(names[label] for label in one) for image, one in table.labels.items()}
-    return Evidence(
-        renamed,
-        table.several,
-        table.source,
-        table.missing,
-        notes=[*table.notes, f"the names of the classes are in {source}"],
-    )
+    return replace(table, labels=renamed, notes=[*table.notes, f"the names of the classes are in {source}"])
 
 
 def _which_column(table: Labels) -> str:

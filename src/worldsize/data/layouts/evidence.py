@@ -23,6 +23,7 @@ class Evidence:
     missing: list[str] = field(default_factory=list)
     weak: bool = False
     notes: list[str] = field(default_factory=list)
+    ambiguous: dict[str, list[str]] = field(default_factory=dict)  # images that a name may mean, if there are several
 
 
 def from_tables(families: list[Labels], hints: Hints) -> Evidence | None:
@@ -54,6 +55,8 @@ def _yes_or_no(usable: list[Labels]) -> list[Labels]:
     labels = {image: tuple(_label(one) for one in lists if (one.labels or {}).get(image) == ("1",)) for image in images}
     sources = [source for one in lists for source in one.sources]
     joined = Labels(sources, "1", labels, several=True, missing=sorted(set[str]().union(*(one.missing for one in lists))))
+    for one in lists:
+        joined.ambiguous |= one.ambiguous
     return [joined, *(one for one in usable if one not in lists)]
 
 
@@ -87,7 +90,7 @@ def _one(table: Labels, hints: Hints) -> Evidence:
             )
         several = True
     source = f"the column {table.column!r} of {table.title}"
-    found = Evidence(dict(table.labels), several, source, list(table.missing), table.weak)
+    found = Evidence(dict(table.labels), several, source, list(table.missing), table.weak, ambiguous=dict(table.ambiguous))
     if table.no_label is not None:
         found.notes.append(f"{table.no_label!r} in {table.title} is read as no label")
     return found
@@ -115,6 +118,7 @@ def _join(found: Evidence, first: Labels, other: Labels, hints: Hints) -> None:
     if not both:
         found.source += f" and {other.title}"
         found.missing += other.missing
+        found.ambiguous |= other.ambiguous
 
 
 def _renames(found: Evidence, other: Labels, both: set[str]) -> bool:

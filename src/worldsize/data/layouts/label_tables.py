@@ -27,6 +27,7 @@ class Labels:
         groups: by column and image.
         listed: all images that the tables name, by file.
         missing: what they call images that are not there.
+        ambiguous: the images that a name may mean, if there are several.
         no_label: the label that means that there is none.
         boxed: whether the labels are those of boxes within images.
         disagree: images with several labels where others have one.
@@ -42,6 +43,7 @@ class Labels:
     groups: dict[str, dict[str, str]] = field(default_factory=dict)
     listed: dict[str, list[str]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    ambiguous: dict[str, list[str]] = field(default_factory=dict)
     no_label: str | None = None
     boxed: bool = False
     disagree: list[str] = field(default_factory=list)
@@ -94,11 +96,14 @@ def _read(family: list[Table], finder: Finder, column: str | None, naming: list[
         followed = finder.followed((name for name, _ in named), table.source)
         for name, row in named:
             rows.append(row)
-            images.append(image := finder.find(name, table.source, followed))
-            if image is None:
-                found.missing.append(name)
+            means = finder.candidates(name, table.source, followed)
+            images.append(means[0] if len(means) == 1 else None)
+            if len(means) == 1:
+                found.listed.setdefault(table.source, []).append(means[0])
+            elif means:
+                found.ambiguous[name] = means
             else:
-                found.listed.setdefault(table.source, []).append(image)
+                found.missing.append(name)
     found.missing = list(dict.fromkeys(found.missing))
     table = Table(first.source, first.columns, rows, first.headed, first.file)
     roles = columns.roles(table, column if column in first.columns else None, _row_numbers(family), naming)

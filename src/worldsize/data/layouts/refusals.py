@@ -5,12 +5,15 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter
+from collections.abc import Collection, Mapping
 from itertools import islice
 
+from worldsize.config.wording import quoted
 from worldsize.data.layouts.folders import Folders
 from worldsize.data.layouts.inventory import Inventory, stem
 from worldsize.data.layouts.label_tables import Labels
 from worldsize.data.layouts.packed import FORMATS
+from worldsize.data.layouts.reading import Unclear
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 _RECORDS = (
@@ -89,6 +92,22 @@ def no_labels(found: Inventory, places: Folders, families: list[Labels]) -> str:
         f"nothing in {root} has labels of its {len(found.images):,} images{files}: sort them into a folder for each class, "
         "or add a table with their files and labels"
     )
+
+
+def require_distinct(source: str, ambiguous: Mapping[str, list[str]], labeled: Collection[str]) -> None:
+    """Refuse names that may mean several images, unless these images all have labels anyway.
+
+    Raises:
+        Unclear: names the images.
+    """
+    unclear = {name: images for name, images in ambiguous.items() if not all(image in labeled for image in images)}
+    if unclear:
+        name, images = next(iter(unclear.items()))
+        count = "1 name may mean" if len(unclear) == 1 else f"{len(unclear):,} names may mean"
+        raise Unclear(
+            f"{source}: {count} several images: {name!r} is {' or '.join(sorted(images)[:3])}. Leave out the folder or file "
+            f"that is not meant, such as --ignore {quoted(max(images))}, or write paths into the table"
+        )
 
 
 def _boxes(found: Inventory) -> bool:

@@ -36,8 +36,13 @@ class Finder:
             self._by_name[name].append(image)
             self._by_stem[posixpath.splitext(name)[0]].append(image)
 
-    def find(self, text: str, table: str, followed: Collection[str] = ()) -> str | None:
-        """The image that ``text`` in the file ``table`` means; None if there is none, or more than one.
+    def find(self, text: str, table: str) -> str | None:
+        """The image that ``text`` in the file ``table`` means; None if there is none, or more than one."""
+        found = self.candidates(text, table)
+        return found[0] if len(found) == 1 else None
+
+    def candidates(self, text: str, table: str, followed: Collection[str] = ()) -> list[str]:
+        """The images that ``text`` in the file ``table`` may mean: it is unclear which, if there are several.
 
         Args:
             text: a cell.
@@ -45,15 +50,13 @@ class Finder:
             followed: the beginnings of paths after which the stated folder must be that of the image; see `followed`.
         """
         if not text or len(text) > _LONGEST:
-            return None
+            return []
         path = _path(text)
         for whole in (posixpath.join(posixpath.dirname(table), path), path):
             if whole in self._paths:  # without this, equal names in a thousand folders take minutes
-                return whole
-        found = self._candidates(path, _beginning(text) in followed)
-        if len(found) > 1:
-            found = self._nearest(found, path, table)
-        return found[0] if len(found) == 1 else None
+                return [whole]
+        found = self._with_name(path, _beginning(text) in followed)
+        return self._nearest(found, path, table) if len(found) > 1 else found
 
     def followed(self, texts: Iterable[str], table: str) -> set[str]:
         """The beginnings (nothing, a slash, a drive, a server) of those texts in ``table`` that state an image's folder."""
@@ -66,7 +69,7 @@ class Finder:
                 found.add(beginning)
         return found
 
-    def _candidates(self, path: str, strict: bool) -> list[str]:
+    def _with_name(self, path: str, strict: bool) -> list[str]:
         """The images with the name in ``path``, without those in another folder of this dataset than it states."""
         name, stated = posixpath.basename(path), posixpath.dirname(path)
         found = self._named(name)
@@ -109,6 +112,8 @@ class Finder:
         split = words.split_of(posixpath.splitext(posixpath.basename(table))[0]) or words.split_of(posixpath.dirname(table))
         if len(found) > 1 and split is not None:
             found = [image for image in found if self._splits.get(image) == split]
+        if len(found) > 1 and len({_without_split(image) for image in found}) == 1:  # images to predict have no labels
+            found = [image for image in found if self._splits.get(image) != "test"]
         return found
 
 
@@ -134,6 +139,11 @@ def _runs(images: Iterable[str]) -> set[str]:
         parts = folder.split("/")
         found |= {"/".join(parts[i:k]) for i in range(len(parts)) for k in range(i + 1, len(parts) + 1)}
     return found
+
+
+def _without_split(image: str) -> tuple[str, ...]:
+    """The parts of the path that do not only name a split."""
+    return tuple(part for part in image.split("/") if not words.is_only_split(part))
 
 
 def _best(found: list[str], score: Callable[[str], int]) -> list[str]:
