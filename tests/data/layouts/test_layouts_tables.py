@@ -163,6 +163,24 @@ def test_numbers_get_the_names_of_a_file(tmp_path, name, text):
     assert layouts.read(root).classes == ["ant", "bee"]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "classes"),
+    [
+        ("0123", ["bird", "cat", "dog", "fox"]),
+        ("1234", ["bird", "cat", "dog", "fox"]),
+        ("0101", ["cat", "dog"]),
+        ("2424", ["dog", "fox"]),
+        ("1231", ["1", "2", "3"]),  # cat, dog and bird, or dog, bird and fox
+    ],
+)
+def test_numbers_keep_their_place_in_a_list_of_names(tmp_path, numbers, classes):
+    table = "id,label\n" + "".join(f"{name},{number}\n" for name, number in zip(IDS, numbers, strict=True))
+    found = layouts.read(written(four(tmp_path), train_csv=table, classes_txt="cat\ndog\nbird\nfox\n"))
+    assert found.classes == classes
+    unclear = "the classes keep their numbers: classes.txt may count from 0 or from 1"
+    assert (unclear in found.notes) == (classes == ["1", "2", "3"])
+
+
 def test_equal_names_are_found_next_to_the_table(tmp_path):
     for split, kinds in (("train", "aabb"), ("test", "bbaa")):
         unequal(tmp_path / split, *(f"{i}.png" for i in range(4)))

@@ -188,9 +188,9 @@ def _renamed(table: Evidence, seen: _Seen) -> Evidence:
     found = maps.names(labels, seen.inventory.root, seen.inventory.others, seen.tables)
     if found is None:
         return table
-    source, names = found
-    renamed = {image: tuple(names[label] for label in one) for image, one in table.labels.items()}
-    return replace(table, labels=renamed, notes=[*table.notes, f"the names of the classes are in {source}"])
+    note, names = found
+    renamed = {image: tuple(names.get(label, label) for label in one) for image, one in table.labels.items()}
+    return replace(table, labels=renamed, notes=[*table.notes, note])
 
 
 def _which_column(table: Labels) -> str:

@@ -16,7 +16,9 @@ _LARGEST = 20_000_000  # bytes
 
 
 def names(labels: set[str], root: Path, others: Iterable[str], tables: Iterable[Table]) -> tuple[str, dict[str, str]] | None:
-    """The file that names ``labels``, and the name of each; None if there is none, or files disagree.
+    """A sentence about the file that names ``labels``, and the name of each; None if there is none, or files disagree.
+
+    There are no names if it is unclear whether the file counts from 0 or from 1; the sentence says so.
 
     Args:
         labels: what tables call the classes.
@@ -26,9 +28,12 @@ def names(labels: set[str], root: Path, others: Iterable[str], tables: Iterable[
     """
     if not labels or not all(re.search(r"\d", label) for label in labels):
         return None
-    found = [*_from_tables(labels, tables), *_from_files(labels, root, others)]
+    every = [*_from_tables(labels, tables), *_from_files(labels, root, others)]
+    found = [(source, mapping) for source, mapping in every if mapping]
+    if every and not found:
+        return f"the classes keep their numbers: {every[0][0]} may count from 0 or from 1", {}
     different = {tuple(sorted(mapping.items())) for _, mapping in found}
-    return found[0] if len(different) == 1 else None
+    return (f"the names of the classes are in {found[0][0]}", found[0][1]) if len(different) == 1 else None
 
 
 def _from_tables(labels: set[str], tables: Iterable[Table]) -> Iterable[tuple[str, dict[str, str]]]:
@@ -50,6 +55,9 @@ def _from_files(labels: set[str], root: Path, others: Iterable[str]) -> Iterable
         mapping = _json(text) if extension == ".json" else _coded(text)
         if not _names(mapping, labels) and set(words.words(posixpath.basename(source))) & _LISTS:
             mapping = _numbered(text, labels)
+            if _names(mapping, labels) and _may_begin_anywhere(len(mapping), labels):
+                yield source, {}
+                continue
         if _names(mapping, labels):
             yield source, {label: mapping[label] for label in labels}
 
@@ -78,6 +86,11 @@ def _coded(text: str) -> dict[str, str]:
     """Lines of a code, a blank or a tab, and a name."""
     pairs = [line.strip().split(None, 1) for line in text.splitlines() if line.strip()]
     return {pair[0].rstrip(":,;"): pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _may_begin_anywhere(lines: int, labels: set[str]) -> bool:
+    """Whether numbers of lines may count from 0 or from 1, because neither 0 nor the number of lines is among them."""
+    return all(0 < int(label) < lines for label in labels)
 
 
 def _numbered(text: str, labels: set[str]) -> dict[str, str]:
