@@ -13,6 +13,19 @@ from trees import Trap, opened, put, refusal, two_classes
 from worldsize.data.samples import Dataset
 
 
+@pytest.mark.parametrize("command", [("data", "verify", "--root"), ("data", "info"), ("bench", "loader", "--root")])
+def test_a_wrong_folder_is_named_without_the_flag_of_another_command(fails, tmp_path, command):
+    (tmp_path / "file").write_text("")
+    assert "gone: no such folder" in (said := fails(*command, "gone")) and "--data.root" not in said
+    assert "file is a file, not a folder" in (said := fails(*command, "file")) and "--data.root" not in said
+
+
+def test_where_to_get_cifar10_is_said_for_any_command(fails, tmp_path):
+    (tmp_path / "empty").mkdir()
+    said = fails("data", "verify", "--root", "empty", "--data", "cifar10")
+    assert "`worldsize data fetch cifar10 --to DIR`" in said
+
+
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
     return opened(None, "digits", train_crop_size=8, val_resize_size=8, val_crop_size=8)

@@ -106,7 +106,7 @@ def test_no_shard_exceeds_the_limit_even_with_long_names(tmp_path, length, exten
         (["--raw", "1"], "4,096"),
         (["--shard-mb", "0"], "--shard-mb 0"),
         (["--workers", "0"], "--workers 0"),
-        (["--root", "gone"], "--data.root gone: no such folder"),
+        (["--root", "gone"], "worldsize: gone: no such folder"),
     ],
 )
 def test_invalid_options_are_refused(fails, tmp_path, options, expected):

@@ -40,7 +40,8 @@ def _official(root: Path, train: bool, download: bool) -> ArraySamples:
     except RuntimeError:
         raise UserError(
             f"{root} contains neither the official CIFAR-10 files (cifar-10-batches-py, with the published checksums) "
-            f"nor {root}/train/CLASS/IMAGE; pass --data.download to download them"
+            f"nor {root}/train/CLASS/IMAGE; download them with `worldsize data fetch cifar10 --to DIR`, or in training "
+            "with --data.download"
         ) from None
     except OSError as error:
         raise UserError(f"cannot download CIFAR-10 into {root}: {error}") from None

@@ -112,9 +112,9 @@ def required_root(settings: Data) -> Path:
         raise UserError(f"dataset {settings.name!r} requires the folder of its images: pass --data.root FOLDER")
     root = settings.root.expanduser()
     if not root.exists():
-        raise UserError(f"--data.root {settings.root}: no such folder")
+        raise UserError(f"{settings.root}: no such folder")  # commands name it by different flags
     if not root.is_dir():
-        raise UserError(f"--data.root {settings.root} is a file, not a folder")
+        raise UserError(f"{settings.root} is a file, not a folder")
     return root
 
 

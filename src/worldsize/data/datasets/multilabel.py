@@ -64,7 +64,7 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
             does not exist, the validation split has other labels, or files with the same name differ in size.
     """
     if settings.root is not None and (url := shards.url_of(settings.root)) is not None:
-        raise UserError(f"--data.root {url}: data.name multilabel requires a folder, not a URL")
+        raise UserError(f"{url}: data.name multilabel requires a folder, not a URL")
     root = folder.required_root(settings)
     if settings.label_list is not None:
         return label_list.open_dataset(root, settings.label_list, several=True)
