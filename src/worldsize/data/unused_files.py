@@ -25,6 +25,7 @@ class Unused:
         unnamed: next to images that a table names, but in no table.
         formats: of formats that cannot be read, by format.
         nested: folders in class folders, with images or without.
+        opened: files that were opened, because their names do not say whether they are images.
     """
 
     in_subfolders: int = 0
@@ -32,6 +33,7 @@ class Unused:
     unnamed: int = 0
     formats: Counter[str] = field(default_factory=Counter)
     nested: int = 0
+    opened: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.in_subfolders or self.beside_classes or self.unnamed or self.formats)
@@ -52,6 +54,7 @@ class Unused:
         self.unnamed += other.unnamed
         self.formats += other.formats
         self.nested += other.nested
+        self.opened += other.opened
 
     def to_json(self) -> str:
         return json.dumps(vars(self))

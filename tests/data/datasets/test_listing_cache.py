@@ -100,6 +100,16 @@ def test_every_change_is_seen_even_in_the_same_instant(root):
         assert len(opened(root).train) == 4 + number
 
 
+def test_a_file_without_an_extension_that_is_filled_later_is_seen(root):
+    (root / "train" / "cat" / "photo").touch()
+    settle(root)
+    assert len(opened(root).train) == 3
+    (root / "train" / "cat" / "photo").write_bytes(image_bytes())  # changes no folder
+    assert relative_names(opened(root).train) == ["cat/1.png", "cat/2.png", "cat/photo", "dog/3.png"]
+    (root / "train" / "cat" / "photo").write_bytes(b"")
+    assert len(opened(root).train) == 3
+
+
 def test_a_local_folder_is_listed_once(root, made):
     if listing_cache._kind(root) not in listing_cache._LOCAL:
         pytest.skip("temporary files are not on a local file system")

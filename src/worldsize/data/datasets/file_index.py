@@ -122,10 +122,12 @@ def _listed(folder: Path, count_nested: bool = True) -> tuple[list[bytes], Unuse
                 elif is_folder(entry):
                     unused.nested += 1
                     unused.in_subfolders += _below(entry.path) if count_nested else 0
-                elif looks_like_image(head := _head(entry)):
-                    found.append(os.fsencode(entry.name))
-                elif kind := unsupported(entry.name) or unsupported_format(head):
-                    unused.formats[kind.lower()] += 1
+                else:
+                    unused.opened += 1
+                    if looks_like_image(head := _head(entry)):
+                        found.append(os.fsencode(entry.name))
+                    elif kind := unsupported(entry.name) or unsupported_format(head):
+                        unused.formats[kind.lower()] += 1
     except OSError as error:
         raise of_system(f"cannot list {folder}: {error.strerror}", error) from None
     return found, unused

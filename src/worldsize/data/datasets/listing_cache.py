@@ -27,7 +27,7 @@ from worldsize.runs.atomic import replacing
 
 log = logging.getLogger(__name__)
 
-_VERSION = 3
+_VERSION = 4
 # f_type of statfs: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, tmpfs.
 _LOCAL = frozenset((0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E, 0x01021994))
 # A change within the same tick of the kernel's clock as the one before it may leave the times as they are.
@@ -59,7 +59,7 @@ def of_folders(root: Path, names: Sequence[str], store: Path, make: Callable[[],
     if cached is not None:
         return cached
     listing = make()
-    if not listing.unused.nested:  # the stamp does not cover folders in the folders
+    if not listing.unused.nested and not listing.unused.opened:  # the stamp covers neither folders in them nor contents
         _save(store, stamp, listing)
     return listing
 
