@@ -128,6 +128,17 @@ def test_loaders_are_compared_on_the_same_files(tmp_path):
     assert (folder / "table.md").read_text() in done.stdout
 
 
+@pytest.mark.parametrize(("crop", "scaling"), [("random_resized", True), ("none", False)])
+def test_our_loader_is_configured_as_in_training(tmp_path, monkeypatch, crop, scaling):
+    some_images(tmp_path / "data")
+    options = BenchLoader((tmp_path / "data",), batch=8, size=16)
+    settings = {"data": {"dct_scaling": True, "train_crop": crop, "train_crop_size": 16}, "augment": {"repeats": 3}}
+    given = {}
+    monkeypatch.setattr(loader, "Loader", lambda *_, **named: given.update(named))
+    loader.Ours(loader._samples(tmp_path / "data", options), recipe.Recipe.model_validate(settings), options)
+    assert (given["scaling"], given["repeats"]) == (scaling, 3)
+
+
 def test_an_unknown_loader_is_refused(fails, tmp_path):
     some_images(tmp_path / "data")
     assert "torchvision" in fails("bench", "loader", "--root", "data", "--batch", "8", "--against", "fccv")

@@ -28,7 +28,7 @@ from worldsize.config.recipe import Recipe
 from worldsize.data import open_layout, shards
 from worldsize.data.augmentation import policies
 from worldsize.data.datasets.subset import Chosen
-from worldsize.data.images.crops import training_crop
+from worldsize.data.images.crops import RandomResizedCrop, training_crop
 from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.loading.loader import Loader, Treatment
 from worldsize.data.samples import EncodedSamples
@@ -79,6 +79,8 @@ class Ours:
             readers=options.readers,
             prefetch=options.prefetch,
             pin=False,
+            scaling=data.dct_scaling and isinstance(crop, RandomResizedCrop),
+            repeats=recipe.augment.repeats,
             treatment=lambda _: treatment,
             fill=policies.fill_color(recipe.augment, data.mean),
         )
