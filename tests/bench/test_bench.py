@@ -139,6 +139,41 @@ def test_our_loader_is_configured_as_in_training(tmp_path, monkeypatch, crop, sc
     assert (given["scaling"], given["repeats"]) == (scaling, 3)
 
 
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("torchvision", ("cutout", "lighting")),
+        ("timm", ("color_jitter", "cutout", "lighting")),
+        ("torchcodec", ("color_jitter", "cutout", "erasing", "lighting", "policy")),
+        ("dali", ("color_jitter", "cutout", "erasing", "lighting", "policy", "repeats")),
+    ],
+)
+def test_a_loader_that_lacks_an_augmentation_is_not_compared(tmp_path, name, lacks):
+    if name in ("timm", "torchcodec"):
+        pytest.importorskip(name)
+    some_images(tmp_path / "data")
+    samples = loader._samples(tmp_path / "data", BenchLoader((tmp_path / "data",), batch=8))
+    values = {"color_jitter": (0.4, 0.4, 0.4, 0.1), "cutout": 8, "erasing": 0.25, "lighting": 0.1, "repeats": 3}
+    for setting in lacks:
+        changed = recipe.Recipe.model_validate({"augment": {setting: values.get(setting, "trivialaugment")}})
+        with pytest.raises(other_loaders.Unavailable, match=rf"compared without augment\.{setting} only"):
+            other_loaders.PEERS[name](samples, changed, 8, 1)
+
+
+def test_crops_of_other_loaders_are_those_of_the_recipe():
+    settings = {"crop_area": (0.5, 0.6), "crop_ratio": (1.0, 1.1), "flip": False, "train_crop_size": 16}
+    [crop] = other_loaders._crop_and_flip(recipe.Recipe.model_validate({"data": settings}))
+    assert (crop.scale, crop.ratio, crop.size) == ((0.5, 0.6), (1.0, 1.1), (16, 16))
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_other_loaders_repeat_images_as_the_recipe(repeats):
+    changed = recipe.Recipe.model_validate({"augment": {"repeats": repeats}})
+    order = other_loaders._Shuffled(range(20), changed)
+    indices = list(order)
+    assert len(indices) == len(order) == 20 and len(set(indices)) == -(-20 // repeats)
+
+
 def test_an_unknown_loader_is_refused(fails, tmp_path):
     some_images(tmp_path / "data")
     assert "torchvision" in fails("bench", "loader", "--root", "data", "--batch", "8", "--against", "fccv")

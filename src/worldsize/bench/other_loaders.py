@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 from torchvision.transforms import InterpolationMode, v2
 
-from worldsize.config.recipe import Recipe
+from worldsize.config.recipe import Augment, Recipe
 from worldsize.data.augmentation import policies
 from worldsize.data.samples import EncodedSamples
 from worldsize.errors import first_line
 
+_PLAIN = Augment()
 _FILES_ONLY = "it requires image files, not packed images"
 
 
@@ -54,6 +55,19 @@ class _Files(TorchDataset[tuple[torch.Tensor, int]]):
         return self._transform(self._read(self._files[index])), self._labels[index]
 
 
+class _Shuffled(Sampler[int]):
+    """A pass in a new random order, in which each image follows its repetitions, as in torchvision's and timm's recipes."""
+
+    def __init__(self, samples: EncodedSamples, recipe: Recipe) -> None:
+        self._length, self._repeats = len(samples), recipe.augment.repeats
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self._length).repeat_interleave(self._repeats)[: self._length].tolist()
+
+
 class _DataLoader:
     """PyTorch's DataLoader with persistent worker processes."""
 
@@ -69,20 +83,24 @@ class _DataLoader:
             yield len(labels)
 
 
+def _crop_and_flip(recipe: Recipe) -> list[Any]:
+    data = recipe.data
+    interpolation = InterpolationMode(data.interpolation)
+    crop = v2.RandomResizedCrop(
+        data.train_crop_size, data.crop_area, data.crop_ratio, interpolation=interpolation, antialias=True
+    )
+    return [crop, *([v2.RandomHorizontalFlip()] if data.flip else [])]
+
+
 def _transforms(recipe: Recipe) -> v2.Compose:
     """torchvision's transforms for the recipe's training images.
 
     Raises:
         Unavailable: torchvision has no such augmentation.
     """
+    _refuse(recipe, "torchvision", "lighting", "cutout")
     data, augment = recipe.data, recipe.augment
-    crop = v2.RandomResizedCrop(
-        data.train_crop_size,
-        data.crop_area,
-        data.crop_ratio,
-        interpolation=InterpolationMode(data.interpolation),
-    )
-    steps: list[Any] = [crop, *([v2.RandomHorizontalFlip()] if data.flip else [])]
+    steps = _crop_and_flip(recipe)
     fill = list(policies.fill_color(augment, data.mean))
     options: dict[str, Any] = {"interpolation": InterpolationMode(augment.interpolation), "fill": fill}
     match augment.policy:
@@ -94,8 +112,6 @@ def _transforms(recipe: Recipe) -> v2.Compose:
             steps.append(v2.AutoAugment(v2.AutoAugmentPolicy(name.removeprefix("autoaugment-")), **options))
         case "randaugment-timm":
             raise Unavailable("torchvision does not have timm's RandAugment")
-    if augment.lighting:
-        raise Unavailable("torchvision does not have augment.lighting")
     if any(augment.color_jitter):
         steps.append(v2.ColorJitter(*augment.color_jitter))
     steps.append(v2.PILToTensor())
@@ -105,17 +121,22 @@ def _transforms(recipe: Recipe) -> v2.Compose:
     return v2.Compose(steps)
 
 
+def _refuse(recipe: Recipe, name: str, *settings: str) -> None:
+    """Refuse a recipe with settings of ``augment`` that the loader ``name`` lacks: it would do less work."""
+    for setting in settings:
+        if getattr(recipe.augment, setting) != getattr(_PLAIN, setting):
+            raise Unavailable(f"{name} is compared without augment.{setting} only")
+
+
 def _only_crops(recipe: Recipe, name: str) -> None:
-    augment = recipe.augment
-    if augment.policy or augment.erasing or augment.lighting or any(augment.color_jitter):
-        raise Unavailable(f"{name} is compared without augmentation only")
+    _refuse(recipe, name, "policy", "erasing", "lighting", "color_jitter", "cutout")
 
 
 def torchvision(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
     """ImageFolder's Pillow reader and torchvision's transforms, in DataLoader."""
     from torchvision.datasets.folder import pil_loader
 
-    return _DataLoader(_Files(samples, pil_loader, _transforms(recipe)), batch, workers, shuffle=True)
+    return _DataLoader(_Files(samples, pil_loader, _transforms(recipe)), batch, workers, sampler=_Shuffled(samples, recipe))
 
 
 def timm(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
@@ -127,6 +148,7 @@ def timm(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> P
         raise Unavailable(f"timm cannot be imported ({first_line(error)})") from None
     from torchvision.datasets.folder import pil_loader
 
+    _refuse(recipe, "timm", "color_jitter", "lighting", "cutout")
     data, augment = recipe.data, recipe.augment
     if augment.policy not in (None, "randaugment-timm"):
         raise Unavailable(f"timm does not have {augment.policy} in torchvision's form")
@@ -142,7 +164,8 @@ def timm(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> P
         auto_augment=policy if augment.policy else None,
         interpolation=data.interpolation,
     )
-    return _DataLoader(_Files(samples, pil_loader, transform), batch, workers, shuffle=True, collate_fn=fast_collate)
+    files, sampler = _Files(samples, pil_loader, transform), _Shuffled(samples, recipe)
+    return _DataLoader(files, batch, workers, sampler=sampler, collate_fn=fast_collate)
 
 
 def torchcodec(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
@@ -156,22 +179,25 @@ def torchcodec(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int
         return decode_image(Path(path).read_bytes())[:3].expand(3, -1, -1)
 
     _only_crops(recipe, "torchcodec")
-    size = recipe.data.train_crop_size
-    transform = v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
-    return _DataLoader(_Files(samples, read, transform), batch, workers, shuffle=True, multiprocessing_context="fork")
+    transform = v2.Compose(_crop_and_flip(recipe))
+    files, sampler = _Files(samples, read, transform), _Shuffled(samples, recipe)
+    return _DataLoader(files, batch, workers, sampler=sampler, multiprocessing_context="fork")
 
 
 class _Dali:
     """A DALI pipeline with its own threads, on the CPU."""
 
-    def __init__(self, files: list[str], labels: list[int], size: int, batch: int, workers: int) -> None:
+    def __init__(self, files: list[str], labels: list[int], recipe: Recipe, batch: int, workers: int) -> None:
         from nvidia.dali import fn, pipeline_def, types
+
+        size, area, ratio = recipe.data.train_crop_size, list(recipe.data.crop_area), list(recipe.data.crop_ratio)
+        kind = types.INTERP_CUBIC if recipe.data.interpolation == "bicubic" else types.INTERP_LINEAR
 
         def graph() -> Any:
             data, label = fn.readers.file(files=files, labels=labels, random_shuffle=True, name="files")
-            pixels = fn.decoders.image_random_crop(data, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
-            pixels = fn.resize(pixels, size=[size, size], interp_type=types.INTERP_LINEAR, antialias=True)
-            return fn.flip(pixels, horizontal=fn.random.coin_flip()), label
+            pixels = fn.decoders.image_random_crop(data, random_area=area, random_aspect_ratio=ratio)
+            pixels = fn.resize(pixels, size=[size, size], interp_type=kind, antialias=True)
+            return (fn.flip(pixels, horizontal=fn.random.coin_flip()) if recipe.data.flip else pixels), label
 
         define = pipeline_def(batch_size=batch, num_threads=workers, device_id=None, prefetch_queue_depth=4)
         self._graph = define(graph)()
@@ -187,11 +213,12 @@ class _Dali:
 def dali(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
     """NVIDIA DALI on the CPU."""
     _only_crops(recipe, "dali")
+    _refuse(recipe, "dali", "repeats")
     files = [samples.name(i) for i in range(len(samples))]
     if not Path(files[0]).is_file():
         raise Unavailable(_FILES_ONLY)
     try:
-        return _Dali(files, samples.labels.tolist(), recipe.data.train_crop_size, batch, workers)
+        return _Dali(files, samples.labels.tolist(), recipe, batch, workers)
     except (ImportError, RuntimeError) as error:
         # DALI's message starts with the place of the error; the reason follows this word.
         reason = str(error).rpartition("encountered:")[2].strip().split("\n", 1)[0]
@@ -210,6 +237,7 @@ def webdataset(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int
     if workers > len(shards):
         raise Unavailable(f"{workers} workers need at least as many shards, and there are {len(shards)}")
     transform = _transforms(recipe)
+    _refuse(recipe, "webdataset", "repeats")
     data = wds.WebDataset(shards, shardshuffle=100).shuffle(1000).decode("pilrgb").to_tuple("jpg;png;ppm", "cls")
     # With drop_last, every worker would decode its last partial batch without counting it.
     return _DataLoader(data.map_tuple(transform, lambda label: label), batch, workers, drop_last=False)
