@@ -44,7 +44,8 @@ def open_validation(settings: Data, cache: Path) -> Samples:
     if root is None or not local or settings.labels is not None or settings.name not in ("folder", "imagenet"):
         return open_dataset(settings, cache).val
     with _explained(settings):
-        flat = settings.name == "imagenet" and _is_flat(root.expanduser() / "val")
+        validation = folder.validation_folder(root.expanduser())
+        flat = settings.name == "imagenet" and validation is not None and _is_flat(validation)
         alone = None if flat else folder.open_validation(settings, cache)
     return alone or open_dataset(settings, cache).val
 

@@ -24,7 +24,7 @@ ORDER = ("val", "valid", "validation", "test")
 
 
 @pytest.mark.parametrize(("used", "other"), list(itertools.combinations(ORDER, 2)))
-@pytest.mark.parametrize("layout", ["folder", "multilabel"])
+@pytest.mark.parametrize("layout", ["folder", "imagenet", "multilabel"])
 def test_the_folder_for_validation_comes_before_the_one_for_the_test(tmp_path, used, other, layout):
     root = two_classes(tmp_path / "root", used)
     tree(root, f"{other}/cat/x.png", f"{other}/dog/y.png")
@@ -34,7 +34,7 @@ def test_the_folder_for_validation_comes_before_the_one_for_the_test(tmp_path, u
     assert data.notes == ()
 
 
-@pytest.mark.parametrize("layout", ["folder", "multilabel"])
+@pytest.mark.parametrize("layout", ["folder", "imagenet", "multilabel"])
 def test_test_images_alone_are_used_with_a_warning(tmp_path, layout):
     root = two_classes(tmp_path / "root", "test")
     (note,) = opened(root, layout).notes
@@ -92,6 +92,15 @@ def test_validation_images_of_other_layouts_open_as_with_training_images(tmp_pat
     assert len(validation(tmp_path / "shards")) == 2
     (tmp_path / "list.txt").write_text("cat/1.png\n")
     assert relative_names(validation(root, val_list=tmp_path / "list.txt")) == ["cat/1.png"]
+
+
+def test_flat_validation_images_of_imagenet_may_be_in_a_folder_with_another_name(tmp_path):
+    root = two_classes(tmp_path / "root")
+    shutil.rmtree(root / "val")
+    tree(root, "validation/x.png", "validation/y.png")
+    (root / "LOC_val_solution.csv").write_text("ImageId,PredictionString\nx,cat 1 2 3 4\ny,dog 1 2 3 4\n")
+    assert opened(root, "imagenet").val.labels.tolist() == [0, 1]
+    assert validation(root, "imagenet").labels.tolist() == [0, 1]
 
 
 def test_a_run_names_its_folder_and_is_evaluated_on_another_without_training_images(tmp_path, monkeypatch, capfd):

@@ -33,10 +33,11 @@ def open_dataset(settings: Data, cache: Path) -> Dataset:
         images = kaggle / "Data" / "CLS-LOC"
         if images.is_dir():
             return _kaggle(kaggle, images, cache)
-    if (root / "train").is_dir() and (root / "val").is_dir():
-        if _is_flat(root / "val"):
-            return _flat_val(root / "train", root / "val", _solution(root, root.absolute().parent), cache)
-        return folder.two_splits(root / "train", root / "val", cache)
+    validation = folder.validation_folder(root)
+    if (root / "train").is_dir() and validation is not None:
+        if validation.name != "test" and _is_flat(validation):  # images to predict have no labels
+            return _flat_val(root / "train", validation, _solution(root, root.absolute().parent), cache)
+        return folder.two_splits(root / "train", validation, cache)
     raise UserError(
         f"{root} does not contain ImageNet: expected {root}/train and {root}/val, "
         f"or Kaggle's {root}/Data/CLS-LOC or {root}/ILSVRC/Data/CLS-LOC"
