@@ -41,6 +41,25 @@ def test_a_folder_begun_from_another_source(archive, tmp_path):
         fetched(archive.rename(tmp_path / "x.zip"), tmp_path / "dataset")
 
 
+@pytest.mark.parametrize("checksum", ["abc", "g" * 64, "sha256:" + "0" * 64, ""])
+def test_a_malformed_checksum_is_refused_before_the_download(archive, tmp_path, checksum):
+    with Server(archive.read_bytes()) as server, pytest.raises(UserError, match="a SHA-256 has 64 hexadecimal digits"):
+        fetched(server.url, tmp_path / "dataset", sha256=checksum)
+    assert not server.requests and not (tmp_path / "dataset").exists()
+
+
+def test_a_checksum_after_completion_is_compared_with_the_one_that_was_verified(archive, tmp_path, capsys):
+    right = hashlib.sha256(archive.read_bytes()).hexdigest()
+    for wanted in (right, right.upper()):
+        assert fetched(archive, tmp_path / "checked", sha256=wanted) == 0
+    with pytest.raises(DataError, match=f"another checksum, sha256:{right}"):
+        fetched(archive, tmp_path / "checked", sha256="0" * 64)
+    fetched(archive, tmp_path / "unchecked")
+    assert "warning" not in capsys.readouterr().out
+    assert fetched(archive, tmp_path / "unchecked", sha256=right) == 0
+    assert "warning: --sha256 was not checked" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -21,7 +21,7 @@ import tyro
 
 from worldsize.config.recipe import Data
 from worldsize.data import open_dataset
-from worldsize.data.fetch import Interrupted, download, kaggle
+from worldsize.data.fetch import Interrupted, checksums, download, kaggle
 from worldsize.data.fetch.archives import Contents, open_archive, scan, selected
 from worldsize.data.fetch.known import KAGGLE, KNOWN, Counts, Known, Name
 from worldsize.data.fetch.state import FetchState, Verified, load_or_create, locked
@@ -64,15 +64,18 @@ def run(options: Fetch) -> int:
     """
     known = KNOWN[options.dataset]
     source = _source(options, known)
+    expected = checksums.expected(options.sha256, known.checksum if source == known.source else None)
     root = options.to.expanduser().absolute()
     with _os_errors_explained(root), ends_at_once("rerun the same command to resume", kaggle.stop), locked(root) as lock:
         state = load_or_create(root, options.dataset, download.redacted(source))
         if state.verified is None:
             archive = _local(source, state) or _downloaded(source, known, state, lock)
-            archive = _checksum_verified(archive, _checksum(options, known, source), state)
+            archive = _checksum_verified(archive, expected, state)
             _unpacked(archive, known, state)
             state.verified = _verified(options, known, state)
             state.save()
+        elif options.sha256 is not None:
+            checksums.compare(options.sha256, state)
         if not options.keep_archive:
             state.archive.unlink(missing_ok=True)
         print(summary(state, state.verified), end="")
@@ -107,12 +110,6 @@ def _source(options: Fetch, known: Known) -> str:
     if source == KAGGLE:
         raise UserError("--from kaggle: the competition is missing; use kaggle:COMPETITION")
     return source if parts.scheme else str(Path(source).expanduser().absolute())
-
-
-def _checksum(options: Fetch, known: Known, source: str) -> str | None:
-    if options.sha256 is not None:
-        return f"sha256:{options.sha256.lower()}"
-    return known.checksum if source == known.source else None
 
 
 def _local(source: str, state: FetchState) -> Path | None:
