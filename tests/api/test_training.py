@@ -16,6 +16,7 @@ from paths import ROOT
 from processes import environment, losses
 from processes import worldsize as worldsize_command
 from waiting import until
+from worldsize.config import recipe_files
 from worldsize.errors import Diverged, Stopped, UserError
 
 PAGE = (ROOT / "docs" / "python.md").read_text()
@@ -138,6 +139,21 @@ def test_ctrl_c_saves_the_run_and_resume_continues_it(folder):
     assert len(stopped.steps) < len(whole.steps)
     assert worldsize.resume(stopped, quiet=True).result is not None
     assert losses(stopped.path) == losses(whole.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_is_killed_leaves_no_training_behind(folder, number):
+    name = f"left-{number.name}"
+    longer = worldsize.load_recipe("digits", CHANGES | {"epochs": 2000, "evaluate_every": 2000})
+    (folder / f"{name}.yaml").write_text(recipe_files.to_yaml(longer))
+    command = [sys.executable, "-c", PROGRAM.replace("stopped", name), folder / f"{name}.yaml", folder]
+    process = subprocess.Popen(command, env=environment())
+    history = folder / name / "history.jsonl"
+    until(lambda: history.exists() and '"started"' in history.read_text(), "training has started", running=process)
+    process.send_signal(number)
+    process.wait(timeout=60)
+    until(lambda: '"stopped"' in history.read_text(), "the training has saved and stopped")
 
 
 def test_the_stable_names_are_those_of_the_documentation():

@@ -143,6 +143,15 @@ def test_half_of_the_time_is_named(cause: str):
     assert found.gain == pytest.approx({"checkpoints": 9 / 11, "metrics": 2 / 3}.get(cause, 1.0))
 
 
+def test_the_last_checkpoint_alone_is_no_reason_to_save_less_often():
+    step = times(compute_ms=90, checkpoint_ms=10)
+    steps = Window(9, 9, {}, [0], {name: [value] for name, value in step.items()}, step)
+    seen = Evidence(Recipe().model_dump(mode="json"), {}, [steps, Window(9, 0, {"evaluation": 1.0}, [], {}, {})])
+    found = {loss.cause: advice.on(loss, seen) for loss in causes.losses(seen)}
+    assert found["checkpoints"].saved == 0 and "--checkpoint" not in found["checkpoints"].remedy
+    assert found["evaluation"].why.startswith("one evaluation takes")
+
+
 def test_a_slow_rank_and_why():
     ranks = [times(compute_ms=60, waiting_ms=40) for _ in range(3)] + [times(compute_ms=60, read_ms=40)]
     loss = causes.losses(made(ranks))[0]

@@ -64,6 +64,7 @@ TRAINING_LAYERS = [
         "supervision",
     ),
     ("environment", "evaluation", "objective", "request"),
+    ("lost_gradients",),
     ("compilation",),
     ("progress", "replicas", "resume", "state", "step_recorder"),
     ("gradients", "saver"),

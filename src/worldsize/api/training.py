@@ -16,6 +16,7 @@ from worldsize.api.run import Run
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.rank import discover_rank_info
+from worldsize.distributed.stop_signals import end_with_parent
 from worldsize.errors import UserError, WorldsizeError
 from worldsize.launch import entry_point
 from worldsize.launch.local import ERROR_VARIABLE, reports
@@ -134,10 +135,11 @@ def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> 
     """Run a command; returns its exit code and its last line on stderr.
 
     It has a session of its own: Ctrl-C reaches it once, through this process, as a request to save and stop. A second Ctrl-C
-    ends it at once.
+    ends it at once. If this process is killed, or its thread ends, it saves and stops, too.
     """
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
-    process = subprocess.Popen(command, env=dict(environment), encoding="utf-8", errors="backslashreplace", **pipes)
+    text: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
+    process = subprocess.Popen(command, env=dict(environment), preexec_fn=end_with_parent, **text, **pipes)
     last: list[str] = []
     errors_copied = threading.Thread(target=lambda: last.append(_copy(process.stderr, sys.stderr, quiet)), daemon=True)
     errors_copied.start()

@@ -128,6 +128,8 @@ def _paging(loss: Loss, evidence: Evidence) -> _Found:
 def _checkpoints(loss: Loss, evidence: Evidence) -> _Found:
     settings = evidence.recipe["checkpoint"]
     why = "training waits while checkpoints are taken"
+    if evidence.saves <= 1:
+        return f"{why}; this one only at the end", "a longer run loses less to it", 0.0
     for name in ("every_steps", "every_epochs", "every_seconds"):
         if settings.get(name) is not None:
             flag = f"--checkpoint.{name.replace('_', '-')} {settings[name] * _LESS_OFTEN:g}"
@@ -136,7 +138,8 @@ def _checkpoints(loss: Loss, evidence: Evidence) -> _Found:
 
 
 def _evaluation(loss: Loss, evidence: Evidence) -> _Found:
-    why = f"{evidence.evaluations} evaluations take {loss.lost:.0%} of the time"
+    count = f"{evidence.evaluations} evaluations take" if evidence.evaluations != 1 else "one evaluation takes"
+    why = f"{count} {loss.lost:.0%} of the time"
     every, epochs = evidence.recipe["evaluate_every"], evidence.recipe["epochs"]
     rarer = min(math.ceil(every * loss.lost / _EVALUATION), epochs)
     fewer = max(math.ceil(evidence.evaluations * every / rarer), 1)

@@ -53,6 +53,11 @@ class Evidence:
         return sum(window.between_s.get("evaluation", 0) > 0 for window in self.counted)
 
     @cached_property
+    def saves(self) -> int:
+        """The windows in which checkpoints were taken."""
+        return sum(w.between_s.get("checkpoint", 0) > 0 or w.mean_ms.get("checkpoint_ms", 0) > 0 for w in self.counted)
+
+    @cached_property
     def mean(self) -> Times:
         """Milliseconds of a step, the mean over ranks and steps."""
         return self._per_step({id(window): window.mean_ms for window in self.counted if window.steps})
