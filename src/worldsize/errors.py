@@ -21,6 +21,7 @@ code   meaning
 75     stopped by SIGTERM or Ctrl-C after saving; continue with ``--resume`` (retry)
 76     the loss is NaN or infinite
 130    second Ctrl-C: exited immediately (143: second SIGTERM)
+141    the reader of the output left before its end (``| head``)
 =====  ==========================================================================
 
 The numbers follow BSD's sysexits.h where it has a name for the case, so that a Kubernetes

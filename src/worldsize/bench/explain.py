@@ -116,9 +116,10 @@ def _merges(recipe: Recipe) -> bool:
 
 
 def _show(path: Path, seen: Evidence, found: list[Advice]) -> None:
-    from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    from worldsize.config import tables
+
+    console = tables.console(highlight=False, soft_wrap=True)
     console.print(_headline(path, seen), style="bold")
     if seen.damaged:
         console.print(f"{seen.damaged} damaged lines of timing.jsonl are left out")

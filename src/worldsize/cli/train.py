@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from worldsize.cli import stdout
 from worldsize.config import command_line
 from worldsize.errors import UserError
 from worldsize.launch import garbage
@@ -51,7 +52,9 @@ def train(argv: list[str]) -> int:
 
     may_fail = parallel.strategy_class(request.recipe.parallel).asynchronous
     restarts = Restarts(request.retries, lambda: resumable.newest(RunFolder(request.folder))) if request.autoresume else None
-    return distribute(["train", *argv], request.procs, rank_info, work, may_fail, restarts)
+    code = distribute(["train", *argv], request.procs, rank_info, work, may_fail, restarts)
+    stdout.flush_or_drop()  # a run that has finished has succeeded, whoever reads about it
+    return code
 
 
 def agent(argv: list[str]) -> int:

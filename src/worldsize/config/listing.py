@@ -44,8 +44,9 @@ def main(argv: list[str]) -> int:
 
 
 def _list() -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from worldsize.config import tables
 
     table = Table(
         "recipe", "epochs", "top-1 of source", "what it trains", box=None, header_style="bold", padding=(0, 2, 0, 0)
@@ -57,7 +58,7 @@ def _list() -> None:
             if recipe.data.name == dataset:
                 claim = "" if recipe.claimed_top1 is None else f"{recipe.claimed_top1:.2f} %"
                 table.add_row(name, str(recipe.epochs), claim, _summary(recipe))
-    Console().print(table)
+    tables.console().print(table)
     print("\nworldsize recipes NAME prints a recipe, NAME --against OTHER what differs; worldsize train NAME trains it.")
 
 
@@ -88,8 +89,9 @@ def _import(argv: list[str]) -> int:
 
 
 def _compare(name: str, other: str) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from worldsize.config import tables
 
     ours, theirs = (flat(recipe_files.load(which).model_dump(mode="json")) for which in (name, other))
     table = Table("setting", name, other, box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -97,7 +99,7 @@ def _compare(name: str, other: str) -> None:
         if ours[setting] != theirs[setting] and setting not in PROSE:
             table.add_row(setting, shown(ours[setting]), shown(theirs[setting]))
     if table.row_count:
-        Console().print(table)
+        tables.console().print(table)
     else:
         print(f"{name} and {other} have the same settings.")
 

@@ -58,8 +58,9 @@ class Jobs:
 
 def jobs(argv: list[str]) -> int:
     """``worldsize jobs``."""
-    from rich.console import Console
     from rich.table import Table
+
+    from worldsize.config import tables
 
     asked = command_line.parse(Jobs, argv, Jobs(), "jobs")
     chosen = _schedulers(asked.on, asked.where)
@@ -72,7 +73,7 @@ def jobs(argv: list[str]) -> int:
         count = len(job.parts())
         parts = f"{count} {scheduler.part}{'s' * (count != 1)}"
         table.add_row(job.name, job.kind, job.state.phase, parts, age(job.age_s))
-    Console().print(table)
+    tables.console().print(table)
     return SUCCESS
 
 
@@ -88,9 +89,10 @@ class Status:
 
 def status(argv: list[str]) -> int:
     """``worldsize status``."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from worldsize.config import tables
 
     asked = command_line.parse(Status, argv, None, "status")
     scheduler, job = find(asked.name, asked.on, asked.where)
@@ -103,7 +105,7 @@ def status(argv: list[str]) -> int:
     table = Table(*titles, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for part in job.parts():
         table.add_row(part.name, part.phase, str(part.restarts), part.machine, Text(part.reason))
-    Console().print(table)
+    tables.console().print(table)
     return SUCCESS
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
+from worldsize.config import tables
 from worldsize.parallel import STRATEGIES, load
 from worldsize.parallel.base import Machine, StrategySupport
 from worldsize.parallel.horovod.installed import available
@@ -28,7 +28,7 @@ def _this_machine() -> Machine:
 
 def show() -> None:
     """Print the strategies and which ways to run them work here; then each reason once."""
-    console = Console()
+    console = tables.console()
     kinds = _table("strategy", "what it does", "processes", "lr scaled to")
     for strategy in map(load, STRATEGIES):
         kinds.add_row(strategy.name, strategy.about, strategy.processes, strategy.rate)

@@ -35,9 +35,9 @@ _PARAMETERS = {
 
 def show(source: str, asked: Plan, predicted: Predicted) -> None:
     """Print the prediction as tables."""
-    from rich.console import Console
+    from worldsize.config import tables
 
-    console = Console(highlight=False)
+    console = tables.console(highlight=False)
     console.print(_headline(source, predicted), style="bold")
     console.print(_calibrated(predicted), *predicted.calibration.notes, sep="\n")
     console.print(_parameters(asked, predicted), "")

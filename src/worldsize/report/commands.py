@@ -112,10 +112,11 @@ def compare(argv: list[str]) -> int:
 
 
 def _print(rows: list[tuple[str, ...]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from worldsize.config import tables
 
     table = Table(*rows[0], box=None, header_style="bold", padding=(0, 2, 0, 0))
     for row in rows[1:]:
         table.add_row(*row)
-    Console().print(table)
+    tables.console().print(table)

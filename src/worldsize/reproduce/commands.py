@@ -72,10 +72,11 @@ def tell(line: str) -> None:
 
 def print_table(rows: list[tuple[str, ...]]) -> None:
     """Print rows of text; the first one has the titles."""
-    from rich.console import Console
     from rich.table import Table
+
+    from worldsize.config import tables
 
     table = Table(*rows[0], box=None, header_style="bold", padding=(0, 2, 0, 0))
     for row in rows[1:]:
         table.add_row(*row)
-    Console().print("", table, "", sep="\n")
+    tables.console().print("", table, "", sep="\n")

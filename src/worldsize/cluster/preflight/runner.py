@@ -21,6 +21,7 @@ from worldsize.cluster.preflight import capacity
 from worldsize.cluster.preflight import cluster as cluster_checks
 from worldsize.cluster.preflight import job as job_checks
 from worldsize.cluster.preflight.base import Check, Context, Finding, findings_of
+from worldsize.config import tables
 from worldsize.config.command_line import Flat
 from worldsize.config.recipe import Recipe
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS
@@ -72,7 +73,7 @@ def check(options: ClusterCheck, cluster: Cluster) -> int:
         UserError: a requested amount is invalid.
     """
     start = time.monotonic()
-    counts = _show(Console(), examine(_general_context(options, cluster), GENERAL))
+    counts = _show(tables.console(), examine(_general_context(options, cluster), GENERAL))
     print(f"{_summary(counts)}, {time.monotonic() - start:.1f} s")
     return PREFLIGHT_FAILED if counts["error"] else SUCCESS
 
@@ -81,7 +82,7 @@ def run(cluster: Cluster, on: str, spec: PodJobSpec, manifests: Sequence[Object]
     """Whether the job can run. Prints the findings to stderr; ``quiet``: only warnings and errors."""
     context = Context(cluster, (load_target(on).kind,), spec, tuple(manifests))
     found = (finding for finding in examine(context) if not quiet or finding.level != "ok")
-    return not _show(Console(stderr=True), found)["error"]
+    return not _show(tables.console(stderr=True), found)["error"]
 
 
 def examine(context: Context, checks: Sequence[Check] = CHECKS) -> Iterator[Finding]:

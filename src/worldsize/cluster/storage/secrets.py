@@ -95,8 +95,9 @@ def create(options: SecretCreate, cluster: Cluster) -> int:
 
 def show(options: SecretList, cluster: Cluster) -> int:
     """``worldsize cluster secret list``."""
-    from rich.console import Console
     from rich.table import Table
+
+    from worldsize.config import tables
 
     secrets = cluster.list("Secret", OURS)
     if not secrets:
@@ -107,7 +108,7 @@ def show(options: SecretList, cluster: Cluster) -> int:
         metadata = secret["metadata"]
         elapsed = age(seconds_since(metadata["creationTimestamp"]))
         table.add_row(metadata["name"], ", ".join(sorted(secret.get("data") or {})), elapsed)
-    Console().print(table)
+    tables.console().print(table)
     return 0
 
 

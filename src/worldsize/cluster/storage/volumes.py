@@ -102,8 +102,9 @@ def create(options: VolumeCreate, cluster: Cluster, wait_s: float = _BIND_WAIT_S
 
 def show(options: VolumeList, cluster: Cluster) -> int:
     """``worldsize cluster volume list``."""
-    from rich.console import Console
     from rich.table import Table
+
+    from worldsize.config import tables
 
     claims = cluster.list("PersistentVolumeClaim")
     if not claims:
@@ -115,7 +116,7 @@ def show(options: VolumeList, cluster: Cluster) -> int:
         name, spec = claim["metadata"]["name"], claim["spec"]
         users = ", ".join(item["metadata"]["name"] for item in users_of(name, pods))
         table.add_row(name, _size(claim), _access(claim), spec.get("storageClassName") or "", _phase(claim), users)
-    Console().print(table)
+    tables.console().print(table)
     return 0
 
 

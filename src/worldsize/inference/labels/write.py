@@ -44,9 +44,10 @@ def _proposal(one: Suspect) -> str:
 
 def show(found: Sequence[Suspect]) -> None:
     """Print the most suspicious images."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from worldsize.config import tables
 
     grid = Table("image", "given", "proposed", "margin", box=None, header_style="bold", pad_edge=False)
     grid.columns[3].justify = "right"
@@ -54,7 +55,7 @@ def show(found: Sequence[Suspect]) -> None:
         copies = f" (also {', '.join(one.copies)})" if one.copies else ""
         cells = (f"{one.image}{copies}", one.given, _proposal(one), _number(one.margin, 2))
         grid.add_row(*map(Text, cells))
-    Console().print(grid)
+    tables.console().print(grid)
     if len(found) > _SHOWN:
         print(f"... and {len(found) - _SHOWN:,} more")
 

@@ -131,8 +131,10 @@ def _predicted(source: Source, asked: Predict, rank_info: RankInfo, stop: StopFl
         rows = _rows(found, loader, world, asked, stop)
     finally:
         loader.close()
-    world.collectively(lambda: _write(rows, samples, found, asked, source) if world.is_main else None)
+    left = world.collectively(lambda: _reader_left(rows, samples, found, asked, source) if world.is_main else None)
     world.close()
+    if left is not None:
+        raise left
     return SUCCESS
 
 
@@ -175,6 +177,18 @@ def _rows(found: Trained, loader: Loader, world: World, asked: Predict, stop: St
     if all(row.broken is not None for row in rows.values()):
         raise DataError(f"none of the {total:,} images could be decoded; the first: {name(0)}: {rows[0].broken}")
     return [rows[i] for i in sorted(rows)]
+
+
+def _reader_left(
+    rows: list[Row], samples: Samples, found: Trained, asked: Predict, source: Source
+) -> BrokenPipeError | None:
+    """Write everything. The error of a reader that left, such as ``head``, is no failure of a disk: it is returned."""
+    try:
+        _write(rows, samples, found, asked, source)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        return error
+    return None
 
 
 def _write(rows: list[Row], samples: Samples, found: Trained, asked: Predict, source: Source) -> None:

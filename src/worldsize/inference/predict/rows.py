@@ -103,6 +103,8 @@ def show(rows: Sequence[Row], columns: Columns, classes: Sequence[str], percent:
     from rich.table import Table
     from rich.text import Text
 
+    from worldsize.config import tables
+
     table = Table(
         columns.filename, columns.label, columns.value or "", "next", box=None, header_style="bold", pad_edge=False
     )
@@ -118,7 +120,7 @@ def show(rows: Sequence[Row], columns: Columns, classes: Sequence[str], percent:
             Text(printable(row.name)), Text(classes[row.indices[0]]), values[0] if columns.value else "", Text(after)
         )
     if file is None:
-        Console().print(table)
+        tables.console().print(table)
         return
     with open(file, "w", encoding="utf-8", errors="surrogateescape") as out:
         Console(file=out, width=200).print(table)
