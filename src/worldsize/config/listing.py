@@ -44,13 +44,10 @@ def main(argv: list[str]) -> int:
 
 
 def _list() -> None:
-    from rich.table import Table
 
     from worldsize.config import tables
 
-    table = Table(
-        "recipe", "epochs", "top-1 of source", "what it trains", box=None, header_style="bold", padding=(0, 2, 0, 0)
-    )
+    table = tables.table("recipe", "epochs", "top-1 of source", "what it trains")
     recipes = [(name, recipe_files.load(name)) for name in recipe_files.names()]
     for dataset in sorted({recipe.data.name for _, recipe in recipes}):
         table.add_row(f"\n[bold]{dataset}[/]", "", "")
@@ -89,12 +86,11 @@ def _import(argv: list[str]) -> int:
 
 
 def _compare(name: str, other: str) -> None:
-    from rich.table import Table
 
     from worldsize.config import tables
 
     ours, theirs = (flat(recipe_files.load(which).model_dump(mode="json")) for which in (name, other))
-    table = Table("setting", name, other, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = tables.table("setting", name, other)
     for setting in ours:
         if ours[setting] != theirs[setting] and setting not in PROSE:
             table.add_row(setting, shown(ours[setting]), shown(theirs[setting]))

@@ -58,7 +58,6 @@ class Jobs:
 
 def jobs(argv: list[str]) -> int:
     """``worldsize jobs``."""
-    from rich.table import Table
 
     from worldsize.config import tables
 
@@ -68,7 +67,7 @@ def jobs(argv: list[str]) -> int:
     if not found:
         print(f"no worldsize jobs {' or '.join(scheduler.place for scheduler in chosen)}")
         return SUCCESS
-    table = Table("name", "kind", "state", "parts", "age", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = tables.table("name", "kind", "state", "parts", "age")
     for scheduler, job in sorted(found, key=lambda pair: pair[1].age_s):
         count = len(job.parts())
         parts = f"{count} {scheduler.part}{'s' * (count != 1)}"
@@ -89,7 +88,6 @@ class Status:
 
 def status(argv: list[str]) -> int:
     """``worldsize status``."""
-    from rich.table import Table
     from rich.text import Text
 
     from worldsize.config import tables
@@ -102,7 +100,7 @@ def status(argv: list[str]) -> int:
     if (line := progress(job.metrics(), job.recipe())) is not None:
         print(f"  {line}")
     titles = (scheduler.part, "phase", "restarts", "machine", "reason")
-    table = Table(*titles, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = tables.table(*titles)
     for part in job.parts():
         table.add_row(part.name, part.phase, str(part.restarts), part.machine, Text(part.reason))
     tables.console().print(table)

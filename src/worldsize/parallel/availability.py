@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from worldsize.config import tables
 from worldsize.parallel import STRATEGIES, load
 from worldsize.parallel.base import Machine, StrategySupport
@@ -29,11 +27,11 @@ def _this_machine() -> Machine:
 def show() -> None:
     """Print the strategies and which ways to run them work here; then each reason once."""
     console = tables.console()
-    kinds = _table("strategy", "what it does", "processes", "lr scaled to")
+    kinds = tables.table("strategy", "what it does", "processes", "lr scaled to")
     for strategy in map(load, STRATEGIES):
         kinds.add_row(strategy.name, strategy.about, strategy.processes, strategy.rate)
     console.print(kinds, "")
-    table = _table("strategy", "device", "backend", "launchers", "usable here")
+    table = tables.table("strategy", "device", "backend", "launchers", "usable here")
     notes: list[str] = []
     named = ""
     for row in support():
@@ -48,7 +46,3 @@ def show() -> None:
         console.print(f"({number}) {note}", markup=False, highlight=False)
     console.print("Launchers in parentheses are not installed here.")
     console.print("Usage: worldsize train RECIPE --parallel.strategy NAME", highlight=False)
-
-
-def _table(*headings: str) -> Table:
-    return Table(*headings, box=None, header_style="bold", padding=(0, 2, 0, 0))

@@ -112,11 +112,10 @@ def compare(argv: list[str]) -> int:
 
 
 def _print(rows: list[tuple[str, ...]]) -> None:
-    from rich.table import Table
 
     from worldsize.config import tables
 
-    table = Table(*rows[0], box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = tables.table(*rows[0])
     for row in rows[1:]:
         table.add_row(*row)
     tables.console().print(table)

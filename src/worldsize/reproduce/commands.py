@@ -72,11 +72,10 @@ def tell(line: str) -> None:
 
 def print_table(rows: list[tuple[str, ...]]) -> None:
     """Print rows of text; the first one has the titles."""
-    from rich.table import Table
 
     from worldsize.config import tables
 
-    table = Table(*rows[0], box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = tables.table(*rows[0])
     for row in rows[1:]:
         table.add_row(*row)
     tables.console().print("", table, "", sep="\n")

@@ -95,7 +95,6 @@ def create(options: SecretCreate, cluster: Cluster) -> int:
 
 def show(options: SecretList, cluster: Cluster) -> int:
     """``worldsize cluster secret list``."""
-    from rich.table import Table
 
     from worldsize.config import tables
 
@@ -103,7 +102,7 @@ def show(options: SecretList, cluster: Cluster) -> int:
     if not secrets:
         print(f"no secrets created by worldsize in namespace {cluster.namespace}")
         return 0
-    table = Table("secret", "keys", "age", box=None, header_style="bold")
+    table = tables.table("secret", "keys", "age")
     for secret in secrets:
         metadata = secret["metadata"]
         elapsed = age(seconds_since(metadata["creationTimestamp"]))

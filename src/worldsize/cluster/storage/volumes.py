@@ -102,7 +102,6 @@ def create(options: VolumeCreate, cluster: Cluster, wait_s: float = _BIND_WAIT_S
 
 def show(options: VolumeList, cluster: Cluster) -> int:
     """``worldsize cluster volume list``."""
-    from rich.table import Table
 
     from worldsize.config import tables
 
@@ -111,7 +110,7 @@ def show(options: VolumeList, cluster: Cluster) -> int:
         print(f"no volumes in namespace {cluster.namespace}; create one: worldsize cluster volume create NAME --size 400Gi")
         return 0
     pods = cluster.list("Pod")
-    table = Table("volume", "size", "access", "class", "phase", "used by", box=None, header_style="bold")
+    table = tables.table("volume", "size", "access", "class", "phase", "used by")
     for claim in claims:
         name, spec = claim["metadata"]["name"], claim["spec"]
         users = ", ".join(item["metadata"]["name"] for item in users_of(name, pods))

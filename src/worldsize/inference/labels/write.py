@@ -44,12 +44,11 @@ def _proposal(one: Suspect) -> str:
 
 def show(found: Sequence[Suspect]) -> None:
     """Print the most suspicious images."""
-    from rich.table import Table
     from rich.text import Text
 
     from worldsize.config import tables
 
-    grid = Table("image", "given", "proposed", "margin", box=None, header_style="bold", pad_edge=False)
+    grid = tables.table("image", "given", "proposed", "margin")
     grid.columns[3].justify = "right"
     for one in found[:_SHOWN]:
         copies = f" (also {', '.join(one.copies)})" if one.copies else ""

@@ -99,15 +99,11 @@ def arrow_modules() -> tuple[Any, Any]:
 
 def show(rows: Sequence[Row], columns: Columns, classes: Sequence[str], percent: bool, file: Path | None) -> None:
     """Print the rows as a table to ``file`` or the terminal: the best class, and the others after it."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from worldsize.config import tables
 
-    table = Table(
-        columns.filename, columns.label, columns.value or "", "next", box=None, header_style="bold", pad_edge=False
-    )
+    table = tables.table(columns.filename, columns.label, columns.value or "", "next")
     table.columns[2].justify = "right"
     for row in rows:
         if row.broken is not None:
@@ -123,4 +119,4 @@ def show(rows: Sequence[Row], columns: Columns, classes: Sequence[str], percent:
         tables.console().print(table)
         return
     with open(file, "w", encoding="utf-8", errors="surrogateescape") as out:
-        Console(file=out, width=200).print(table)
+        tables.console(out).print(table)
