@@ -105,6 +105,7 @@ def test_agreement_of_several_labels_is_of_all_classes():
         (("--to", "timm", "--preprocess"), 64, "--preprocess is for onnx, not for timm"),
         (("--to", "timm", "--fold"), 64, "--fold is for onnx, pt2, not for timm"),
         (("--to", "onnx", "--data.val-ten-crop"), 64, "--data.no-val-ten-crop"),
+        (("--to", "tflite"), 64, "--to tflite: must be timm, onnx, pt2 or safetensors"),
         (("--to", "onnx", "--opset", "9"), 64, "--opset 9: must be 18 to 23"),
         (("--to", "onnx", "--temperature", "0"), 64, "--temperature 0: must be above 0"),
         (("--to", "onnx", "--temperature", "nothing.json"), 64, "neither a number nor a file"),

@@ -19,7 +19,7 @@ from worldsize.data.confusable_names import look_alikes
 from worldsize.distributed.rank import discover_rank_info
 from worldsize.distributed.stop_signals import ends_at_once
 from worldsize.errors import FAILED, SUCCESS, UserError
-from worldsize.inference.export.formats import FormatName
+from worldsize.inference.export.formats import NAMES, FormatName
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ def run(argv: list[str]) -> int:
         command_line.parse(Export, argv, None, _TITLE)
     path = checkpoint.find(Path(argv[0]))
     recipe = recipe_files.load(str(path / "recipe.yaml"))
-    default: Any = Export(recipe, to=_required("--to", argv), out=Path(_required("--out", argv)))
+    default = Export(recipe, to=_format(argv), out=Path(_required("--out", argv)))
     asked = command_line.parse(Export, argv[1:], default, _TITLE)
     if discover_rank_info().size > 1:
         raise UserError("export runs in one process: start it without a launcher")
@@ -104,7 +104,15 @@ def run(argv: list[str]) -> int:
     return _report(asked, parity)
 
 
-def _required(flag: str, argv: list[str]) -> Any:
+def _format(argv: list[str]) -> Any:
+    """The value of --to. tyro checks what it reads, but not the default, which this is."""
+    name = _required("--to", argv)
+    if name not in NAMES:
+        raise UserError(f"--to {name}: must be {', '.join(NAMES[:-1])} or {NAMES[-1]}")
+    return name
+
+
+def _required(flag: str, argv: list[str]) -> str:
     """The value of a flag without a default; any if the help is asked for."""
     value = command_line.value_of(flag, argv)
     if value is None and not command_line.asks_help(argv):
