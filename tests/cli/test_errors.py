@@ -58,6 +58,7 @@ GROWING = (
         (["train", "digits", "--device", "cuda"], "torch finds no GPU"),
         (["train", "digits", "--micro-batch", "1"], "--micro-batch 2 or more"),
         (["train", "digits", "--name", "a/b"], "is not a folder name"),
+        (["train", "digits", "--name", 300 * "a"], "has 300 characters: use at most 200"),
         (
             ["train", "digits", "--schedule.warmup-epochs", "12"],
             "add --schedule.warmup-epochs 0, or set --epochs to at least 13",

@@ -66,7 +66,7 @@ def test_hosts_are_read_as_written(given, expected, capsys, tmp_path, monkeypatc
         (("--hosts", "h1:a"), "'h1:a' is not HOST or HOST:PROCESSES"),
         (("--hosts", "h1,-oProxyCommand=x"), "'-oProxyCommand=x' is not HOST"),
         (("--hosts", "h1,h1"), "h1 is listed more than once"),
-        (("--hosts", "h1", "--name", "../../runs"), "--name '../../runs': use letters"),
+        (("--hosts", "h1", "--name", "../../runs"), "--name '../../runs' is not a folder name: use letters"),
         (("--hosts", "h1", "--port", "0"), "--port 0: pass a port from 1 to 65535"),
         (("--hostfile", "none"), "--hostfile none cannot be read"),
     ],

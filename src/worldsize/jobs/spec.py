@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from worldsize.errors import UserError
-from worldsize.runs.run_folder import is_name
+from worldsize.runs.run_folder import name_problem
 
 # More is a typing error. Some checks try each number up to the one that was asked for.
 MAX_NODES, MAX_PROCS = 100_000, 1024
@@ -65,8 +65,8 @@ def shape_problems(spec: JobSpec) -> Iterable[str]:
 
 def name_problems(spec: JobSpec) -> Iterable[str]:
     """The problem of a name that cannot be that of a run folder."""
-    if not is_name(spec.name):
-        yield f"--name {spec.name!r}: use letters, digits, '.', '_' and '-'"
+    if problem := name_problem(spec.name):
+        yield f"--name {problem}"
 
 
 def refuse(problems: Iterable[str]) -> None:

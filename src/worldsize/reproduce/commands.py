@@ -36,6 +36,7 @@ def prove(argv: list[str]) -> int:
 def replay(argv: list[str]) -> int:
     """``worldsize replay``."""
     folder, asked = _of_run(options.Replay, argv, "replay RUN")
+    _check_procs(asked.procs)
     from worldsize.reproduce import replay as replays
 
     result = replays.replay(folder, asked.step, asked.procs, asked.from_start, asked.out, tell)
@@ -46,6 +47,9 @@ def replay(argv: list[str]) -> int:
 def audit(argv: list[str]) -> int:
     """``worldsize audit``."""
     folder, asked = _of_run(options.Audit, argv, "audit RUN")
+    _check_procs(asked.procs)
+    if asked.windows < 0:
+        raise UserError(f"--windows {asked.windows}: must be at least 0")
     from worldsize.reproduce import audit as audits
 
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**32)
@@ -63,6 +67,14 @@ def _of_run(kind: type[T], argv: list[str], title: str) -> tuple[RunFolder, T]:
             raise UserError(f"RUN is required: worldsize {title}, a folder such as runs/digits-1")
         command_line.parse(kind, argv, None, title)
     return run_folder.open_existing(Path(argv[0])), command_line.parse(kind, argv[1:], None, title)
+
+
+def _check_procs(procs: int | None) -> None:
+    """Refuse a number that is none; None is that of the run."""
+    from worldsize.launch.distribute import check_procs
+
+    if procs is not None:
+        check_procs(procs)
 
 
 def tell(line: str) -> None:

@@ -22,6 +22,8 @@ from worldsize.runs.atomic import write_json
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# File systems take 255 bytes. The rest is for what is added to a name, such as -seed12.
+_LONGEST_NAME = 200
 # The name of a checkpoint: its step.
 CHECKPOINT_NAME = re.compile(r"step-\d{8,}")
 
@@ -98,15 +100,19 @@ def _free_number(out: Path, stem: str) -> int:
     return 1 + max((_number(path.name, stem) for path in out.iterdir()), default=0)
 
 
-def is_name(text: str) -> bool:
-    """Whether a run can have this name."""
-    return _NAME.fullmatch(text) is not None
+def name_problem(text: str) -> str:
+    """Why a run cannot have this name; empty: it can."""
+    if _NAME.fullmatch(text) is None:
+        return f"{text!r} is not a folder name: use letters, digits, '.', '_' and '-'"
+    if len(text) > _LONGEST_NAME:
+        return f"{text[:20]}... has {len(text)} characters: use at most {_LONGEST_NAME}"
+    return ""
 
 
 def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:
     """Raise UserError, before any work, if the name exists or is invalid, or if ``out`` cannot be written."""
-    if name is not None and not is_name(name):
-        raise UserError(f"--name {name!r} is not a folder name: use letters, digits, '.', '_' and '-'")
+    if name is not None and (problem := name_problem(name)):
+        raise UserError(f"--name {problem}")
     if name is not None and not may_exist and (out / name).exists():
         raise UserError(
             f"run {name!r} already exists in {out}: choose another --name, or resume it with --resume {quoted(out / name)}"
