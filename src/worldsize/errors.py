@@ -211,6 +211,19 @@ def of_system(message: str, error: OSError) -> WorldsizeError:
     return StoreUnreachable(message) if of_the_place(error) else UserError(message)
 
 
+# What whoever runs a command can change: a disk is full, or takes no files.
+_UNWRITABLE = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS") if hasattr(errno, name))
+
+
+def unwritable(error: BaseException) -> str | None:
+    """What to say if the error is that of a disk that takes nothing more; None: it is another error."""
+    if isinstance(error, OSError):
+        return f"{error.filename or 'cannot write'}: {error.strerror}" if error.errno in _UNWRITABLE else None
+    # safetensors raises its own error, whose text has the number.
+    reason = first_line(error)
+    return f"cannot write: {reason}" if any(f"(os error {number})" in reason for number in _UNWRITABLE) else None
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'train'?`` if a known word is close to ``word``, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)

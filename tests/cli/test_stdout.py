@@ -1,7 +1,8 @@
-"""What becomes of a command when nobody reads what it prints."""
+"""What becomes of a command when nobody reads what it prints, or a disk takes no more."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 from paths import SMALL_NETWORK
 from processes import environment
-from worldsize.errors import SIGNAL_BASE
+from worldsize import cli
+from worldsize.errors import SIGNAL_BASE, UserError
 
 QUICK = ("--model.name", SMALL_NETWORK, "--max-steps", "2", "--global-batch", "8", "--micro-batch", "8")
 READER_LEFT = SIGNAL_BASE + signal.SIGPIPE
@@ -63,3 +65,28 @@ def test_training_goes_on_without_its_reader(trained):
 def test_other_commands_end_with_their_reader(trained, words):
     done = unread(trained[0], *words.split())
     assert (done.returncode, done.stderr) == (READER_LEFT, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("words", ["--help", "runs", "recipes digits"])
+def test_a_full_disk_under_the_output_is_no_internal_error(trained, words):
+    with open("/dev/full", "w") as full:
+        done = ended(trained[0], full.fileno(), *words.split())
+    assert (done.returncode, done.stderr) == (UserError.exit_code, "worldsize: cannot write: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "out/model.onnx"), "out/model.onnx: No space left on device"),
+        (OSError(errno.EROFS, "Read-only file system"), "cannot write: Read-only file system"),
+        (RuntimeError("I/O error: No space left (os error 28)"), "cannot write: I/O error: No space left (os error 28)"),
+    ],
+)
+def test_a_full_disk_under_a_file_is_no_internal_error(monkeypatch, capsys, error, said):
+    def fail(_words):
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+    assert cli.main(["export"]) == UserError.exit_code
+    assert capsys.readouterr().err == f"worldsize: {said}\n"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from worldsize import __version__
 from worldsize.cli import stdout, usage
-from worldsize.errors import SIGNAL_BASE, UserError, WorldsizeError
+from worldsize.errors import SIGNAL_BASE, UserError, WorldsizeError, unwritable
 from worldsize.launch import entry_point
 
 
@@ -33,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has exited (`worldsize recipes | head`): end as any filter does, with SIGPIPE's code.
         stdout.drop()
         return fail("", SIGNAL_BASE + signal.SIGPIPE)
-    except Exception:
+    except Exception as error:
+        stdout.flush_or_drop()
+        if (problem := unwritable(error)) is not None:
+            return fail_alone(problem, UserError.exit_code)
         return fail_internally(traceback.format_exc())
 
 
