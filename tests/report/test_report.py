@@ -8,6 +8,7 @@ import os
 import re
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -192,6 +193,20 @@ def test_states(tmp_path):
     os.utime(tmp_path / "stopped" / "log.txt", (0, now - 60))
     assert overview.state(reading.read(tmp_path / "stopped"), now) == "running"  # it was resumed
     assert runs["stopped"].events[0].text == "2026-01-02 03:04:05: stopped after step 9 of 12"
+
+
+def test_each_run_counts_once_and_only_seeds_that_differ_are_seeds(tmp_path, capsys):
+    runs = [make(tmp_path, f"s{seed}", seed=seed) for seed in range(2)]
+    (tmp_path / "best").symlink_to(runs[0])
+    page = tmp_path / "page.html"
+
+    def verdict(*folders: Path) -> str:
+        assert main(["report", *map(str, folders), "--out", str(page)]) == 0
+        return capsys.readouterr().out.splitlines()[0]
+
+    assert verdict(*runs, tmp_path / "best").startswith("2 seeds of one recipe: ")
+    assert verdict(runs[0], runs[0]).startswith("s0 finished ")
+    assert verdict(*runs, make(tmp_path, "again")).startswith("3 runs of one recipe: ")
 
 
 def test_runs_and_compare(tmp_path, capsys, monkeypatch):

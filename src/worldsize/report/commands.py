@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -69,9 +70,10 @@ def report(argv: list[str]) -> int:
         raise UserError("reports need Altair: pip install 'worldsize[report]'") from None
     if not asked.folders:
         raise UserError("RUN is required: worldsize report RUN, a folder such as runs/digits-1")
-    benches = [path for path in asked.folders if reading.is_bench(path)]
-    plans = [path for path in asked.folders if path.is_file()]
-    others = [path for path in asked.folders if path not in benches and path not in plans]
+    folders = _distinct(asked.folders)
+    benches = [path for path in folders if reading.is_bench(path)]
+    plans = [path for path in folders if path.is_file()]
+    others = [path for path in folders if path not in benches and path not in plans]
     if others and (benches or plans):
         raise UserError(f"{others[0]} is not a benchmark or a plan, and {(benches + plans)[0]} is: write a report of each")
     if others:
@@ -91,6 +93,14 @@ def report(argv: list[str]) -> int:
             raise UserError(f"cannot write {error.filename}: {error.strerror}") from None
     print(f"{built.verdict}\n{asked.out}  {len(text.encode()) / 1e6:.1f} MB; open it in a browser")
     return SUCCESS
+
+
+def _distinct(folders: Sequence[Path]) -> list[Path]:
+    """Each folder once: runs/* may also name a link to one of them, such as runs/best."""
+    found: dict[Path, Path] = {}
+    for path in folders:
+        found.setdefault(path.resolve(), path)
+    return [*found.values()]
 
 
 def runs(argv: list[str]) -> int:

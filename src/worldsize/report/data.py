@@ -129,7 +129,7 @@ def _steps(bench: Bench, most: int = statistics.MOST_POINTS) -> list[Record]:
 def _curves(runs: Sequence[Run], size: int) -> list[Record]:
     rows = []
     for group in statistics.seeds(runs):
-        name = group[0].name if len(group) == 1 else f"{group[0].name}, {len(group)} seeds"
+        name = group[0].name if len(group) == 1 else f"{group[0].name}, {statistics.counted(group)}"
         places = [statistics.located(run) for run in group]
         training = [statistics.thinned(steps, size) for steps, _ in places]
         evaluations = [[e | {"loss": e.get("val_loss"), "top1": e.get("val_top1")} for e in epochs] for _, epochs in places]

@@ -29,6 +29,12 @@ def seeds(runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
+def counted(runs: Sequence[Run]) -> str:
+    """``3 seeds`` of runs that all have another seed, else ``3 runs``."""
+    values = {run.recipe.get("seed") for run in runs}
+    return f"{len(runs)} {'seeds' if len(values) == len(runs) else 'runs'}"
+
+
 def located(run: Run) -> tuple[list[Record], list[Record]]:
     """The run's steps and evaluations, each also with ``images`` seen and ``minutes`` since the start.
 
@@ -127,9 +133,8 @@ def verdict(runs: Sequence[Run]) -> str:
     values = [best for best, _ in scored]
     top, winner = max(scored, key=lambda pair: pair[0])
     if len(seeds(runs)) == 1:
-        return (
-            f"{len(values)} seeds of one recipe: best top-1 {fmean(values):.2%} on average, {min(values):.2%} to {top:.2%}."
-        )
+        spread = f"best top-1 {fmean(values):.2%} on average, {min(values):.2%} to {top:.2%}"
+        return f"{counted([run for _, run in scored])} of one recipe: {spread}."
     behind = max(best for best, run in scored if run is not winner) if len(scored) > 1 else None
     if behind == top:
         return f"{' and '.join(run.name for best, run in scored if best == top)} have the same best top-1, {top:.2%}."
