@@ -28,6 +28,11 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    """The names for completion, before they are imported."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """What `__all__` lists, imported when it is used: the command line needs little of it."""
     if name not in _MODULES:

@@ -51,6 +51,10 @@ def run(folder):
     return worldsize.train(worldsize.load_recipe("digits", CHANGES), out=folder, quiet=True)
 
 
+def test_the_names_are_shown_before_they_are_imported():
+    assert dir(worldsize) == sorted(worldsize.__all__)
+
+
 def test_a_run_is_that_of_the_command_line(folder, run):
     (folder / "same.yaml").write_text((run.path / "recipe.yaml").read_text())
     worldsize_command("train", "same.yaml", "--out", ".", "--name", "same", cwd=folder)

@@ -279,6 +279,22 @@ def test_parquet_and_names_of_columns(run: Path, data: Path, tmp_path: Path, cap
 
 
 @pytest.mark.parametrize(
+    ("device", "gpus", "message"),
+    [
+        ("cuda", 0, 'device="cuda": torch finds no GPU on this machine; use device="cpu"'),
+        ("cuda:2", 2, 'device="cuda:2": this machine has 2 GPUs, counted from cuda:0'),
+        ("tpu", 0, 'device="tpu": must be auto, cpu, cuda, or one GPU, such as cuda:1'),
+        ("cuda:x", 2, 'device="cuda:x": must be auto, cpu, cuda, or one GPU, such as cuda:1'),
+    ],
+)
+def test_a_device_that_is_not_there_is_an_error_of_ours(run, monkeypatch, device, gpus, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(UserError, match=message):
+        worldsize.load(run, device=device)
+
+
+@pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         (("missing.jpg",), 64, "missing.jpg: no such file or folder"),

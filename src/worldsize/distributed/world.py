@@ -186,6 +186,11 @@ def _assert_size(world: World) -> None:
         raise UserError(f"expected {world.size} processes, but the group has ranks {ranks}")
 
 
+def no_gpu(asked: str, instead: str) -> UserError:
+    """The error for a GPU that was asked for where torch finds none."""
+    return UserError(f"{asked}: torch finds no GPU on this machine; use {instead}, or see `worldsize env`")
+
+
 def _device(rank_info: RankInfo, choice: str) -> torch.device:
     import torch
 
@@ -193,7 +198,7 @@ def _device(rank_info: RankInfo, choice: str) -> torch.device:
     if choice == "cpu" or (choice == "auto" and count == 0):
         return torch.device("cpu")
     if count == 0:
-        raise UserError("--device cuda: torch finds no GPU on this machine; use --device cpu, or see `worldsize env`")
+        raise no_gpu("--device cuda", "--device cpu")
     own = _has_own_gpus(rank_info.launcher, count, os.environ)
     if rank_info.local_rank >= count and not own:
         raise UserError(

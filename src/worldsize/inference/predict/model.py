@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from worldsize.config.recipe import Recipe
+from worldsize.config.wording import count
 from worldsize.data.images.pillow import BrokenImage, to_rgb
 from worldsize.data.loading.prepare import Preparation
 from worldsize.data.samples import Read, as_image
 from worldsize.distributed.batch_plan import evaluation_batch
+from worldsize.distributed.world import no_gpu
 from worldsize.errors import DataError, UserError
 from worldsize.inference import opening, trained
 from worldsize.inference.predict import top
@@ -155,15 +158,28 @@ def load(path: str | os.PathLike[str], device: str = "auto", raw: bool = False) 
         raw: take the weights themselves, of a run that also saved their average.
 
     Raises:
-        UserError: neither a run nor a checkpoint nor an export.
+        UserError: neither a run nor a checkpoint nor an export; or this machine has no such device.
         CheckpointError: it is damaged, or the run has none.
     """
     source = opening.find(Path(path))
     recipe = source.recipe
-    if device == "auto":
-        device = "cuda" if recipe.device != "cpu" and torch.cuda.is_available() else "cpu"
-    number_format = precision.resolve(recipe, torch.device(device))
+    number_format = precision.resolve(recipe, _device(device, recipe))
     return Model(source.load(recipe, number_format, raw))
+
+
+def _device(choice: str, recipe: Recipe) -> torch.device:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if choice == "auto":
+        return torch.device("cuda" if recipe.device != "cpu" and gpus else "cpu")
+    if choice == "cpu":
+        return torch.device(choice)
+    if re.fullmatch(r"cuda(:[0-9]+)?", choice) is None:
+        raise UserError(f'device="{choice}": must be auto, cpu, cuda, or one GPU, such as cuda:1')
+    if not gpus:
+        raise no_gpu(f'device="{choice}"', 'device="cpu"')
+    if int(choice.partition(":")[2] or 0) >= gpus:
+        raise UserError(f'device="{choice}": this machine has {count(gpus, "GPU")}, counted from cuda:0')
+    return torch.device(choice)
 
 
 def _read(images: Sequence[ImageLike] | torch.Tensor) -> list[Read]:
