@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import worldsize
@@ -113,7 +114,11 @@ def test_agreement_of_several_labels_is_of_all_classes():
         (("--to", "onnx", "--out", "full"), 64, "--out full already exists"),
         (("--to", "onnx", "--out", "no/where"), 64, "the folder no does not exist"),
         (("--to", "safetensors", "--model.name", "resnet34"), 66, "does not fit resnet34"),
-        (("--to", "safetensors", "--data.name", "synthetic"), 64, "trained on other classes than those of this dataset"),
+        (
+            ("--to", "safetensors", "--data.name", "synthetic"),
+            64,
+            "of this dataset: new: '10', '100', '101', '102', '103' and",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_one_message(run, tmp_path, monkeypatch, capsys, arguments, code, message):
@@ -125,6 +130,16 @@ def test_what_cannot_be_exported_is_one_message(run, tmp_path, monkeypatch, caps
     err = capsys.readouterr().err
     assert message in err and "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_evaluation_refuses_other_classes_in_the_words_of_resuming(run, tmp_path, capsys):
+    for split in ("train", "val"):
+        for name in ("ship", "boat"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (32, 32)).save(tmp_path / split / name / "a.png")
+    assert main(["eval", str(run), "--data.name", "folder", "--data.root", str(tmp_path)]) == 64
+    expected = "gone: '0', '1', '2', '3', '4' and 5 more; new: 'boat', 'ship'; label 0 was '0', is 'boat'\n"
+    assert capsys.readouterr().err.endswith(expected)
 
 
 def test_changed_files_are_refused(small_exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture):

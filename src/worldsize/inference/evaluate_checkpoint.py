@@ -9,7 +9,6 @@ from worldsize import checkpoint, parallel
 from worldsize.config import recipe_files
 from worldsize.config.command_line import Evaluate
 from worldsize.data import open_validation
-from worldsize.data.confusable_names import look_alikes
 from worldsize.data.datasets import test_sets
 from worldsize.data.images.crops import five_crops
 from worldsize.data.loading.build import val_loader
@@ -125,8 +124,5 @@ def _samples(asked: Evaluate, classes: tuple[str, ...], path: Path, cache: Path)
         raise UserError("--images: images of a run with several labels per image need a table; pass --data.root")
     else:
         samples = test_sets.open_folder(asked.images.expanduser(), classes, cache)
-    if classes != samples.classes:
-        odd = next(iter(set(classes) ^ set(samples.classes)), "their order")
-        alike = look_alikes(classes, samples.classes)
-        raise UserError(f"{path} was trained on other classes than those of this dataset: they differ in {odd}{alike}")
+    trained.check_classes(path, classes, samples.classes)
     return samples if asked.real_labels is None else test_sets.reassessed(samples, asked.real_labels)

@@ -14,12 +14,14 @@ from torch import nn
 from worldsize import checkpoint
 from worldsize.checkpoint import Snapshot
 from worldsize.config.recipe import Recipe
+from worldsize.data.confusable_names import look_alikes
 from worldsize.data.images.crops import Crop, evaluation_crop, five_crops
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.loader import Loader
 from worldsize.distributed.world import World
-from worldsize.errors import CheckpointError
+from worldsize.errors import CheckpointError, UserError
 from worldsize.models import factory, networks
+from worldsize.training import resume
 from worldsize.training.evaluation import mean_logits, views
 from worldsize.training.precision import Precision
 
@@ -80,6 +82,17 @@ def load(path: Path, snapshot: Snapshot, recipe: Recipe, precision: Precision, r
         raise CheckpointError(f"{path} does not fit {recipe.model.name}") from None
     normalise = Normalise(recipe.data, precision.device, precision.weights, recipe.model.channels_last)
     return Trained(recipe, classes, network.eval(), normalise, precision)
+
+
+def check_classes(path: Path, classes: Sequence[str], given: Sequence[str]) -> None:
+    """Refuse images of other classes, or of the same in another order, than the checkpoint ``path`` was trained on.
+
+    Raises:
+        UserError: names what differs, as for a run that is resumed.
+    """
+    if (changes := resume._class_changes(list(classes), list(given))) is not None:
+        alike = look_alikes(classes, given)
+        raise UserError(f"{path} was trained on other classes than those of this dataset: {changes}{alike}")
 
 
 def identity(path: Path, raw: bool) -> dict[str, str]:

@@ -15,7 +15,6 @@ from worldsize import __version__, checkpoint
 from worldsize.config import command_line, recipe_files
 from worldsize.config.command_line import RecipeFlags
 from worldsize.config.recipe import Recipe
-from worldsize.data.confusable_names import look_alikes
 from worldsize.distributed.rank import discover_rank_info
 from worldsize.distributed.stop_signals import ends_at_once
 from worldsize.errors import FAILED, SUCCESS, UserError
@@ -231,10 +230,7 @@ def _source(path: Path, snapshot: Any, recipe: Recipe, raw: bool, dataset: Datas
     from worldsize.training.precision import Precision
 
     found = trained.load(path, snapshot, recipe, Precision("fp32", world.device), raw)
-    if found.classes != dataset.val.classes:
-        odd = next(iter(set(found.classes) ^ set(dataset.val.classes)), "their order")
-        alike = look_alikes(found.classes, dataset.val.classes)
-        raise UserError(f"{path} was trained on other classes than those of this dataset: they differ in {odd}{alike}")
+    trained.check_classes(path, found.classes, dataset.val.classes)
     found.network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     found.network.requires_grad_(False)
     factory.check_input(found.network, recipe.data.val_crop_size, 2, recipe.model.name)
