@@ -101,6 +101,8 @@ def _check(asked: Predict, processes: int) -> None:
     for flag, file in (("--results-file", asked.results_file), ("--sheet", asked.sheet)):
         if file is not None and not file.absolute().parent.is_dir():
             raise UserError(f"{flag} {file}: the folder {file.parent} does not exist")
+        if file is not None and file.is_dir():
+            raise UserError(f"{flag} {file}: is a folder, pass a file")
 
 
 def _work(source: Source, asked: Predict, rank_info: RankInfo, stop: StopFlag) -> int:
