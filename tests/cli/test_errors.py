@@ -81,6 +81,14 @@ def test_wrong_words_are_answered_with_the_right_ones(fails, arguments, expected
     assert expected in " ".join(message.split()) or expected in message
 
 
+def test_a_run_in_place_of_a_recipe_is_named(fails, tmp_path):
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run" / "recipe.yaml").write_text("base: digits\n")
+    message = fails("train", "a run")
+    assert "a run is a run, not a recipe: continue it with --resume 'a run'" in message
+    assert "pass its recipe, 'a run/recipe.yaml'" in message
+
+
 def test_an_unknown_key_in_a_file_names_the_nearest(fails, tmp_path):
     (tmp_path / "r.yaml").write_text("base: digits\noptimizer: {learning_rate: 1}\nmodel: {nam: resnet18}\n")
     message = fails("train", "r.yaml")

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from worldsize.config.recipe import Recipe
+from worldsize.config.wording import quoted
 from worldsize.errors import UserError, did_you_mean
 
 
@@ -160,6 +161,11 @@ def _read_file(path: str) -> str:
             raise UserError(f"cannot read the recipe {path}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise UserError(f"the recipe {path} is not a text file") from None
+    if (Path(path).expanduser() / "recipe.yaml").is_file():
+        continued, recipe = quoted(path), quoted(Path(path) / "recipe.yaml")
+        raise UserError(
+            f"{path} is a run, not a recipe: continue it with --resume {continued}, or pass its recipe, {recipe}"
+        )
     hint = did_you_mean(path, names()) or "."
     raise UserError(f"no recipe is called {path!r}{hint} Pass one of {', '.join(names())}, or a YAML file.")
 
