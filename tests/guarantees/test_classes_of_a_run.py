@@ -71,4 +71,4 @@ def test_other_classes_are_refused_also_with_allow_changes(images, fails, tmp_pa
     ],
 )
 def test_the_message_names_the_difference(old, new, expected):
-    assert resume._class_changes(old, new) == expected
+    assert resume.class_changes(old, new) == expected

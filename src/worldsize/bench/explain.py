@@ -133,7 +133,7 @@ def _show(path: Path, seen: Evidence, found: list[Advice]) -> None:
         console.print(f"No cause takes {advice.WORTH:.0%} of the time: the processes compute.")
     for number, one in enumerate(found, 1):
         console.print(f"{number}. {one.loss.cause}", style="bold", end=": ")
-        console.print(verdict.line(one) if one.saved else f"{one.loss.lost:.0%} of the time: {one.why}. {one.remedy}")
+        console.print(verdict.line(one))
 
 
 def _headline(path: Path, seen: Evidence) -> str:

@@ -90,7 +90,7 @@ def check_classes(path: Path, classes: Sequence[str], given: Sequence[str]) -> N
     Raises:
         UserError: names what differs, as for a run that is resumed.
     """
-    if (changes := resume._class_changes(list(classes), list(given))) is not None:
+    if (changes := resume.class_changes(list(classes), list(given))) is not None:
         alike = look_alikes(classes, given)
         raise UserError(f"{path} was trained on other classes than those of this dataset: {changes}{alike}")
 

@@ -188,7 +188,7 @@ def _check_unchanged(request: TrainRequest, snapshot: checkpoint.Snapshot, facts
         changes.append(f"the dataset: was {_brief(old['data'])}, is {_brief(facts['data'])}")
     elif other := same_names_other_sizes(old, facts):
         changes.append(f"the dataset: the images of {' and '.join(other)} have the same names, but other sizes in bytes")
-    if (classes := _class_changes(old.get("classes", facts["classes"]), facts["classes"])) is not None:
+    if (classes := class_changes(old.get("classes", facts["classes"]), facts["classes"])) is not None:
         raise UserError(
             f"this run cannot resume, because the classes of the dataset changed: {classes}. Its network numbers its "
             "answers in the old order, so --allow-changes does not apply. Undo the change, or start a new run with "
@@ -224,7 +224,7 @@ def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list
     return found
 
 
-def _class_changes(old: list[str], new: list[str]) -> str | None:
+def class_changes(old: list[str], new: list[str]) -> str | None:
     """What differs between the classes, and the first label that means another class; None if nothing does."""
     if old == new:
         return None
