@@ -13,7 +13,7 @@ from worldsize.config.recipe import Model, Optimizer, Recipe
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.tree_sum import fold
 from worldsize.distributed.world import World
-from worldsize.models import factory
+from worldsize.models import factory, freezing
 from worldsize.models.factory import RunningStatistics
 from worldsize.optim import optimizers
 
@@ -146,6 +146,36 @@ def test_layer_scales_and_embeddings_are_not_decayed(name, undecayed):
 def test_the_weights_of_a_classifier_with_one_output_are_decayed():
     kinds = factory.parameter_kinds(nn.Sequential(nn.Linear(8, 1), nn.Conv2d(8, 1, 1)))
     assert [p.ndim for p in kinds.weights] == [2, 4]
+
+
+def tied() -> nn.Sequential:
+    """Two layers with the same weights."""
+    network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    network[2].weight = network[0].weight
+    return network
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_weights_that_two_layers_share_are_updated_once(decay):
+    network = tied()
+    settings = Optimizer(name="sgd", lr=0.1, momentum=0, nesterov=False, weight_decay=0, layer_decay=decay)
+    optimizer = optimizers.build(network, settings, CPU)
+    optimizers.set_lr(optimizer, 0.1)
+    network(torch.randn(3, 4)).square().sum().backward()
+    [group] = [g for g in optimizer.param_groups if any(p is network[0].weight for p in g["params"])]
+    expected = network[0].weight.detach() - 0.1 * group["lr_scale"] * network[0].weight.grad
+    optimizer.step()
+    torch.testing.assert_close(network[0].weight.detach(), expected)
+    assert sum(map(len, factory.parameter_kinds(network))) == 3
+
+
+@pytest.mark.parametrize("part", ["0", "2"])
+def test_a_part_is_frozen_with_the_weights_that_it_shares(part):
+    network = tied()
+    freezing.freeze(network, (part,))
+    assert not network[0].weight.requires_grad
+    freezing.unfreeze(network)
+    assert all(p.requires_grad for p in network.parameters())
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "rmsprop", "lars", "lamb"])

@@ -251,13 +251,20 @@ class Kinds(NamedTuple):
 
 
 def parameter_kinds(model: nn.Module) -> Kinds:
-    """The parameters by module type; only biases and embeddings are recognized by their names."""
+    """The parameters by module type; only biases and embeddings are recognized by their names.
+
+    One that several modules share counts as the first's: an optimizer would update it once for each.
+    """
     kinds = Kinds([], [], [])
+    seen: set[nn.Parameter] = set()
     embeddings = networks.embeddings(model)
     for prefix, module in model.named_modules():
         is_norm = isinstance(module, (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm))
         is_layer = isinstance(module, (nn.Linear, _ConvNd))
         for name, parameter in module.named_parameters(recurse=False):
+            if parameter in seen:
+                continue
+            seen.add(parameter)
             # A layer scale of shape (C, 1, 1) is a vector, a linear layer's weights of shape (1, C) are none.
             is_vector = parameter.ndim <= 1 or (not is_layer and parameter.numel() == max(parameter.shape))
             if is_norm or f"{prefix}.{name}".lstrip(".") in embeddings:

@@ -36,7 +36,8 @@ def freeze(network: nn.Module, parts: tuple[str, ...]) -> None:
     """
     frozen: dict[str, None] = {}
     for part in parts:
-        parameters = {name: parameter for name, parameter in network.named_parameters() if _is_in(name, part, network)}
+        named = network.named_parameters(remove_duplicate=False)  # a part may share its parameters with others
+        parameters = {name: parameter for name, parameter in named if _is_in(name, part, network)}
         if not parameters:
             names = ", ".join(name for name, _ in network.named_children())
             raise UserError(f"--model.freeze {part}: the network has no such part; its parts are {names}")
