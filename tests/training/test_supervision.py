@@ -72,6 +72,23 @@ def test_distillation_is_hintons_loss():
     assert len(list(objective.parameters())) == 2  # the student's
 
 
+def test_distillation_in_bf16_computes_the_divergence_in_fp32():
+    """From probabilities in bf16, the small divergence of two similar networks can be negative."""
+    recipe = Recipe.model_validate({"loss": {"teacher_share": 1.0, "temperature": 2.0}})
+    torch.manual_seed(0)
+    student, teacher = (nn.Sequential(nn.Flatten(), nn.Linear(3 * 16, CLASSES)) for _ in range(2))
+    teacher.load_state_dict({name: t + 0.02 * torch.randn_like(t) for name, t in student.state_dict().items()})
+    normalise = Normalise(recipe.data, CPU, torch.float32)
+    objective = Objective(student, normalise, Precision("bf16", CPU), recipe, teacher=teacher)
+    pixels = torch.randint(0, 256, (N, 4, 4, 3), dtype=torch.uint8)
+    losses, logits = objective(pixels, LABELS)
+    with torch.autocast("cpu", torch.bfloat16):
+        taught = teacher(normalise(pixels))
+    assert logits.dtype == taught.dtype == torch.bfloat16
+    soft, own = ((x.double() / 2).log_softmax(1) for x in (taught, logits))
+    torch.testing.assert_close(losses.double(), (soft.exp() * (soft - own)).sum(1) * 4, rtol=1e-3, atol=1e-6)
+
+
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "48", "--epochs", "1", "--global-batch", "16", "--micro-batch", "4"),
     *("--precision", "fp64", "--model.name", SMALL_NETWORK, "--schedule.warmup-epochs", "0", "--optimizer.lr", "0.0005"),

@@ -56,9 +56,16 @@ class Objective(nn.Module):
     def _distance(self, logits: torch.Tensor, teacher: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """The divergence from the teacher's probabilities (n,), times the square of the temperature (Hinton et al. 2015)."""
         with torch.no_grad():
-            taught = functional.log_softmax(teacher(images) / self._temperature, 1)
-        own = functional.log_softmax(logits / self._temperature, 1)
+            taught = self._log_probabilities(teacher(images))
+        own = self._log_probabilities(logits)
         return functional.kl_div(own, taught, reduction="none", log_target=True).sum(1) * self._temperature**2
+
+    def _log_probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """At the temperature; at least in fp32, because the divergence is a small difference of them.
+
+        Autocast computes them in fp32 on GPUs only.
+        """
+        return functional.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)) / self._temperature, 1)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor, mix: torch.Tensor | None) -> torch.Tensor:
         """The loss of each sample (n,) for logits (n, classes), without a teacher's part."""
