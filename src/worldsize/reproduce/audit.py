@@ -19,7 +19,7 @@ from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data import file_sizes, open_dataset
 from worldsize.errors import CheckpointError
-from worldsize.reproduce import compare, promise, scratch_runs
+from worldsize.reproduce import compare, promise, scratch_runs, world_sizes
 from worldsize.reproduce.compare import StepDifference, processes
 from worldsize.reproduce.promise import Promise
 from worldsize.runs import step_hashes
@@ -86,7 +86,7 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
 
     Args:
         seed: of the choice of windows.
-        procs: number of processes (default: those of the run).
+        procs: number of processes (default: those that computed a window's last step).
 
     Raises:
         UserError: it has no checkpoint or no metrics.
@@ -188,15 +188,15 @@ def _replay_windows(
     tell: Callable[[str], None],
 ) -> None:
     recipe = recipe_files.load(str(run.recipe))
-    ends = [0, *sorted(found)]
-    pairs = [(a, b) for a, b in itertools.pairwise(ends) if b > a]
+    pairs = [(a, b) for a, b in itertools.pairwise([0, *sorted(found)]) if b > a]
     chosen = sorted(random.Random(certificate.seed).sample(pairs, min(windows, len(pairs))))
     for first, last in chosen:
-        size = procs or int(found[last][1]["world_size"])
+        sizes = world_sizes.of_steps(run, first + 1, last, int(found[last][1]["world_size"]))
+        size = procs or sizes[-1]
         tell(f"computing steps {first + 1:,} to {last:,} again, with {processes(size)}")
         with tempfile.TemporaryDirectory(prefix="worldsize-audit-") as folder:
             again = scratch_runs.compute_again(run, found[first][0] if first else None, last, size, Path(folder))
-            kept = promise.of(certificate.environment, recipe, int(found[last][1]["world_size"]), size)
+            kept = promise.of(certificate.environment, recipe, world_sizes.to_compare(sizes, size), size)
             _compare(records[first:last], again, found[last][0], kept)
             window = Window(first + 1, last, size, again.sha256)
             certificate.windows.append(_measured(window, kept, records[last - 1], again, found[last][0]))

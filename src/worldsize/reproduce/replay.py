@@ -11,7 +11,7 @@ from typing import Any
 
 from worldsize.config import recipe_files
 from worldsize.errors import UserError
-from worldsize.reproduce import page, promise, scratch_runs
+from worldsize.reproduce import page, promise, scratch_runs, world_sizes
 from worldsize.reproduce.compare import processes
 from worldsize.reproduce.page import Replay
 from worldsize.reproduce.promise import Promise
@@ -39,7 +39,7 @@ def replay(
     """Compute the steps again in a scratch folder, and write the page of the first one.
 
     Args:
-        procs: number of processes (default: those of the run).
+        procs: number of processes (default: those that computed the first of the steps).
         from_start: allow to start at step 0 if no checkpoint is early enough.
         out: the page (default: ``RUN-step-N.html`` in the current folder).
 
@@ -51,10 +51,12 @@ def replay(
     start, path = _start(run, first, from_start)
     scratch_runs.check_device(run, "")
     environment = scratch_runs.environment_of(run)
-    size = procs or int(environment["world_size"])
+    newest = int(environment["world_size"])  # environment.json is about the newest session
+    sizes = world_sizes.of_steps(run, start + 1, last, newest)
+    size = procs or sizes[first - start - 1]
     recipe = recipe_files.load(str(run.recipe))
-    kept = promise.of(environment, recipe, int(environment["world_size"]), size)
-    for warning in scratch_runs.warnings(run, recipe, size):
+    kept = promise.of(environment, recipe, world_sizes.to_compare(sizes, size), size)
+    for warning in scratch_runs.warnings(run, recipe, procs or newest):
         tell(f"the bits may differ: {warning}")
     tell(f"computing steps {start + 1:,} to {last:,} again, with {processes(size)}")
     out = out or Path(f"{run.name}-step-{first}.html")
