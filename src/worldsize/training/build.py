@@ -34,7 +34,7 @@ from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.stop_signals import StopFlag
 from worldsize.distributed.world import World, join
 from worldsize.errors import Stopped
-from worldsize.models import factory, ghost_batchnorm, one_pixel, pretrained
+from worldsize.models import factory, ghost_batchnorm, one_pixel, pretrained, training_pass
 from worldsize.optim import averaging, optimizers, schedules
 from worldsize.optim.averaging import Averaging
 from worldsize.parallel.base import StrategyInputs
@@ -192,6 +192,9 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
         pretrained.load(network, recipe)
     for size in {recipe.data.val_crop_size, *crops.crop_sizes(recipe.data, recipe.epochs)}:
         factory.check_input(network, size, recipe.micro_batch, recipe.model.name, len(dataset.classes))
+    shared = setting.world.size > 1 or parallel.strategy_class(recipe.parallel).same_bits
+    refuses = shared and setting.request.resume is None  # older runs may have such a network
+    training_pass.check(network, recipe, setting.world, refuses)
     if (setting.precision.name, setting.world.device.type) == ("bf16", "cpu"):
         one_pixel.compute_in_fp32(network)
     return network
