@@ -48,6 +48,14 @@ def test_strategies_without_a_common_gradient_refuse_it(strategy):
         parallel.validate(recipe)
 
 
+def test_powersgd_refuses_it():
+    """Its memory would carry the error of the gradient that is not applied into the one that is."""
+    settings = {"parallel": {"compression": "powersgd"}, "optimizer": {"sam_rho": 0.1}}
+    with pytest.raises(UserError, match=r"powersgd adds its error .* of optimizer\.sam_rho 0\.1 only the second is applied"):
+        parallel.validate(Recipe.model_validate(settings))
+    parallel.validate(Recipe.model_validate(settings | {"parallel": {"compression": "bf16"}}))
+
+
 def test_graphs_are_refused():
     with pytest.raises(ValueError, match=r"cuda_graphs does not work with optimizer\.sam_rho"):
         Recipe.model_validate({"cuda_graphs": True, "optimizer": {"sam_rho": 0.1}})

@@ -47,6 +47,12 @@ class Strategy(base.Strategy):
                 "parallel.compression powersgd adds its error to the next step, which the changing loss scale of fp16 "
                 "makes wrong: use --precision bf16 or fp32"
             )
+        if recipe.parallel.compression == "powersgd" and recipe.optimizer.sam_rho:
+            raise UserError(
+                "parallel.compression powersgd adds its error to the next gradient, but of the two gradients of "
+                f"optimizer.sam_rho {recipe.optimizer.sam_rho:g} only the second is applied: leave it out, or use "
+                "--parallel.compression bf16"
+            )
 
     @classmethod
     def check(cls, recipe: Recipe, rank_info: RankInfo) -> None:
