@@ -140,6 +140,28 @@ def test_a_network_that_returns_no_logits_is_refused(ranks, tmp_path):
     assert "(1, 10, 30, 30) for one image: it must return the logits of 10 classes, (n, 10)" in output
 
 
+UNUSED = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.used, self.spare = nn.Linear(3, classes), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x.mean((2, 3)))
+"""
+
+
+@pytest.mark.parametrize(("more", "code"), [((), 64), (("--model.freeze", "spare"), 0), (("--parallel.static-graph",), 0)])
+def test_ddp_names_parameters_without_a_gradient_and_ways_to_train_without_them(ranks, tmp_path, more, code):
+    (tmp_path / "net.py").write_text(UNUSED)
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{tmp_path}/net.py:Net", "--max-steps", "2")
+    output = ranks(2).run(*train, *more, "--name", f"unused{len(more)}", code=code)
+    assert ("the loss does not depend on spare.weight, spare.bias, and strategy ddp waits" in output) == (code == 64)
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_it_trains_the_same_at_any_world_size_and_resumes_without_the_file(ranks, file, size):
     train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:build", "--parallel.strategy", "bitwise")

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from worldsize.distributed.rank import RankInfo
 
 
+_MOST_NAMES = 4  # of parameters in a message
+
+
 class Strategy(base.Strategy):
     """torch's DistributedDataParallel; the mean of all ranks' gradients, sent once per step."""
 
@@ -125,9 +128,31 @@ class Strategy(base.Strategy):
     def prepare_first_step(self, rehearse: Callable[[], None]) -> None:
         # DDP reorders its buckets after its first backward pass, and the order decides how a ring adds up. After one
         # rehearsal the first step of a fresh or resumed run uses the same buckets as all others.
-        with self._hook.rehearsing():
+        with self._hook.rehearsing(), self._all_reached():
             rehearse()
         self.exchange.take()
+
+    @contextmanager
+    def _all_reached(self) -> Iterator[None]:
+        """Around a pass that must compute a gradient of each parameter: DDP waits for them, and fails in the next pass.
+
+        With a static graph, it learns in the first pass which ones it does not get.
+        """
+        missing: dict[torch.Tensor, str] = {p: name for name, p in self._parts.model.named_parameters() if p.requires_grad}
+
+        def reached(parameter: torch.Tensor) -> None:
+            missing.pop(parameter, None)
+
+        hooks = [p.register_post_accumulate_grad_hook(reached) for p in missing]
+        yield
+        for hook in hooks:
+            hook.remove()
+        if missing and not self._parts.settings.static_graph:
+            names = ", ".join(list(missing.values())[:_MOST_NAMES]) + (", ..." if len(missing) > _MOST_NAMES else "")
+            raise UserError(
+                f"the loss does not depend on {names}, and strategy {self.name} waits for the gradient of each parameter: "
+                "freeze these parts of the network (--model.freeze), remove them, or pass --parallel.static-graph"
+            )
 
     def state(self) -> dict[str, torch.Tensor]:
         return self._hook.state()
