@@ -19,6 +19,30 @@ from torch import nn
 def instance(classes):
     norm = nn.InstanceNorm2d(8, affine=True, track_running_stats=True)
     return nn.Sequential(nn.Conv2d(3, 8, 3, 2), norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+
+
+def cumulative(classes):
+    norm = nn.BatchNorm2d(8, momentum=None)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
+
+
+def lazy(classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+
+class Two(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.head = nn.Linear(3, classes)
+
+    def forward(self, x):
+        logits = self.head(x.mean((2, 3)))
+        return (logits, logits) if self.training else logits
+
+
+class Fails(Two):
+    def forward(self, x):
+        return self.head(x.mean((2, 3))) + (self.missing if self.training else 0)
 """
 
 
@@ -48,7 +72,8 @@ def test_buffers_that_change_in_each_forward_pass_are_found(middle, expected):
     own = network(middle).eval()
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
     drawn = torch.get_rng_state()
-    assert training_pass.changing(own, 32, 2) == expected
+    output, found = training_pass.tried(own, 32, 2)
+    assert output.shape == (2, 10) and found == expected
     assert all(torch.equal(tensor, before[name]) for name, tensor in own.state_dict().items())
     assert torch.equal(torch.get_rng_state(), drawn) and not own.training
 
@@ -73,3 +98,26 @@ def test_a_run_that_has_begun_with_such_a_network_resumes(ranks, file):
     train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:instance", "--max-steps", "2", "--name", "begun")
     ranks(1).run(*train, "--stop-after", "1", code=75)
     assert "InstanceNorm2d" in ranks(2).run("train", "--resume", "runs/begun")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("cumulative", "1 (BatchNorm2d) has momentum=None, a cumulative average, which is not supported"),
+        ("lazy", "the sizes of 1 (LazyLinear) are unknown: use a layer that is not lazy, or call the network once"),
+        (
+            "Two",
+            "returned tuple in training for 6 images: it must return the logits of 10 classes, (n, 10), as in evaluation",
+        ),
+        ("Fails", ": a forward pass in training: AttributeError: 'Fails' object has no attribute 'missing'"),
+    ],
+)
+def test_a_network_that_cannot_be_trained_is_refused(ranks, file, function, message):
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:{function}", "--max-steps", "2", "--name", function)
+    assert message in ranks(1).run(*train, code=64)
+    assert not (ranks.cwd / "runs" / function).exists()
+
+
+def test_a_layer_that_keeps_its_cumulative_average_is_accepted(ranks, file):
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:cumulative", "--max-steps", "2", "--name", "frozen")
+    ranks(1).run(*train, "--model.freeze", "1")

@@ -9,31 +9,62 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from worldsize.config.recipe import Recipe, own_network
+from worldsize.distributed import device_errors
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
 from worldsize.models import factory
+from worldsize.models.freezing import FrozenBatchNorm2d
+from worldsize.models.networks import from_file
 
 log = logging.getLogger(__name__)
 
 
-def check(network: nn.Module, recipe: Recipe, world: World, refuses: bool) -> None:
-    """Look for state that changes in each forward pass: its numbers depend on how many processes share a step.
+def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuses: bool) -> None:
+    """Check that the network can be trained, and that its numbers do not depend on how many processes share a step.
 
-    On one process such a network trains and resumes as in torch, which is only worth a warning.
+    They do if each forward pass changes some state. On one process such a network trains and resumes as in torch, which is
+    only worth a warning.
 
     Args:
-        refuses: refuse such a network.
+        refuses: refuse a network with such state.
 
     Raises:
-        UserError: names the layers.
+        UserError: names the layers, or what a forward pass in training does.
     """
-    if not own_network.is_own(recipe.model.name):  # those of libraries have no such state
+    if not own_network.is_own(recipe.model.name):  # those of libraries train, and have no such state
         return
-    layers = changing(network, recipe.data.train_crop_size, min(2, recipe.micro_batch))
-    if not layers:
-        return
+    _check_momenta(network, recipe)
+    try:
+        output, layers = tried(network, recipe.data.train_crop_size, recipe.micro_batch)
+    except Exception as error:
+        if device_errors.is_of_device(error):
+            raise
+        raise from_file.explained(error, recipe.model.name, "a forward pass in training: ") from None
+    shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if shape != (recipe.micro_batch, classes):
+        raise UserError(
+            f"{recipe.model.name} returned {shape} in training for {recipe.micro_batch} images: it must return the "
+            f"logits of {classes} classes, (n, {classes}), as in evaluation"
+        )
+    if layers:
+        _refuse_or_warn(recipe, layers, world, refuses)
+
+
+def _check_momenta(network: nn.Module, recipe: Recipe) -> None:
+    unfreezes = recipe.model.unfreeze_epoch is not None
+    for name, layer in network.named_modules():
+        follows = isinstance(layer, _BatchNorm) and (unfreezes or not isinstance(layer, FrozenBatchNorm2d))
+        if follows and layer.track_running_stats and layer.momentum is None:
+            raise UserError(
+                f"{recipe.model.name}: {_layer(network, name)} has momentum=None, a cumulative average, which is not "
+                "supported: give it a momentum, such as 0.1"
+            )
+
+
+def _refuse_or_warn(recipe: Recipe, layers: list[str], world: World, refuses: bool) -> None:
     message = (
         f"{recipe.model.name}: each forward pass in training changes {'; '.join(layers)}. Of such state, only BatchNorm's "
         "running statistics are combined over processes and micro-batches, so the numbers depend on how many there are"
@@ -47,8 +78,8 @@ def check(network: nn.Module, recipe: Recipe, world: World, refuses: bool) -> No
         log.warning("%s", message)
 
 
-def changing(network: nn.Module, size: int, images: int) -> list[str]:
-    """The layers with buffers that a forward pass in training changes, and these, without the statistics of BatchNorm.
+def tried(network: nn.Module, size: int, images: int) -> tuple[object, list[str]]:
+    """What a forward pass in training returns, and the buffers that it changes by layer, without BatchNorm's statistics.
 
     The network is the same afterwards.
     """
@@ -58,17 +89,16 @@ def changing(network: nn.Module, size: int, images: int) -> list[str]:
         parameter = next(network.parameters())
         pixels = torch.rand(images, 3, size, size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
-            network.train()(pixels.to(parameter.device, parameter.dtype))
+            output = network.train()(pixels.to(parameter.device, parameter.dtype))
         for name, buffer in network.named_buffers():
             if name in buffers and id(buffer) not in statistics and not torch.equal(buffer, buffers[name]):
                 module, _, own = name.rpartition(".")
                 found[module].append(own)
-    return [_told(network, module, names) for module, names in found.items()]
+    return output, [f"{', '.join(names)} of {_layer(network, module)}" for module, names in found.items()]
 
 
-def _told(network: nn.Module, module: str, buffers: list[str]) -> str:
-    layer = network.get_submodule(module)
-    return f"{', '.join(buffers)} of {module or 'the network'} ({type(layer).__name__})"
+def _layer(network: nn.Module, name: str) -> str:
+    return f"{name or 'the network'} ({type(network.get_submodule(name)).__name__})"
 
 
 @contextmanager

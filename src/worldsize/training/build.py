@@ -194,7 +194,7 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
         factory.check_input(network, size, recipe.micro_batch, recipe.model.name, len(dataset.classes))
     shared = setting.world.size > 1 or parallel.strategy_class(recipe.parallel).same_bits
     refuses = shared and setting.request.resume is None  # older runs may have such a network
-    training_pass.check(network, recipe, setting.world, refuses)
+    training_pass.check(network, recipe, len(dataset.classes), setting.world, refuses)
     if (setting.precision.name, setting.world.device.type) == ("bf16", "cpu"):
         one_pixel.compute_in_fp32(network)
     return network

@@ -8,6 +8,7 @@ import traceback
 from types import ModuleType
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from worldsize.config.recipe import Recipe, own_network
 from worldsize.errors import UserError
@@ -28,16 +29,27 @@ def build(recipe: Recipe, classes: int) -> nn.Module:
         if value is not None:
             raise UserError(f"--model.{flag} works with known networks, not with {settings.name}: leave it out")
     trusted_code.check(recipe)
-    file = settings.name.rpartition(":")[0]
     try:
         network = getattr(_module(recipe), own_network.function(settings.name))(classes)
     except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == settings.name]
-        where = f"{file}, line {lines[-1]}" if lines else file
-        raise UserError(f"--model.name: {where}: {type(error).__name__}: {error}") from None
+        raise explained(error, settings.name) from None
     if not isinstance(network, nn.Module):
         raise UserError(f"--model.name {settings.name} returned {type(network).__name__}, not a torch.nn.Module")
+    for name, layer in network.named_modules():
+        if any(map(is_lazy, (*layer.parameters(recurse=False), *layer.buffers(recurse=False)))):
+            raise UserError(
+                f"--model.name {settings.name}: the sizes of {name or 'the network'} ({type(layer).__name__}) are unknown: "
+                "use a layer that is not lazy, or call the network once before returning it"
+            )
     return network
+
+
+def explained(error: Exception, name: str, doing: str = "") -> UserError:
+    """The same error with the file and the line of the network ``name`` that it is from."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+    file = name.rpartition(":")[0]
+    where = f"{file}, line {lines[-1]}" if lines else file
+    return UserError(f"--model.name: {where}: {doing}{type(error).__name__}: {error}")
 
 
 def _module(recipe: Recipe) -> ModuleType:
