@@ -144,9 +144,11 @@ class Strategy(base.Strategy):
             missing.pop(parameter, None)
 
         hooks = [p.register_post_accumulate_grad_hook(reached) for p in missing]
-        yield
-        for hook in hooks:
-            hook.remove()
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
         if missing and not self._parts.settings.static_graph:
             names = ", ".join(list(missing.values())[:_MOST_NAMES]) + (", ..." if len(missing) > _MOST_NAMES else "")
             raise UserError(
