@@ -211,8 +211,8 @@ def of_system(message: str, error: OSError) -> WorldsizeError:
     return StoreUnreachable(message) if of_the_place(error) else UserError(message)
 
 
-# What whoever runs a command can change: a disk is full, or takes no files.
-_UNWRITABLE = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS") if hasattr(errno, name))
+# What whoever runs a command can change: a disk is full, or takes no files, or none of this size.
+_UNWRITABLE = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG") if hasattr(errno, name))
 
 
 def unwritable(error: BaseException) -> str | None:

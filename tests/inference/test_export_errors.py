@@ -235,3 +235,13 @@ def test_ctrl_c_leaves_nothing(run: Path, tmp_path: Path):
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 75 and "nothing was exported" in output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["pt2", "safetensors"])
+def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path, form: str):
+    process = start("export", run, "--to", form, "--out", tmp_path / "out", cwd=tmp_path, rule="no_room_for_a_megabyte")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == UserError.exit_code
+    assert "cannot write: " in output and "File too large" in output
+    assert list(tmp_path.iterdir()) == []

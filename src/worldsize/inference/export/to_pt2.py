@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,7 +38,9 @@ class Form(Format):
             with quiet():
                 torch._inductor.aoti_compile_and_package(program, package_path=str(folder / FILE))
             return [f"network = torch._inductor.aoti_load_package({FILE!r})  # compiled for this kind of CPU"]
-        torch.export.save(program, folder / FILE)
+        in_memory = io.BytesIO()  # on a full disk, torch's own writer ends the process
+        torch.export.save(program, in_memory)
+        (folder / FILE).write_bytes(in_memory.getbuffer())
         return [f"network = torch.export.load({FILE!r}).module()"]
 
     def open(self, folder: Path, about: dict[str, Any], recipe: Recipe, classes: int) -> Runner:
