@@ -64,7 +64,7 @@ GROWING = (
             "add --schedule.warmup-epochs 0, or set --epochs to at least 13",
         ),
         (["train", "imagenet"], "--data.root FOLDER"),
-        (["train", "imagenet", "--data.root", "gone"], "no such folder"),
+        (["train", "imagenet", "--data.root", "gone"], "gone: no such folder in /"),
         (["train", "cifar10", "--data.root", "."], "--data.download"),
         (["train", "--resume", "gone"], "run gone does not exist"),
         (["train", "--resume", "."], "is not a run folder"),

@@ -112,7 +112,8 @@ def required_root(settings: Data) -> Path:
         raise UserError(f"dataset {settings.name!r} requires the folder of its images: pass --data.root FOLDER")
     root = settings.root.expanduser()
     if not root.exists():
-        raise UserError(f"{settings.root}: no such folder")  # commands name it by different flags
+        # Commands name it by different flags. A run may be resumed from another folder than the one that it began in.
+        raise UserError(f"{settings.root}: no such folder" + ("" if root.is_absolute() else f" in {Path.cwd()}"))
     if not root.is_dir():
         raise UserError(f"{settings.root} is a file, not a folder")
     return root
