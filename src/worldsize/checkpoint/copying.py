@@ -1,4 +1,4 @@
-"""Copies of tensors on the CPU, made while training goes on."""
+"""Copies of tensors on the CPU, made while training continues."""
 
 from __future__ import annotations
 
