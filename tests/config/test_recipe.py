@@ -122,6 +122,7 @@ def test_an_unknown_key_like_no_other_is_named_alone(tmp_path):
         ("data: {mean: [1]}", ["data.mean"]),
         ("data: {std: [1, 0, 1]}", ["data", "std"]),
         ("data: {name: mnist}", ["data.name"]),
+        ("data: {flip: false, alternate_flips: true}", ["data", "alternate_flips", "requires flip"]),
         ("data: {crop_area: [0.5, 0.1]}", ["data", "crop_area"]),
         ("data: {crop_ratio: [0, 1]}", ["data", "crop_ratio"]),
         ("optimizer: {lr: .nan}", ["optimizer.lr"]),

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from packing import SPECIAL, special_files
-from worldsize.config.recipe import Augment
+from worldsize.config.recipe import Augment, Data
 from worldsize.data.augmentation import operations, policies
 from worldsize.data.datasets import file_index
-from worldsize.data.images.crops import CenterCrop, PadCrop, RandomResizedCrop
+from worldsize.data.images.crops import CenterCrop, PadCrop, RandomResizedCrop, training_crop
 from worldsize.data.loading.loader import Batch, Loader, Treatment
 from worldsize.data.samples import ArraySamples, FileSamples
 from worldsize.data.sampling.order import permute
@@ -30,6 +30,7 @@ CROPS = {
     "centre": CenterCrop(SIDE, True, SIDE),
     "resized": CenterCrop(SIDE, False, SIDE + 4),
     "augmented": RandomResizedCrop(SIDE, True, (0.08, 1.0), (3 / 4, 4 / 3)),
+    "alternating": training_crop(Data(train_crop="none", alternate_flips=True), SIDE),
 }
 AUGMENT = Augment(policy="trivialaugment", interpolation="bilinear", color_jitter=(0.4, 0.4, 0.4, 0.1), erasing=0.5)
 POLICIES = {"augmented": policies.build(AUGMENT, (0.5, 0.4, 0.3), SIDE)}
@@ -65,6 +66,9 @@ def make(samples, crop="pad", *, workers=2, prefetch=2, seed=SEED, repeats=1) ->
 def prepared(samples: ArraySamples, crop: str, used: list[int], order: np.ndarray, epoch: int) -> np.ndarray:
     """The images ``used`` with the draws of the samples ``order``, one by one."""
     draws = uniforms(SEED, Use.AUGMENT, epoch, order, CROPS[crop].draws)
+    if CROPS[crop].alternates:
+        in_first = uniforms(SEED, Use.AUGMENT, 0, order, CROPS[crop].draws)[:, 0] < 0.5
+        draws[:, 0] = np.where(in_first ^ (epoch % 2 == 1), 0.0, 0.9)
     pixels = np.stack([CROPS[crop].one(samples.image(int(i)), d) for i, d in zip(used, draws, strict=True)])
     if policy := POLICIES.get(crop):
         program = policy.program(uniforms(SEED, Use.POLICY, epoch, order, policy.draws))
@@ -155,6 +159,26 @@ def test_an_epoch_is_the_permutation_cut_by_each_samples_own_draws(crop):
     expected = prepared(samples, crop, order.tolist(), order, 3)
     np.testing.assert_array_equal(torch.cat([b.pixels for b in batches]).numpy(), expected)
     np.testing.assert_array_equal(torch.cat([b.labels for b in batches]).numpy(), samples.labels[order])
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_alternating_flips_are_the_opposite_in_every_other_epoch(world):
+    samples, plan = in_memory(), BatchPlan(8, 2, world)
+    flipped = []
+    for epoch in range(4):
+        ranks = [epoch_of(samples, plan, rank, epoch, crop="alternating") for rank in range(world)]
+        found = {
+            int(i): pixels for rank in ranks for b in rank for i, pixels in zip(b.indices, b.pixels.numpy(), strict=True)
+        }
+        assert all(
+            np.array_equal(p, samples.pixels[i]) or np.array_equal(p[:, ::-1], samples.pixels[i]) for i, p in found.items()
+        )
+        flipped.append({i: not np.array_equal(pixels, samples.pixels[i]) for i, pixels in found.items()})
+    assert 5 < sum(flipped[0].values()) < 19  # of 24
+    for epoch, flips in enumerate(flipped):
+        both = flips.keys() & flipped[0].keys()
+        assert len(both) > 12
+        assert all(flips[i] == (flipped[0][i] ^ (epoch % 2 == 1)) for i in both)
 
 
 @pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])

@@ -53,6 +53,10 @@ class Data(Section):
     crop_ratio: tuple[float, float] = Field((3 / 4, 4 / 3), description="random_resized: range of width/height")
     padding: int = Field(4, ge=0, description="pad: black pixels added on each side before the random crop")
     flip: bool = Field(True, description="flip half of the training images left to right")
+    alternate_flips: bool = Field(
+        False,
+        description="flip: draw once for each image, then flip it in every other epoch (Jordan 2024, arXiv 2404.00498, 3.6)",
+    )
     interpolation: Literal["bilinear", "bicubic"] = Field(
         "bilinear", description="of the crops for training and evaluation; both are antialiased"
     )
@@ -124,6 +128,8 @@ class Data(Section):
             raise ValueError(f"label_list {self.label_list}: {problem}")
         if self.val_list is not None and self.name not in ("folder", "cifar10"):
             raise ValueError(f"val_list {self.val_list}: requires the name folder or cifar10, with images in class folders")
+        if self.alternate_flips and not self.flip:
+            raise ValueError("alternate_flips: requires flip")
         if not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
             raise ValueError(f"crop_area {self.crop_area} must be two increasing numbers between 0 and 1")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:

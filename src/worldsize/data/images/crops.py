@@ -39,7 +39,10 @@ class Crop(ABC):
         size: side of the result, pixels.
         bicubic: whether images are resized with bicubic instead of bilinear interpolation; both are antialiased.
         draws: number of uniform draws per sample. Draw 0 decides about the flip, the others about the position.
+        alternates: whether the flips of an epoch are those of the first one, in odd epochs (the first is 0) the opposite.
     """
+
+    alternates = False
 
     def __init__(self, size: int, flip: bool, bicubic: bool = False) -> None:
         self.size = size
@@ -312,13 +315,16 @@ def crop_sizes(data: Data, epochs: int) -> set[int]:
 def training_crop(data: Data, size: int) -> Crop:
     """The recipe's crop for training, to ``size`` x ``size`` pixels."""
     bicubic = data.interpolation == "bicubic"
+    crop: Crop
     match data.train_crop:
         case "random_resized":
-            return RandomResizedCrop(size, data.flip, data.crop_area, data.crop_ratio, bicubic)
+            crop = RandomResizedCrop(size, data.flip, data.crop_area, data.crop_ratio, bicubic)
         case "pad":
-            return PadCrop(size, data.flip, data.padding, bicubic)
+            crop = PadCrop(size, data.flip, data.padding, bicubic)
         case "none":
-            return CenterCrop(size, data.flip, size, bicubic)
+            crop = CenterCrop(size, data.flip, size, bicubic)
+    crop.alternates = data.alternate_flips
+    return crop
 
 
 def evaluation_crop(data: Data) -> Crop:

@@ -238,7 +238,7 @@ class Loader:
         crop, size = treatment.crop, treatment.crop.size
         pixels = torch.empty((len(indices), size, size, 3), dtype=torch.uint8, pin_memory=self._pin)
         labels = blank_labels(self.samples, len(indices), self._pin)
-        draws = uniforms(self._seed, Use.AUGMENT, epoch, indices, crop.draws, repeats)
+        draws = self._draws(crop, epoch, indices, repeats)
         program = self._program(treatment.policy, indices, epoch, repeats)
         indices = indices.copy()  # `_replace` changes it
         places = Places(crop, indices, draws, program, pixels.numpy(), labels.numpy())
@@ -251,6 +251,13 @@ class Loader:
             else:
                 tasks.append(self._pool.submit(self._fill_from_memory, part))
         return _Pending(pixels, labels, indices, mix, tasks)
+
+    def _draws(self, crop: Crop, epoch: int, indices: Indices, repeats: Indices) -> Draws:
+        draws = uniforms(self._seed, Use.AUGMENT, epoch, indices, crop.draws, repeats)
+        if crop.alternates:
+            first = uniforms(self._seed, Use.AUGMENT, 0, indices, 1, repeats)[:, 0]
+            draws[:, 0] = (first + epoch % 2 / 2) % 1
+        return draws
 
     def _mix(self, mixing: Mixing | None, epoch: int, plan: BatchPlan, first: int) -> torch.Tensor | None:
         """The mix of a forward pass that starts with the sample at position ``first`` of the epoch."""
