@@ -125,7 +125,7 @@ def test_timms_weights_fit_networks_for_other_sizes(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "keras:resnet18"}, "known prefixes are timm: and none"),
+        ({"name": "keras:resnet18"}, "known prefixes are timm:, worldsize: and none"),
         ({"name": "timm:resnet18"}, "--model.name timm:resnet18 needs timm: pip install"),
         ({"weights": "timm:resnet18.a1_in1k"}, "--model.weights timm:resnet18.a1_in1k needs timm: pip install"),
     ],
@@ -151,7 +151,7 @@ def test_networks_of_timm(monkeypatch):
     assert networks.classifier(network)[0] == "head"
     with pytest.raises(UserError, match="did you mean timm:resnet18"):
         build(name="timm:resnet_18")
-    with pytest.raises(UserError, match="known prefixes are timm: and none"):
+    with pytest.raises(UserError, match="known prefixes are timm:, worldsize: and none"):
         build(name="keras:resnet18")
 
 

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from worldsize.config.recipe import own_network
 from worldsize.errors import UserError
 
-PREFIXES = ("", "timm")  # without a prefix: torchvision
+PREFIXES = ("", "timm", "worldsize")  # without a prefix: torchvision
 
 
 def check(setting: str, name: str) -> None:

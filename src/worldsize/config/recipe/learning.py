@@ -15,7 +15,9 @@ class Model(Section):
     """The network and its initial weights."""
 
     name: str = Field(
-        "resnet50", description="a classification network of torchvision; timm:NAME; or your own: FILE.py:FUNCTION"
+        "resnet50",
+        description="a classification network of torchvision; timm:NAME; worldsize:cifarnet, for tiny images; or your own: "
+        "FILE.py:FUNCTION",
     )
     source: str | None = operational(None, description="the code of your own network, taken from the file of model.name")
     stem: Literal["imagenet", "cifar"] = Field(

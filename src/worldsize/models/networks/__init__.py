@@ -17,11 +17,12 @@ from torch import nn
 from worldsize.config.recipe import Recipe, own_network
 from worldsize.errors import UserError
 from worldsize.models import blurpool, dropout, network_names
-from worldsize.models.networks import from_file, from_timm, from_torchvision
+from worldsize.models.networks import from_file, from_timm, from_torchvision, from_worldsize
 
 _SOURCES: dict[str, Callable[[str, int, Recipe], nn.Module]] = {
     "": from_torchvision.build,
     "timm": from_timm.build,
+    "worldsize": from_worldsize.build,
 }
 
 
