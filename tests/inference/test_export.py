@@ -190,6 +190,7 @@ def source_of(tmp_path: Path, **settings: Any) -> Source:
         {"data": {"val_mirror": True}},
         {"stem": "cifar"},
         {"blurpool": True},
+        {"name": "worldsize:cifarnet", "data": {"val_mirror": True}},
         {"data": {"val_mirror": True, "interpolation": "bicubic"}, "stem": "cifar", "blurpool": True},
     ],
     ids=str,
@@ -212,7 +213,9 @@ def test_formats_express_every_setting(tmp_path: Path, settings: dict):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"stem": "cifar"}, {"blurpool": True}, {"name": "timm:vit_tiny_patch16_224"}, {}], ids=str
+    "settings",
+    [{"stem": "cifar"}, {"blurpool": True}, {"name": "timm:vit_tiny_patch16_224"}, {"name": "worldsize:cifarnet"}, {}],
+    ids=str,
 )
 def test_the_card_of_safetensors_builds_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict):
     source = source_of(tmp_path, **settings)

@@ -47,6 +47,9 @@ def _build(source: Source) -> list[str]:
         function = own_network.function(settings.name)
         return [f"# {function} is in model.source of recipe.yaml", f"network = {function}({len(source.found.classes)})"]
     library, _, name = settings.name.rpartition(":")
+    if library == "worldsize":
+        built = f"network = from_worldsize.NETWORKS[{name!r}]({len(source.found.classes)})"
+        return ["from worldsize.models.networks import from_worldsize", built]
     options = f"{name!r}, num_classes={len(source.found.classes)}"
     if library and getattr(network, "pretrained_cfg", {}).get("fixed_input_size"):
         options += f", img_size={source.recipe.data.train_crop_size}"

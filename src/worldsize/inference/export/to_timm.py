@@ -30,7 +30,7 @@ class Form(Format):
     def check(self, recipe: Recipe, options: Options) -> None:
         _timm()
         name = recipe.model.name
-        if recipe.model.stem == "cifar":
+        if recipe.model.stem == "cifar" and ":" not in name:
             raise UserError(f"timm cannot express the CIFAR stem of this {name}; {_OTHERS}")
         if recipe.model.blurpool:
             raise UserError(f"timm cannot express BlurPool in {name}; {_OTHERS}")

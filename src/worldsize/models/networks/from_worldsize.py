@@ -10,7 +10,7 @@ from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.models.networks.cifarnet import CifarNet
 
-_NETWORKS: dict[str, Callable[[int], nn.Module]] = {"cifarnet": CifarNet}
+NETWORKS: dict[str, Callable[[int], nn.Module]] = {"cifarnet": CifarNet}
 
 
 def build(name: str, classes: int, recipe: Recipe) -> nn.Module:
@@ -19,8 +19,8 @@ def build(name: str, classes: int, recipe: Recipe) -> nn.Module:
     Raises:
         UserError: the name is unknown, or it does not support a setting.
     """
-    if name not in _NETWORKS:
-        raise UserError(f"worldsize has no network {name!r} of its own; it has {', '.join(_NETWORKS)}")
+    if name not in NETWORKS:
+        raise UserError(f"worldsize has no network {name!r} of its own; it has {', '.join(NETWORKS)}")
     if recipe.model.drop_path is not None:
         raise UserError(f"--model.drop-path: worldsize:{name} has no residual blocks; leave it out")
-    return _NETWORKS[name](classes)
+    return NETWORKS[name](classes)
