@@ -129,7 +129,7 @@ class Data(Section):
         if self.val_list is not None and self.name not in ("folder", "cifar10"):
             raise ValueError(f"val_list {self.val_list}: requires the name folder or cifar10, with images in class folders")
         if self.alternate_flips and not self.flip:
-            raise ValueError("alternate_flips: requires flip")
+            raise ValueError("alternate_flips requires flip: turn both on, or alternate_flips off")
         if not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
             raise ValueError(f"crop_area {self.crop_area} must be two increasing numbers between 0 and 1")
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:

@@ -78,7 +78,7 @@ def _convolution(inputs: int, outputs: int) -> nn.Conv2d:
 
 def _norm(channels: int) -> nn.BatchNorm2d:
     """BatchNorm whose weights are constant, and undo what its outputs are multiplied by."""
-    layer = nn.BatchNorm2d(channels, momentum=0.4)
+    layer = nn.BatchNorm2d(channels, momentum=0.4)  # the paper's 0.6, as torch counts it
     nn.init.constant_(layer.weight, 1 / _BIAS_SCALE)
     layer.weight.requires_grad_(False)
     return layer
