@@ -394,11 +394,11 @@ def small_gpu() -> None:
     torch.cuda.set_per_process_memory_fraction(4 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
 
 
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    raise SystemExit(cli.main(sys.argv[2:]))
-
-
 def no_room_for_a_megabyte() -> None:
     """Files end at one megabyte, as on a disk that gets full. Python ignores the signal that comes with it."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    raise SystemExit(cli.main(sys.argv[2:]))
