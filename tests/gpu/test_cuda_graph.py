@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paths import SMALL_NETWORK
 from worldsize import parallel
@@ -119,6 +120,39 @@ def test_steps_as_graphs_have_the_bits_of_plain_steps(case, monkeypatch):
         torch.testing.assert_close(own, expected, rtol=0, atol=0, equal_nan=True)  # of fp16, the first gradients overflow
     assert all(torch.equal(graphed[name], weights[name]) for name in weights)
     assert not torch.equal(metrics[-1], metrics[-2])
+
+
+class Added(TorchDispatchMode):
+    """Counts the additions into memory that is there already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function in (torch.ops.aten.add_.Tensor, torch.ops.aten._foreach_add_.List)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_gradient_is_added_to_that_of_all_parameters_at_once():
+    layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(4))
+    parameters, unused = [*layers.parameters()], torch.nn.Parameter(torch.ones(2))
+    images = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+
+    def loss() -> torch.Tensor:
+        return torch.nn.Sequential(*layers)(images).square().sum()
+
+    backward, add = Added(), Added()
+    for _ in range(2):
+        with backward:
+            loss().backward()
+    expected = [p.grad for p in parameters]
+    torch.nn.Module.zero_grad(layers)
+    for _ in range(2):
+        with add:
+            cuda_graph.add_gradient(loss(), [*parameters, unused])
+    assert all(torch.equal(p.grad, one) for p, one in zip(parameters, expected, strict=True)) and unused.grad is None
+    assert (backward.count, add.count) == (len(parameters), 2)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.device_timer import elapsed_ms, stamp
 from worldsize.training import lost_gradients
-from worldsize.training.cuda_graph import Graphed
+from worldsize.training.cuda_graph import Graphed, add_gradient
 from worldsize.training.margins import Answers
 from worldsize.training.state import TrainState
 from worldsize.training.step_recorder import StepRecorder
@@ -184,7 +184,11 @@ class GradientComputer:
         losses, logits = self.state.strategy.module(pixels, labels, *(() if mix is None else (mix,)))
         if look is not None:
             look(logits)
-        self.state.scaler.scale(losses.mean() / self.state.strategy.loss_divisor).backward()
+        loss = self.state.scaler.scale(losses.mean() / self.state.strategy.loss_divisor)
+        if self.state.graphs:
+            add_gradient(loss, [*self._trained().values()])
+        else:
+            loss.backward()
         return self.state.objective.values(losses.detach(), logits.detach(), labels, mix)
 
     def capture_again(self) -> None:
