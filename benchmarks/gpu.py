@@ -121,8 +121,10 @@ def write(out: Path, about: str, results: dict[str, tuple[str, float]]) -> None:
     lines = ["# One GPU", "", "```", about.rstrip(), "```", "", "| part | result | seconds |", "| --- | --- | ---: |"]
     lines += [f"| {name} | {line.replace('|', '/')} | {seconds:.0f} |" for name, (line, seconds) in results.items()]
     for log in sorted(out.glob("*.log")):
-        if table := [line for line in log.read_text("utf-8", errors="replace").splitlines() if line.startswith("|")]:
-            lines += ["", f"## {log.stem}", "", *table]
+        printed = log.read_text("utf-8", errors="replace").splitlines()
+        tables = [list(group) for is_row, group in itertools.groupby(printed, lambda x: x.startswith("|")) if is_row]
+        lines += ["", f"## {log.stem}"] if tables else []
+        lines += itertools.chain.from_iterable(("", *table) for table in tables)
     (out / "README.md").write_text("\n".join(lines) + "\n", "utf-8")
 
 

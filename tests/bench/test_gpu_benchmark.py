@@ -89,6 +89,14 @@ def test_the_script_runs_to_its_end_on_a_bare_machine(bare, tmp_path):
     assert list(table(out)) == list(found)
 
 
+def test_the_tables_of_a_part_stay_apart(tmp_path):
+    (tmp_path / "step.log").write_text("preparing\n| a |\n| - |\n| 1 |\n\n| b |\n| - |\n| 2 |\n\nAll measurements: x\n")
+    (tmp_path / "host-time.log").write_text("0.2 ms\n")
+    gpu.write(tmp_path, "one GPU", {"step": ("fine", 3.0)})
+    text = (tmp_path / "README.md").read_text()
+    assert text.endswith("| step | fine | 3 |\n\n## step\n\n| a |\n| - |\n| 1 |\n\n| b |\n| - |\n| 2 |\n")
+
+
 def test_the_limits_leave_eight_minutes_for_everything(tmp_path):
     every = gpu_parts.parts(tmp_path, tmp_path, tiny=False)
     assert sum(part.limit_s for part in every if not part.on_request) <= 450  # and half a minute for images

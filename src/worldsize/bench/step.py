@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from worldsize.bench import tables
+from worldsize.bench import kernels, tables
 from worldsize.bench.options import BenchStep
 from worldsize.config.recipe import Recipe
 from worldsize.data.loading.device_feed import Feed
@@ -83,7 +83,9 @@ class Measured:
 
 
 def run(arguments: BenchStep, tell: Callable[[str], None]) -> RunFolder:
-    """Measure, and report each form of each round with ``tell``; writes ``results.jsonl`` and ``table.md`` to a new folder.
+    """Measure, and report each form of each round with ``tell``.
+
+    Writes ``results.jsonl`` and ``table.md`` to a new folder, on a GPU also ``kernels.jsonl``.
 
     Raises:
         UserError: the device does not support a number format or is too small for the batch, or a form is unknown.
@@ -104,10 +106,14 @@ def run(arguments: BenchStep, tell: Callable[[str], None]) -> RunFolder:
             tell(f"round {turn}/{arguments.rounds}  {form.name:<28} {results[-1].images_per_s:10,.1f} images/s")
             with open(folder.path / "results.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(results[-1])) + "\n")
+    found = [table(results, flops_per_image(arguments.model, arguments.size), peak(world.device))]
+    by_form = {form.name: loop.kernels for form, loop in loops.items()}
+    if world.device.type == "cuda":
+        kernels.write(folder.path / "kernels.jsonl", by_form)
+        found.append(kernels.table(by_form))
     heading = f"{environment.device_name(world.device.type)}, {arguments.model}, {arguments.size} pixels, "
     heading += f"{arguments.batch} images per step"
-    flops = flops_per_image(arguments.model, arguments.size)
-    (folder.path / "table.md").write_text(f"{heading}\n\n{table(results, flops, peak(world.device))}\n", "utf-8")
+    (folder.path / "table.md").write_text("\n\n".join([heading, *found]) + "\n", "utf-8")
     return folder
 
 
@@ -174,7 +180,7 @@ class _Loop:
         for _ in range(arguments.warmup):
             self._step()
         self._memory = None if before is None else (torch.cuda.max_memory_allocated(self._device) - before) / 2**30
-        self._kernels = self._count_kernels()
+        self.kernels = kernels.profiled(self._step, self._wait) if self._device.type == "cuda" else []
 
     def measure(self, turn: int) -> Measured:
         Precision(self._form.precision, self._device).apply()
@@ -186,7 +192,8 @@ class _Loop:
         self._wait()
         images = steps * self._arguments.batch / (time.perf_counter() - begin)
         host_ms = launch_ms(self._step, self._wait) if self._device.type == "cuda" else None
-        return Measured(self._form.name, turn, images, host_ms, self._memory, self._kernels)
+        launches = sum(kernel.launches for kernel in self.kernels) or None
+        return Measured(self._form.name, turn, images, host_ms, self._memory, launches)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -197,16 +204,6 @@ class _Loop:
             return None
         torch.cuda.reset_peak_memory_stats(self._device)
         return torch.cuda.memory_allocated(self._device)
-
-    def _count_kernels(self) -> int | None:
-        if self._device.type != "cuda":
-            return None
-        from torch.profiler import ProfilerActivity, profile
-
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            self._step()
-            self._wait()
-        return sum(event.device_type.name == "CUDA" for event in profiler.events() or ())
 
 
 def launch_ms(step: Callable[[], None], wait: Callable[[], None]) -> float:
