@@ -1,4 +1,4 @@
-"""benchmarks/launches.py and benchmarks/step_launches.py: they run against the product as it is now."""
+"""benchmarks/launches.py, step_launches.py and compiled_bytes.py: they run against the product as it is now."""
 
 from __future__ import annotations
 
@@ -51,3 +51,11 @@ def test_operations_of_a_step_are_counted():
     assert one[1] == 2 * 53 and eight[1] == 8 * 2 * 53
     # No more than what is known: the statistics of eight micro-batches, and sums of their gradients.
     assert one[0] < 800 and eight[0] < 2400
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_compiled_network_moves_no_more_bytes_than_without_worldsize():
+    found = rows(run("compiled_bytes.py", "worldsize:cifarnet"))
+    one, four = (float(found[f"{name} in a pass"][2]) for name in ("1 micro-batch", "4 micro-batches"))
+    assert found["bare"][2] == "1.000" and one < 1.02 and four < 1.05
