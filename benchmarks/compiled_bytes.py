@@ -3,8 +3,9 @@
     python benchmarks/compiled_bytes.py [MODEL]
 
 Counted by torch's compiler from the sizes of the tensors, for a forward and a backward pass in bf16, compiled for a CPU;
-nothing is timed. Kernels that are not convolutions or matrix products are limited by memory, so these bytes are their cost.
-Takes some minutes. Uses internals of torch 2.12.
+nothing is timed. Kernels that are not convolutions or matrix products are limited by memory, so these bytes are their cost,
+unless they read images in two orders of memory: convolutions have the channels last, so what is stored channel by channel is
+slow to read with it. Takes some minutes. Uses internals of torch 2.12.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 import torch
 import torch._inductor.config
 from torch._inductor.graph import GraphLowering
+from torch._inductor.ir import ComputedBuffer
 from torch.nn import functional
 
 from worldsize.config.recipe import Recipe
@@ -29,10 +31,13 @@ CPU, CLASSES, BATCH, SIZE = torch.device("cpu"), 1000, 32, 64
 
 
 class Traffic:
-    """Adds up the kernels of each graph that is compiled, and their bytes; convolutions and products apart."""
+    """Adds up the kernels of each graph that is compiled, and their bytes; convolutions and products apart.
+
+    ``planar``: values with the shape of images that are stored channel by channel.
+    """
 
     def __init__(self) -> None:
-        self.kernels = self.fused_mb = self.other_mb = 0.0
+        self.kernels = self.fused_mb = self.other_mb = self.planar = 0.0
         generate = GraphLowering.codegen
 
         def counted(graph: GraphLowering) -> object:
@@ -43,14 +48,22 @@ class Traffic:
             self.kernels += len(nodes) - len(library)
             self.fused_mb += (total - apart) / 1e6
             self.other_mb += apart / 1e6
+            stored = [buffer for name, buffer in graph.name_to_buffer.items() if name not in graph.removed_buffers]
+            self.planar += sum(is_planar(buffer) for buffer in stored if isinstance(buffer, ComputedBuffer))
             return code
 
         GraphLowering.codegen = counted  # type: ignore[method-assign]
 
-    def of(self, losses: Callable[[], torch.Tensor]) -> tuple[float, float, float]:
-        self.kernels = self.fused_mb = self.other_mb = 0.0
+    def of(self, losses: Callable[[], torch.Tensor]) -> tuple[float, float, float, float]:
+        self.kernels = self.fused_mb = self.other_mb = self.planar = 0.0
         losses().mean().backward()
-        return self.kernels, self.fused_mb, self.other_mb
+        return self.kernels, self.fused_mb, self.other_mb, self.planar
+
+
+def is_planar(buffer: ComputedBuffer) -> bool:
+    """Whether it has the shape of several images with several channels and pixels, and its channels are not the last."""
+    size, stride = ([int(number) for number in numbers] for numbers in (buffer.get_size(), buffer.get_stride()))
+    return len(size) == 4 and min(size) > 1 and size[0] == BATCH and stride[1] != 1
 
 
 def recipe(model: str, groups: int) -> Recipe:
@@ -95,13 +108,15 @@ def main() -> None:
     model = sys.argv[1] if len(sys.argv) > 1 else "resnet50"
     traffic = Traffic()
     forms = {"bare": bare(model)} | {f"{n} micro-batch{'es' * (n > 1)} in a pass": product(model, n) for n in (1, 4)}
-    print(f"| {model}, compiled | kernels | their MB | relative to bare | MB of convolutions and products |")
-    print("| --- | ---: | ---: | ---: | ---: |", flush=True)
+    print(
+        f"| {model}, compiled | kernels | their MB | relative to bare | MB of convolutions, products | channel by channel |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
     first = 0.0
     for name, losses in forms.items():
-        kernels, fused, other = traffic.of(losses)
+        kernels, fused, other, planar = traffic.of(losses)
         first = first or fused
-        print(f"| {name} | {kernels:.0f} | {fused:,.1f} | {fused / first:.3f} | {other:,.1f} |", flush=True)
+        print(f"| {name} | {kernels:.0f} | {fused:,.1f} | {fused / first:.3f} | {other:,.1f} | {planar:.0f} |", flush=True)
         torch._dynamo.reset()
 
 

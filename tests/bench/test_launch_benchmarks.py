@@ -56,7 +56,8 @@ def test_operations_of_a_step_are_counted():
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_a_compiled_network_moves_about_the_bytes_of_the_bare_one():
-    """1.05 and 0.95 with torch 2.12, which fuses their kernels in different ways."""
-    found = rows(run("compiled_bytes.py", "worldsize:cifarnet"))
-    one, four = (float(found[f"{name} in a pass"][2]) for name in ("1 micro-batch", "4 micro-batches"))
-    assert found["bare"][2] == "1.000" and one < 1.1 and four < 1.1
+    """In the same order of memory, too: kernels that read two orders took an H200 four times as long."""
+    found = rows(run("compiled_bytes.py", "resnet18"))
+    bare, one, four = (found[name] for name in ("bare", "1 micro-batch in a pass", "4 micro-batches in a pass"))
+    assert bare[2] == "1.000" and float(one[2]) < 1.1 and float(four[2]) < 1.1
+    assert one[4] == four[4] == bare[4]

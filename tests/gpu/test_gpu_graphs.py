@@ -29,18 +29,25 @@ def trained(cwd: Path, name: str, *settings: str) -> Path:
     return cwd / "runs" / name
 
 
+COMPILED = ("--model.name", "resnet18", "--precision", "bf16", "--micro-batch", "16")
+
+
 def test_the_steps_of_a_compiled_network_are_captured_by_default(tmp_path):
-    settings = ("--model.name", "resnet18", "--precision", "bf16", "--micro-batch", "16")
-    kernels = trained(tmp_path, "kernels", *settings, "--no-cuda-graphs")
-    graphs = trained(tmp_path, "graphs", *settings)
-    used = [json.loads((run / "environment.json").read_text())["cuda_graphs"] for run in (kernels, graphs)]
-    assert used == [False, True]
+    graphs = trained(tmp_path, "graphs", *COMPILED)
+    assert json.loads((graphs / "environment.json").read_text())["cuda_graphs"]
     assert not (graphs / "log.txt").exists() or "CUDA graphs" not in (graphs / "log.txt").read_text()
-    assert losses(graphs) == pytest.approx(losses(kernels), rel=1e-2)
     # A compiler that loses gradients, as torch 2.11's did in fp32, computes the right losses of the first step.
-    plain = trained(tmp_path, "plain", *settings, "--model.no-compile")
-    norms = [records(run, "step")[0]["grad_norm"] for run in (kernels, graphs, plain)]
-    assert norms[:2] == pytest.approx([norms[2]] * 2, rel=5e-2)
+    plain = trained(tmp_path, "plain", *COMPILED, "--model.no-compile")
+    norms = [records(run, "step")[0]["grad_norm"] for run in (graphs, plain)]
+    assert norms[0] == pytest.approx(norms[1], rel=5e-2)
+
+
+def test_captured_steps_of_a_compiled_network_have_the_bits_of_its_kernels(tmp_path):
+    """Only with deterministic kernels: in bf16, runs with others differ by a percent after few steps."""
+    settings = (*COMPILED, "--model.compile", "--deterministic")
+    kernels = trained(tmp_path, "kernels", *settings, "--no-cuda-graphs")
+    graphs = trained(tmp_path, "graphs", *settings, "--cuda-graphs")
+    assert losses(graphs) == losses(kernels)
 
 
 def test_a_graph_draws_new_random_numbers_in_each_step(tmp_path):

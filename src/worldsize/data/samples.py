@@ -169,8 +169,11 @@ class EncodedSamples(Samples):
         """
         return self.encoded(index)
 
-    def several(self, indices: NDArray[np.int64]) -> list[Read]:
-        """For each image, what `stored` returns or raises: a broken image does not affect the others."""
+    def several(self, indices: NDArray[np.int64]) -> list[Read] | NDArray[np.uint8]:
+        """For each image, what `stored` returns or raises: a broken image does not affect the others.
+
+        One array (n, height, width, 3) if they are stored as pixels, all of one size, and none is broken.
+        """
         return [_stored_or_error(self, int(index)) for index in indices]
 
     def image(self, index: int) -> Image.Image:

@@ -94,8 +94,7 @@ class _Normalization(torch.autograd.Function):
         deviation = x.to(weight.dtype) - _per_sample(mean, x)
         scale = torch.rsqrt(variance + ctx.eps)
         n = x.numel() // mean.numel()
-        total = _grouped(dy, ctx.groups).sum(_WITHIN)
-        along = _grouped(dy * deviation, ctx.groups).sum(_WITHIN)
+        total, along = _sums(dy, ctx.groups), _sums(dy * deviation, ctx.groups)
         dx = dy - deviation * _per_sample(along * scale * scale / n, x) - _per_sample(total / n, x)
         dx = (dx * _per_sample(scale * weight, x)).to(x.dtype)
         return dx, (along * scale).sum(0), total.sum(0), None, None
@@ -107,6 +106,17 @@ _WITHIN = (1, 3, 4)  # the dimensions of (groups, samples, C, H, W) over which a
 def _grouped(x: torch.Tensor, groups: int) -> torch.Tensor:
     """(n, C, H, W) as (groups, samples, C, H, W)."""
     return x.unflatten(0, (groups, -1))
+
+
+def _sums(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """The sum of each group and channel, (groups, C).
+
+    Not of a view of ``x``: where several kernels read ``x``, torch's compiler would store it in the order that the view has,
+    channel by channel, while the images have their channels last. Kernels that read both orders are slow.
+    """
+    if groups == 1:
+        return x.sum((0, 2, 3))[None]
+    return x.sum((2, 3)).unflatten(0, (groups, -1)).sum(1)
 
 
 def _per_sample(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,11 @@ from worldsize.errors import UserError
 PREFIXES = ("", "timm", "worldsize")  # without a prefix: torchvision
 
 
+def is_built_in(name: str) -> bool:
+    """Whether the network is one of worldsize itself."""
+    return name.startswith("worldsize:")
+
+
 def check(setting: str, name: str) -> None:
     """Refuse a name with an unknown prefix, or of a library that is not installed.
 

@@ -15,6 +15,7 @@ from worldsize.data.samples import EncodedSamples
 from worldsize.distributed import batch_plan
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.errors import UserError
+from worldsize.models import network_names
 from worldsize.plan import traffic
 from worldsize.plan.arguments import Feed
 from worldsize.plan.model import BACKWARD, Traffic
@@ -78,7 +79,8 @@ class Job:
         """Flags that the recipe does not use yet and that make a pass cheaper for the host; empty if there are none."""
         recipe = self.recipe
         compiled = recipe.model.compile if recipe.model.compile != "auto" else recipe.device != "cpu"
-        graphs = recipe.cuda_graphs if recipe.cuda_graphs != "auto" else compiled
+        known = compiled or network_names.is_built_in(recipe.model.name)
+        graphs = recipe.cuda_graphs if recipe.cuda_graphs != "auto" else known
         alone = recipe.device != "cpu" and plan.world_size == 1
         flags = {"--model.compile": not compiled, "--cuda-graphs": alone and not graphs and not recipe.not_captured}
         return " or ".join(flag for flag, unused in flags.items() if unused)

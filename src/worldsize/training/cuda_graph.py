@@ -19,6 +19,7 @@ from worldsize import parallel
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
+from worldsize.models import network_names
 from worldsize.parallel.base import Strategy
 from worldsize.training.precision import Precision
 
@@ -166,12 +167,14 @@ def _has_room(device: torch.device) -> bool:
 def wanted(recipe: Recipe, world: World, precision: Precision, compiled: bool) -> bool:
     """Whether the steps are replayed as CUDA graphs.
 
-    ``auto`` does on GPUs with a compiled network in a 16-bit format; not where bits are promised, nor in formats of 32 bits,
-    in which no GPU has replayed a compiled network yet.
+    ``auto`` does on GPUs in a 16-bit format, with a compiled network or one of worldsize itself: what another one does in
+    Python in each step would be lost. Not where bits are promised, nor in formats of 32 bits, in which no GPU has replayed a
+    compiled network yet.
     """
     if recipe.cuda_graphs != "auto":
         return recipe.cuda_graphs
-    if world.device.type != "cuda" or not compiled or recipe.deterministic or precision.name not in ("bf16", "fp16"):
+    known = compiled or network_names.is_built_in(recipe.model.name)
+    if world.device.type != "cuda" or not known or recipe.deterministic or precision.name not in ("bf16", "fp16"):
         return False
     return recipe.not_captured is None and parallel.resolve_strategy(recipe.parallel, world.size).captured
 

@@ -76,7 +76,8 @@ class Recipe(Section):
     cuda_graphs: Literal["auto", True, False] = operational(
         "auto",
         description="GPUs, strategy single: replay the kernels of a step as CUDA graphs, which uses less host time; auto: "
-        "with a compiled network in bf16 or fp16, unless the run is deterministic; --no-cuda-graphs: never",
+        "in bf16 or fp16 with a network that is compiled or worldsize's own, unless the run is deterministic; "
+        "--no-cuda-graphs: never",
     )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="fraction of the target spread over all classes")
     evaluate_every: int = operational(1, ge=1, description="evaluate every this many epochs, and after the last")

@@ -49,5 +49,5 @@ class Chosen(EncodedSamples):
     def reads_many(self) -> bool:
         return self._samples.reads_many
 
-    def several(self, indices: NDArray[np.int64]) -> list[Read]:
+    def several(self, indices: NDArray[np.int64]) -> list[Read] | NDArray[np.uint8]:
         return self._samples.several(self._chosen[indices])

@@ -26,6 +26,7 @@ Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 Pixels = NDArray[np.uint8]
 Sizes = NDArray[np.int32]
 Mask = NDArray[np.bool_]
+Numbers = Sequence[int] | NDArray[np.integer[Any]]
 
 DECODER = "WORLDSIZE_DECODER"  # "pillow" disables the library, including its reads
 _SIMD = "WORLDSIZE_SIMD"  # "scalar" selects plain C; read by native/src/kernels.c
@@ -115,26 +116,27 @@ class Native:
 
     def raw(
         self,
-        images: Sequence[Pixels],
+        images: Sequence[Pixels] | Pixels,
         cuts: NDArray[np.int32],
         flips: Mask,
         size: int,
         out: Pixels,
         bicubic: bool = False,
     ) -> Mask:
-        """Like `cut`, for decoded images: uint8 (height, width, 3), C-contiguous, of any sizes.
+        """Like `cut`, for decoded images: uint8 (height, width, 3), each C-contiguous, of any sizes.
+
+        Images of one size can be an array (n, height, width, 3), which takes less time with the GIL than a list.
 
         Raises:
             ValueError: an array has the wrong shape or type.
         """
-        _check(len(images), cuts, flips, size, out)
-        if not all(p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 and p.flags.c_contiguous for p in images):
-            raise ValueError("raw images must be uint8 (height, width, 3), C-contiguous")
-        heights = np.array([p.shape[0] for p in images], np.int32)
-        widths = np.array([p.shape[1] for p in images], np.int32)
-        status = np.zeros(len(images), np.uint8)
         n, options = len(images), _ORDER | bicubic * _BICUBIC
-        data = np.array([p.ctypes.data for p in images], np.uintp)
+        _check(n, cuts, flips, size, out)
+        looked_at = images[:1] if isinstance(images, np.ndarray) else images
+        if not all(p.dtype == np.uint8 and p.ndim == 3 and p.shape[2] == 3 and p.flags.c_contiguous for p in looked_at):
+            raise ValueError("raw images must be uint8 (height, width, 3), C-contiguous")
+        data, heights, widths = _places(images)
+        status = np.zeros(n, np.uint8)
         sizes = _at(heights), _at(widths)
         self._library.ws_raw(n, _at(data), *sizes, _at(cuts), _at(flips), size, options, _at(out), _at(status))
         return status == 0
@@ -174,15 +176,37 @@ class Native:
         Returns:
             For each piece, its bytes and their CRC-32C, or the error. At the end of the file, there are fewer bytes.
         """
-        n = len(files)
-        got, checksums, room = np.empty(n, np.int64), np.empty(n, np.uint32), np.empty(sum(sizes), np.uint8)
-        arguments = np.array(files, np.int32), np.array(offsets, np.int64), np.array(sizes, np.uintp)
-        self._library.ws_read(n, *(_at(array) for array in (*arguments, room, got, checksums)))
-        data, begins = memoryview(room.data).toreadonly(), [0, *accumulate(sizes)][:n]
+        room, got, checksums = self.read_together(files, offsets, sizes)
+        data, begins = memoryview(room.data).toreadonly(), [0, *accumulate(sizes)][: len(files)]
         return [
             (data[begin : begin + count], checksum) if count >= 0 else OSError(-count, os.strerror(-count))
             for begin, count, checksum in zip(begins, got.tolist(), checksums.tolist(), strict=True)
         ]
+
+    def read_together(
+        self, files: Numbers, offsets: Numbers, sizes: Numbers
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32]]:
+        """The same as three arrays, which take less time with the GIL than a list.
+
+        Returns:
+            The bytes of all pieces, uint8 (sum of the sizes,), one piece after the other; of each the number of bytes
+            read, or minus the error's number; and their CRC-32C.
+        """
+        n = len(files)
+        arguments = np.array(files, np.int32), np.array(offsets, np.int64), np.array(sizes, np.uintp)
+        got, checksums, room = np.empty(n, np.int64), np.empty(n, np.uint32), np.empty(int(arguments[2].sum()), np.uint8)
+        self._library.ws_read(n, *(_at(array) for array in (*arguments, room, got, checksums)))
+        return room, got, checksums
+
+
+def _places(images: Sequence[Pixels] | Pixels) -> tuple[NDArray[np.uintp], Sizes, Sizes]:
+    """The images' addresses, heights and widths."""
+    n = len(images)
+    if isinstance(images, np.ndarray):
+        data = images.ctypes.data + images.strides[0] * np.arange(n)
+        return data.astype(np.uintp), np.full(n, images.shape[1], np.int32), np.full(n, images.shape[2], np.int32)
+    heights, widths = (np.array([image.shape[axis] for image in images], np.int32) for axis in (0, 1))
+    return np.array([image.ctypes.data for image in images], np.uintp), heights, widths
 
 
 class _Pointers:

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Images per task. Threads wait for the GIL at each hand-over, and the training loop waits for the threads, so tasks are
-# large. But if images are read one by one, close() waits for complete tasks, so these tasks are small; of small images,
-# whose hand-over would take longer than they do, they have as many more as fit into `_TASK_PIXELS`.
-_MIN_TASK, _MAX_TASK, _MOST_SMALL = 8, 32, 64
+# large; of small images, whose hand-over would take longer than they do, they have as many more as fit into
+# `_TASK_PIXELS`. But if images are read one by one, close() waits for complete tasks, so these tasks are small.
+_MIN_TASK, _MAX_TASK, _MOST_READ = 8, 32, 64
 _TASK_PIXELS = _MIN_TASK * 128 * 128
 _ORDER_CHUNK = 4096  # samples whose order is computed at once; for few samples, numpy takes ten times as long per sample
 
@@ -280,9 +280,12 @@ class Loader:
         if self._crops_batches(crop):
             return max(1, batch)
         fair = batch * (self._prefetch + 1) // (2 * self._threads)
-        one_by_one = isinstance(self.samples, EncodedSamples) and not self.samples.reads_many
-        small = max(_MIN_TASK, min(_TASK_PIXELS // crop.size**2, _MOST_SMALL))
-        return min(max(fair, _MIN_TASK), small if one_by_one else max(small, _MAX_TASK))
+        worthwhile = max(_MIN_TASK, _TASK_PIXELS // crop.size**2)
+        if not isinstance(self.samples, EncodedSamples):
+            return max(_MIN_TASK, min(fair, max(worthwhile, _MAX_TASK)))
+        if self.samples.reads_many:
+            return max(worthwhile, min(fair, _MAX_TASK))
+        return max(_MIN_TASK, min(fair, worthwhile, _MOST_READ))
 
     def _crops_batches(self, crop: Crop) -> bool:
         """Whether the images are in memory and cropped together, which takes far less time than one by one."""
@@ -302,7 +305,7 @@ class Loader:
         self.work.add(0.0, time.perf_counter() - begin)
         return [True] * len(places.indices)
 
-    def _fill_from_files(self, places: Places, read: Future[list[Read]], replace: bool) -> list[bool]:
+    def _fill_from_files(self, places: Places, read: Future[list[Read] | Pixels], replace: bool) -> list[bool]:
         """Crop the images that were read. Returns which places were filled."""
         places.labels[:] = self.samples.labels[places.indices]
         begin = time.perf_counter()

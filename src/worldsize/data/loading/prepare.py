@@ -30,7 +30,7 @@ class Preparation:
         self._scaling = scaling
         self._native = native.load()
 
-    def fill(self, crop: Crop, images: Sequence[Read], draws: Draws, out: Pixels) -> list[str | None]:
+    def fill(self, crop: Crop, images: Sequence[Read] | Pixels, draws: Draws, out: Pixels) -> list[str | None]:
         """Crop each image into its place in ``out``.
 
         Args:
@@ -40,30 +40,37 @@ class Preparation:
         Returns:
             For each image None, or the reason why it is broken; then its pixels in ``out`` are undefined.
         """
-        done = self._with_native(crop, images, draws, out)
-        return [None if done[i] else _with_pillow(crop, images[i], draws[i], out[i]) for i in range(len(images))]
+        done = self._with_native(crop, images, draws, out).tolist()
+        return [None if ok else _with_pillow(crop, images[i], draws[i], out[i]) for i, ok in enumerate(done)]
 
-    def _with_native(self, crop: Crop, images: Sequence[Read], draws: Draws, out: Pixels) -> NDArray[np.bool_]:
+    def _with_native(self, crop: Crop, images: Sequence[Read] | Pixels, draws: Draws, out: Pixels) -> NDArray[np.bool_]:
         """Returns bool (n,): which places were filled."""
         none = np.zeros(len(images), bool)
         if self._native is None:
             return none
         flips, size = crop.flips(draws), crop.size
-        raw = [image for image in images if isinstance(image, np.ndarray)]
+        raw = images if isinstance(images, np.ndarray) else [image for image in images if isinstance(image, np.ndarray)]
         if len(raw) == len(images):
-            heights, widths = np.array([image.shape[:2] for image in raw], np.int64).reshape(-1, 2).T
-            cuts = crop.cuts(heights, widths, draws)
+            cuts = crop.cuts(*_sides(raw), draws)
             return none if cuts is None else self._native.raw(raw, cuts, flips, size, out, crop.bicubic)
         encoded = [image if isinstance(image, (bytes, memoryview)) else b"" for image in images]
         heights, widths, known = self._native.headers(encoded)
         known &= np.maximum(heights, widths) <= LONGEST * np.minimum(heights, widths).astype(np.int64)
         encoded = [data if ours else b"" for data, ours in zip(encoded, known, strict=True)]
         # The sizes of the other images are unknown; the native decoder ignores their cuts.
-        heights, widths = (np.where(known, sides, 1).astype(np.int64) for sides in (heights, widths))
-        cuts = crop.cuts(heights, widths, draws)
+        rows, columns = (np.where(known, sides, 1).astype(np.int64) for sides in (heights, widths))
+        cuts = crop.cuts(rows, columns, draws)
         if cuts is None:
             return none
         return self._native.cut(encoded, cuts, flips, size, out, crop.bicubic, self._scaling)
+
+
+def _sides(images: Sequence[Pixels] | Pixels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Heights and widths."""
+    if isinstance(images, np.ndarray):
+        return np.full(len(images), images.shape[1]), np.full(len(images), images.shape[2])
+    heights, widths = np.array([image.shape[:2] for image in images], np.int64).reshape(-1, 2).T
+    return heights, widths
 
 
 def _with_pillow(crop: Crop, image: Read, draws: Draws, out: Pixels) -> str | None:

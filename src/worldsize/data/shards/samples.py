@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any
@@ -111,8 +111,11 @@ class ShardSamples(EncodedSamples):
     def reads_many(self) -> bool:
         return self._store.reads_many
 
-    def several(self, indices: NDArray[np.int64]) -> list[Read]:
+    def several(self, indices: NDArray[np.int64]) -> list[Read] | NDArray[np.uint8]:
         records = self.records[indices]
+        together = self._pixels_of_one_size(indices, records)
+        if together is not None:
+            return together
         encoded = self._bytes(indices, records)
         rows = zip(
             encoded, records["kind"] == Encoding.RAW, records["height"].tolist(), records["width"].tolist(), strict=True
@@ -124,11 +127,25 @@ class ShardSamples(EncodedSamples):
             for data, raw, height, width in rows
         ]
 
+    def _pixels_of_one_size(self, indices: NDArray[np.int64], records: Records) -> NDArray[np.uint8] | None:
+        """The pixels (n, height, width, 3) of intact images of one size that are stored as pixels; None for others."""
+        first = records[:1]
+        alike = all((records[field] == first[field]).all() for field in ("kind", "height", "width", "length"))
+        if not (len(records) and alike and first["kind"] == Encoding.RAW):
+            return None
+        height, width, length = (int(first[field][0]) for field in ("height", "width", "length"))
+        numbers, which = np.unique(np.searchsorted(self._starts, indices, side="right") - 1, return_inverse=True)
+        self._verify_parts(numbers.tolist())
+        names = [shard_name(self._split, number) for number in numbers.tolist()]
+        found = self._store.rows(names, which, records["offset"].astype(np.int64), length)
+        if found is None or (found[1] != records["crc"]).any():
+            return None
+        return found[0][:, -height * width * 3 :].reshape(-1, height, width, 3)
+
     def _bytes(self, indices: NDArray[np.int64], records: Records) -> list[Bytes | BrokenImage]:
         """The images' bytes, or why they cannot be read."""
         numbers = [self.shard_of(index) for index in indices.tolist()]
-        for number in {number for number in numbers if not self._verified[number]}:
-            self._verify_part(number)
+        self._verify_parts(numbers)
         names = [shard_name(self._split, number) for number in numbers]
         offsets, lengths, sums = (records[field].tolist() for field in ("offset", "length", "crc"))
         results = self._store.several(list(zip(names, offsets, lengths, strict=True)))
@@ -213,6 +230,10 @@ class ShardSamples(EncodedSamples):
                     yield f"{name} has {size:,} bytes instead of {shard.bytes:,}"
                 elif beginning != tar.beginning(shard.identity):
                     yield f"{name} is not the shard that {INDEX} describes"
+
+    def _verify_parts(self, numbers: Iterable[int]) -> None:
+        for number in {number for number in numbers if not self._verified[number]}:
+            self._verify_part(number)
 
     def _verify_part(self, number: int) -> None:
         part = self.records[self._starts[number] : self._starts[number + 1]]
