@@ -273,8 +273,23 @@ def test_arrays_of_other_shapes_are_refused():
         NATIVE.cut(data, cuts, flips, 32, out)
     out = np.zeros((1, 32, 32, 3), np.uint8)
     for image in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((4, 8, 3), np.uint8)[:, ::2]):
-        with pytest.raises(ValueError):
-            NATIVE.raw([image], cuts, flips, 32, out)
+        for several in ([image], image[None]):
+            with pytest.raises(ValueError):
+                NATIVE.raw(several, cuts, flips, 32, out)
+
+
+@needs_native
+def test_images_of_one_size_can_be_an_array():
+    """Also with other bytes between them, as the headers of raw images in shards."""
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (5, 7 + 6 * 4 * 3), np.uint8)
+    images = rows[:, 7:].reshape(5, 6, 4, 3)
+    assert np.shares_memory(rows, images)
+    cuts, flips = np.array([whole(6, 4, 8)] * 5, np.int32), rng.random(5) < 0.5
+    found = np.empty((2, 5, 8, 8, 3), np.uint8)
+    assert NATIVE.raw(images, cuts, flips, 8, found[0]).all()
+    assert NATIVE.raw([np.ascontiguousarray(image) for image in images], cuts, flips, 8, found[1]).all()
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 @needs_native

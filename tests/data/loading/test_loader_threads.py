@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 from test_loader import CROPS, SEED, assert_same, epoch_of, evaluated, images, in_files, make
 
+from worldsize.data import shards
+from worldsize.data.images import native
 from worldsize.data.images.crops import CenterCrop
 from worldsize.data.loading.loader import Loader
 from worldsize.data.samples import ArraySamples, FileSamples
@@ -38,6 +40,16 @@ def test_small_images_are_decoded_many_at_a_time(tmp_path, size, batch, together
     """Their hand-over to a thread takes longer than decoding them."""
     loader = make(in_files(tmp_path), workers=1, prefetch=1)
     assert loader._chunk(batch, CenterCrop(size, False, size)) == together
+    loader.close()
+
+
+@pytest.mark.skipif(native.load() is None, reason="needs the native reader")
+@pytest.mark.parametrize(("size", "together"), [(224, 32), (64, 32), (32, 128)])
+def test_small_images_in_shards_are_never_few_at_a_time(packed_root, size, together):
+    """Also where there are many threads: they would wait for each other."""
+    loader = make(shards.open_dataset(packed_root).train, workers=16, prefetch=4)
+    assert loader.samples.reads_many
+    assert loader._chunk(512, CenterCrop(size, False, size)) == together
     loader.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 from packing import BROKEN, OPTIONS, encode, noise, packed
 from trees import opened, put, two_classes
 from worldsize.data import shards
+from worldsize.data.images import native
 from worldsize.data.images.crops import fit
 from worldsize.data.images.pillow import decode
 from worldsize.data.samples import ArraySamples, Dataset
@@ -119,6 +121,34 @@ def test_raw_samples_are_read_without_decoding(root, tmp_path):
         assert not pixels.flags.writeable
         np.testing.assert_array_equal(np.asarray(samples.image(i)), pixels)
         np.testing.assert_array_equal(np.asarray(decode(bytes(samples.encoded(i)))), pixels)
+
+
+@pytest.mark.skipif(native.load() is None, reason="needs the native reader")
+def test_raw_samples_of_one_size_are_read_together(root, tmp_path):
+    samples = packed(root, tmp_path / "out", raw=24).train
+    raw = np.flatnonzero(samples.records["kind"] == Encoding.RAW)
+    chosen = np.random.default_rng(0).permutation(raw)
+    assert len({samples.shard_of(i) for i in chosen.tolist()}) > 2
+    together = samples.several(chosen)
+    assert isinstance(together, np.ndarray) and not together.flags.writeable
+    np.testing.assert_array_equal(together, [samples.stored(i) for i in chosen.tolist()])
+    # One that was damaged since, or never was an image, leaves the others as they are.
+    damage(tmp_path / "out", samples, chosen[3])
+    for last, broken in ((chosen[-1], {3}), (np.flatnonzero(samples.records["kind"] != Encoding.RAW)[0], {3, len(raw) - 1})):
+        found = samples.several(np.append(chosen[:-1], last))
+        assert {i for i, one in enumerate(found) if not isinstance(one, np.ndarray)} == broken
+        for i in set(range(len(raw) - 1)) - broken:
+            np.testing.assert_array_equal(found[i], together[i])
+
+
+def damage(folder, samples, index):
+    """Change the last pixel of an image."""
+    record = samples.records[index]
+    with open(folder / f"train-{samples.shard_of(index):05d}.tar", "r+b") as file:
+        file.seek(int(record["offset"]) + int(record["length"]) - 1)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
 
 
 def test_an_image_too_thin_to_resize_is_broken(tmp_path):

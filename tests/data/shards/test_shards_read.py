@@ -41,13 +41,13 @@ def test_more_shards_than_file_descriptors(packed_root, tmp_path):
 def test_many_images_from_many_shards_need_few_file_descriptors(packed_root, monkeypatch):
     samples = shards.open_dataset(packed_root).train
     expected = [bytes(samples.stored(i)) for i in range(len(samples))]
-    file_counts, read = [], native.Native.read
+    file_counts, read = [], native.Native.read_together
 
     def counted(self, files, *pieces):
         file_counts.append(len(set(files)))
         return read(self, files, *pieces)
 
-    monkeypatch.setattr(native.Native, "read", counted)
+    monkeypatch.setattr(native.Native, "read_together", counted)
     samples._store._max_open = 256
     assert [bytes(one) for one in samples.several(np.arange(len(samples)))] == expected
     assert len(samples.shards) > 2 and max(file_counts) == 2

@@ -55,6 +55,7 @@ class ShardSamples(EncodedSamples):
         self.records: Records = self._index()
         self.labels = self.records["label"]
         self._starts = [0, *accumulate(shard.samples for shard in self.shards)]
+        self._bounds = np.array(self._starts)
         self._verified = bytearray(len(self.shards))
         self._check_shards()
 
@@ -134,7 +135,7 @@ class ShardSamples(EncodedSamples):
         if not (len(records) and alike and first["kind"] == Encoding.RAW):
             return None
         height, width, length = (int(first[field][0]) for field in ("height", "width", "length"))
-        numbers, which = np.unique(np.searchsorted(self._starts, indices, side="right") - 1, return_inverse=True)
+        numbers, which = np.unique(np.searchsorted(self._bounds, indices, side="right") - 1, return_inverse=True)
         self._verify_parts(numbers.tolist())
         names = [shard_name(self._split, number) for number in numbers.tolist()]
         found = self._store.rows(names, which, records["offset"].astype(np.int64), length)
