@@ -192,6 +192,14 @@ def test_auto_captures_the_steps_of_one_gpu_with_a_compiled_network(settings, ex
         assert found is (expected and kind == "cuda" and compiled)
 
 
+@pytest.mark.parametrize(("name", "expected"), [("worldsize:cifarnet", True), ("resnet18", False), ("net.py:cifarnet", False)])
+def test_auto_captures_networks_of_worldsize_without_a_compiler(name, expected):
+    """Others may do something in Python in each step, which a graph would not repeat."""
+    world = World(RankInfo("none", 0, 1, 0, 1), torch.device("cuda"), None, 1)
+    asked = recipe(precision="bf16", model={"name": name})
+    assert cuda_graph.wanted(asked, world, Precision("bf16", CPU), compiled=False) is expected
+
+
 def test_several_processes_are_not_captured():
     world = World(RankInfo("none", 0, 2, 0, 2), torch.device("cuda"), None, 1)
     assert not cuda_graph.wanted(recipe(), world, Precision("bf16", CPU), compiled=True)

@@ -16,7 +16,7 @@ from processes import HERE, environment
 
 STRATEGIES = [f"{precision} {name}" for name in ("ddp", "bitwise", "adasum", "localsgd") for precision in ("bf16", "fp16")]
 STRATEGIES += ["ddp fp16", "ddp powersgd"]
-GRAPHS = ["graphs bf16 sgd", "graphs fp16 sgd", "graphs fp16 adamw"]
+GRAPHS = ["graphs bf16 cifarnet", "graphs bf16 sgd", "graphs fp16 sgd", "graphs fp16 adamw"]
 OPTIMIZERS = ["bf16 rmsprop", "bf16 sgdw", "bf16 lars", "bf16 lamb", "bf16 muon", "fp16 lars", "fp64 sgd", "sharpness"]
 CASES = ["fp32 sgd", "tf32 sgd", "bf16 adamw", "fp16 adamw", "ghost", "no prefetch"]
 QUICK = ["bf16 sgd", "fp16 sgd", "mixed"]

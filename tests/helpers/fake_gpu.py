@@ -190,6 +190,8 @@ def recipes() -> dict[str, Recipe]:
     for name, precision in (("sgd", "bf16"), ("sgd", "fp16"), ("adamw", "fp16")):
         values = {"precision": precision, "optimizer": {"name": name, "clip_norm": 1.0}, "cuda_graphs": True} | mixed
         found[f"graphs {precision} {name}"] = Recipe.model_validate(small | values | {"global_batch": 8, "micro_batch": 4})
+    own = {"model": {"name": "worldsize:cifarnet", "compile": False}, "cuda_graphs": True}
+    found["graphs bf16 cifarnet"] = Recipe.model_validate(ghosts | own)
     for strategy in ("ddp", "bitwise", "adasum", "localsgd"):
         for precision in ("bf16", "fp16"):
             values = {"precision": precision, "global_batch": 32, "micro_batch": 4, "parallel": {"strategy": strategy}}
