@@ -1,4 +1,4 @@
-"""Everything that one GPU can tell about worldsize, in under eight minutes (with CIFAR-10, in under ten):
+"""Everything that one GPU can tell about worldsize, in under nine minutes (with CIFAR-10, in under eleven):
 
     python benchmarks/gpu.py [--out FOLDER] [--only PART ...] [--wheels FOLDER] [--root IMAGES] [--cifar10 FOLDER]
 

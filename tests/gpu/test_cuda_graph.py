@@ -192,7 +192,7 @@ def test_auto_captures_the_steps_of_one_gpu_with_a_compiled_network(settings, ex
         assert found is (expected and kind == "cuda" and compiled)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("worldsize:cifarnet", True), ("resnet18", False), ("net.py:cifarnet", False)])
+@pytest.mark.parametrize(("name", "expected"), [("worldsize:cifarnet", True), ("resnet18", False), ("timm:resnet18", False)])
 def test_auto_captures_networks_of_worldsize_without_a_compiler(name, expected):
     """Others may do something in Python in each step, which a graph would not repeat."""
     world = World(RankInfo("none", 0, 1, 0, 1), torch.device("cuda"), None, 1)
