@@ -109,6 +109,18 @@ class Samples(ABC):
         """Heights and widths (n, 2) of these images, (0, 0) for broken ones; None if this requires reading them."""
         return None
 
+    @property
+    def reads_many(self) -> bool:
+        """Whether `several` reads all images in about the time of one; otherwise it reads them one by one."""
+        return False
+
+    @abstractmethod
+    def several(self, indices: NDArray[np.int64]) -> list[Read] | NDArray[np.uint8]:
+        """These images as they are stored, or why they cannot be read: a broken image does not affect the others.
+
+        One array (n, height, width, 3) if they are stored as pixels, all of one size, and none is broken.
+        """
+
     def in_blocks(self, block: int, most: int) -> Samples:
         """The same images, for an order that needs the ``block`` consecutive images of a block close together in time.
 
@@ -122,11 +134,6 @@ class EncodedSamples(Samples):
 
     Errors of the disk or the network are no property of an image: reads are repeated, and then raise `ReadFailed`.
     """
-
-    @property
-    def reads_many(self) -> bool:
-        """Whether `several` reads all images in about the time of one; otherwise it reads them one by one."""
-        return False
 
     @abstractmethod
     def path(self, index: int) -> str:
@@ -170,10 +177,7 @@ class EncodedSamples(Samples):
         return self.encoded(index)
 
     def several(self, indices: NDArray[np.int64]) -> list[Read] | NDArray[np.uint8]:
-        """For each image, what `stored` returns or raises: a broken image does not affect the others.
-
-        One array (n, height, width, 3) if they are stored as pixels, all of one size, and none is broken.
-        """
+        """For each image, what `stored` returns or raises."""
         return [_stored_or_error(self, int(index)) for index in indices]
 
     def image(self, index: int) -> Image.Image:
@@ -248,6 +252,13 @@ class ArraySamples(Samples):
 
     def name(self, index: int) -> str:
         return f"{self._title} #{index}"
+
+    @property
+    def reads_many(self) -> bool:
+        return True
+
+    def several(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return self._pixels[indices]
 
     def image(self, index: int) -> Image.Image:
         return Image.fromarray(self._pixels[index])

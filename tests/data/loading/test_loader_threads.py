@@ -7,8 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from PIL import Image
-from test_loader import CROPS, SEED, assert_same, epoch_of, evaluated, images, in_files, make
+from test_loader import CROPS, SEED, assert_same, epoch_of, evaluated, images, in_files, in_memory, make
 
 from worldsize.data import shards
 from worldsize.data.images import native
@@ -53,13 +52,19 @@ def test_small_images_in_shards_are_never_few_at_a_time(packed_root, size, toget
     loader.close()
 
 
+def test_images_in_memory_are_cropped_many_at_a_time():
+    loader = make(in_memory(), workers=16, prefetch=4)
+    assert loader._chunk(512, CenterCrop(32, False, 32)) == 128
+    loader.close()
+
+
 def test_no_more_is_prepared_than_asked_for():
     prepared = []
 
     class Counted(ArraySamples):
-        def image(self, index: int) -> Image.Image:
-            prepared.append(index)
-            return super().image(index)
+        def several(self, indices: np.ndarray) -> np.ndarray:
+            prepared.extend(indices)
+            return super().several(indices)
 
     samples = Counted("noise", images(40), np.zeros(40, np.int32), ("a",))
     loader = make(samples, crop="random", prefetch=3)
@@ -70,22 +75,23 @@ def test_no_more_is_prepared_than_asked_for():
 
 
 class Meeting(ArraySamples):
-    """Images in memory; cropping the first one waits until another thread crops a later one of the same batch, or 60 s."""
+    """Images in memory; taking the first ones waits until another thread takes the last ones of the same batch, or 60 s."""
 
     met = False
 
-    def image(self, index: int) -> Image.Image:
-        if index in (0, len(self) - 1):
+    def several(self, indices: np.ndarray) -> np.ndarray:
+        if 0 in indices or len(self) - 1 in indices:
             with suppress(threading.BrokenBarrierError):
                 self.barrier.wait(60)
                 self.met = True
-        return super().image(index)
+        return super().several(indices)
 
 
-def test_threads_share_a_batch_of_images_in_memory():
-    samples = Meeting("noise", images(32), np.zeros(32, np.int32), ("a",))
+@pytest.mark.parametrize("crop", ["pad", "resized"])
+def test_threads_share_a_batch_of_images_in_memory(crop):
+    samples = Meeting("noise", images(1800), np.zeros(1800, np.int32), ("a",))
     samples.barrier = threading.Barrier(2)
-    assert len(evaluated(samples, world=1, batch=32, crop="resized")) == 1
+    assert len(evaluated(samples, world=1, batch=1800, crop=crop)) == 1
     assert samples.met
 
 

@@ -67,7 +67,7 @@ def sample_images() -> dict[str, bytes | BrokenImage | np.ndarray]:
     }
 
 
-def fill(crop, images: list, way: str, monkeypatch) -> tuple[np.ndarray, list[str | None]]:
+def fill(crop, images: list | np.ndarray, way: str, monkeypatch) -> tuple[np.ndarray, list[str | None]]:
     preparation = Preparation()
     if way == "Pillow":
         monkeypatch.setattr(preparation, "_native", None)
@@ -104,6 +104,18 @@ def test_images_that_are_all_pixels_are_cut_natively(monkeypatch):
     by_native, faults = fill(CROPS[0], images, "native", monkeypatch)
     np.testing.assert_array_equal(by_native, fill(CROPS[0], images, "Pillow", monkeypatch)[0])
     assert faults == [None] * 3
+
+
+@needs_native
+@pytest.mark.parametrize("crop", [*CROPS, CenterCrop(32, True, 32)], ids=lambda crop: f"{type(crop).__name__}-{crop.size}")
+def test_images_of_one_size_have_the_same_pixels_in_an_array(crop, monkeypatch):
+    images = [np.asarray(photo(32, 32, seed)) for seed in range(9)]
+    one_by_one, faults = fill(crop, images, "Pillow", monkeypatch)
+    assert faults == [None] * 9
+    for way in ("native", "Pillow"):
+        together, faults = fill(crop, np.array(images), way, monkeypatch)
+        np.testing.assert_array_equal(together, one_by_one, err_msg=way)
+        assert faults == [None] * 9
 
 
 class Encoded(EncodedSamples):

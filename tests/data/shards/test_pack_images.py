@@ -131,7 +131,12 @@ def test_raw_samples_of_one_size_are_read_together(root, tmp_path):
     assert len({samples.shard_of(i) for i in chosen.tolist()}) > 2
     together = samples.several(chosen)
     assert isinstance(together, np.ndarray) and not together.flags.writeable
-    np.testing.assert_array_equal(together, [samples.stored(i) for i in chosen.tolist()])
+    one_by_one = [samples.stored(i) for i in chosen.tolist()]
+    np.testing.assert_array_equal(together, one_by_one)
+    samples._store._max_open = 128  # as if few files could be open at once
+    few_files = samples.several(chosen)
+    assert isinstance(few_files, list)
+    np.testing.assert_array_equal(few_files, one_by_one)
     # One that was damaged since, or never was an image, leaves the others as they are.
     damage(tmp_path / "out", samples, chosen[3])
     for last, broken in ((chosen[-1], {3}), (np.flatnonzero(samples.records["kind"] != Encoding.RAW)[0], {3, len(raw) - 1})):

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ from worldsize.data.augmentation.operations import Color, Program
 from worldsize.data.augmentation.policies import Policy
 from worldsize.data.images.crops import Crop, Draws, Pixels
 from worldsize.data.loading.prepare import Preparation
-from worldsize.data.samples import EncodedSamples, Read, Samples
+from worldsize.data.samples import Read, Samples
 from worldsize.data.sampling.order import FullShuffle, Indices, Order, repeated
 from worldsize.data.sampling.random_numbers import Use, uniforms
 from worldsize.distributed.batch_plan import BatchPlan, evaluation_share
@@ -169,7 +170,7 @@ class Loader:
         self._treatment = treatment or (lambda _: Treatment(crop))
         self._seed = seed
         self._order = order or FullShuffle(seed, len(samples))
-        self._fill = fill
+        self._fill_color = fill
         self._repeats = repeats
         self._prefetch = prefetch
         self._threads = max(readers, workers)
@@ -245,12 +246,14 @@ class Loader:
         chunk = self._chunk(len(indices), crop)
         tasks = []
         for part in (places.part(slice(i, i + chunk)) for i in range(0, len(indices), chunk)):
-            if isinstance(self.samples, EncodedSamples):
-                read = self._readers.submit(self.samples.several, part.indices)
-                tasks.append(self._pool.submit(self._fill_from_files, part, read, replace))
-            else:
-                tasks.append(self._pool.submit(self._fill_from_memory, part))
+            tasks.append(self._pool.submit(self._fill, part, self._read(part.indices), replace))
         return _Pending(pixels, labels, indices, mix, tasks)
+
+    def _read(self, indices: Indices) -> Callable[[], list[Read] | Pixels]:
+        """Start to read these images; the result waits for them. Images in memory need no thread to wait for."""
+        if self.samples.pixels is not None:
+            return partial(self.samples.several, indices)
+        return self._readers.submit(self.samples.several, indices).result
 
     def _draws(self, crop: Crop, epoch: int, indices: Indices, repeats: Indices) -> Draws:
         draws = uniforms(self._seed, Use.AUGMENT, epoch, indices, crop.draws, repeats)
@@ -273,43 +276,21 @@ class Loader:
 
     def _augment(self, places: Places) -> None:
         if places.program is not None:
-            apply.apply(places.pixels, places.program, self._fill)
+            apply.apply(places.pixels, places.program, self._fill_color)
 
     def _chunk(self, batch: int, crop: Crop) -> int:
-        """Images per task, so that the batches in preparation have two tasks per thread; all, if cropped together."""
-        if self._crops_batches(crop):
-            return max(1, batch)
+        """Images per task, so that the batches in preparation have two tasks per thread."""
         fair = batch * (self._prefetch + 1) // (2 * self._threads)
         worthwhile = max(_MIN_TASK, _TASK_PIXELS // crop.size**2)
-        if not isinstance(self.samples, EncodedSamples):
-            return max(_MIN_TASK, min(fair, max(worthwhile, _MAX_TASK)))
         if self.samples.reads_many:
             return max(worthwhile, min(fair, _MAX_TASK))
         return max(_MIN_TASK, min(fair, worthwhile, _MOST_READ))
 
-    def _crops_batches(self, crop: Crop) -> bool:
-        """Whether the images are in memory and cropped together, which takes far less time than one by one."""
-        pixels = self.samples.pixels
-        return pixels is not None and crop.crops_batches(*pixels.shape[1:3])
-
-    def _fill_from_memory(self, places: Places) -> list[bool]:
-        assert self.samples.pixels is not None
-        begin = time.perf_counter()
-        if self._crops_batches(places.crop):
-            places.pixels[:] = places.crop.batch(self.samples.pixels[places.indices], places.draws)
-        else:
-            for pixels, index, draws in zip(places.pixels, places.indices, places.draws, strict=True):
-                pixels[:] = places.crop.one(self.samples.image(int(index)), draws)
-        places.labels[:] = self.samples.labels[places.indices]
-        self._augment(places)
-        self.work.add(0.0, time.perf_counter() - begin)
-        return [True] * len(places.indices)
-
-    def _fill_from_files(self, places: Places, read: Future[list[Read] | Pixels], replace: bool) -> list[bool]:
-        """Crop the images that were read. Returns which places were filled."""
+    def _fill(self, places: Places, read: Callable[[], list[Read] | Pixels], replace: bool) -> list[bool]:
+        """Read, crop and augment these images. Returns which places were filled."""
         places.labels[:] = self.samples.labels[places.indices]
         begin = time.perf_counter()
-        images = read.result()
+        images = read()
         read_at = time.perf_counter()
         reasons = self._preparation.fill(places.crop, images, places.draws, places.pixels)
         for i, reason in enumerate(reasons):
@@ -324,7 +305,6 @@ class Loader:
 
     def _replace(self, place: Places) -> bool:
         """Fill the place of a broken image with the next readable one, cropped with the draws of the broken one."""
-        assert isinstance(self.samples, EncodedSamples)
         n = len(self.samples)
         tries = min(n, _MAX_TRIES)
         for offset in range(1, tries):

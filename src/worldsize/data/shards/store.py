@@ -72,7 +72,7 @@ class Store(ABC):
     def rows(
         self, names: Sequence[str], which: NDArray[np.int64], offsets: NDArray[np.int64], length: int
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint32]] | None:
-        """Pieces of one length in one call, with few operations of Python: small images spend more time there than here.
+        """Pieces of one length in one call, with few operations of Python: small images take longer in Python than to read.
 
         Args:
             names: distinct files.
