@@ -138,7 +138,8 @@ def milliseconds(step: Callable[[], object]) -> float:
 
 def dispatched(step: Callable[[], object]) -> int:
     """The operations that torch's profiler sees in a step, with views and those that others call, and compiled kernels."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    # Without acc_events, torch 2.12 warns.
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         step()
     return sum(event.name.startswith("aten::") or "cpp_fused" in event.name for event in profiler.events() or ())
 

@@ -54,6 +54,7 @@ def test_the_table_adds_the_kernels_of_a_kind():
     }
 
 
+@pytest.mark.filterwarnings("error::UserWarning")  # torch's, about events of other cycles
 def test_a_step_is_profiled(tmp_path):
     """On a CPU: the same profiler, with torch's operations instead of a GPU's kernels."""
     a = torch.randn(64, 64)

@@ -41,7 +41,8 @@ def profiled(
     step: Callable[[], None], wait: Callable[[], None], of: ProfilerActivity = ProfilerActivity.CUDA
 ) -> list[Kernel]:
     """The kernels of one ``step``, the longest first; ``wait`` lets the GPU finish. On a CPU, torch's operations."""
-    with profile(activities=[of]) as profiler:
+    # There is only one cycle; but without acc_events, torch 2.12 warns that others would be forgotten.
+    with profile(activities=[of], acc_events=True) as profiler:
         step()
         wait()
     events = [event for event in profiler.events() or () if event.device_type.name == of.name]
