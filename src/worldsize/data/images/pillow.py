@@ -39,10 +39,19 @@ def decode(data: bytes) -> Image.Image:
     Raises:
         BrokenImage: not an image, truncated, damaged, too large, or of numbers without a known range.
     """
+    return used(data, decoded)
+
+
+def used(data: bytes, use: Callable[[ImageFile.ImageFile], T]) -> T:
+    """What ``use`` returns for the opened image.
+
+    Raises:
+        BrokenImage: the reason, whatever opening or ``use`` raises.
+    """
     if not data:
         raise BrokenImage("empty file")
     try:
-        return opened(data, _decoded)
+        return opened(data, use)
     except BrokenImage:
         raise
     except Exception as error:  # damaged files make decoders raise exceptions of many types
@@ -51,7 +60,12 @@ def decode(data: bytes) -> Image.Image:
         raise BrokenImage(f"{type(error).__name__}: {_short(error)}") from error
 
 
-def _decoded(image: ImageFile.ImageFile) -> Image.Image:
+def decoded(image: ImageFile.ImageFile) -> Image.Image:
+    """The opened image as `decode` returns it.
+
+    Raises:
+        BrokenImage: see `decode`. Damaged files raise other errors of Pillow, too.
+    """
     short, long = sorted(image.size)
     if long > LONGEST * short:
         columns, rows = (256 * side // max(short, 1) for side in image.size)

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, __version__
 
 from worldsize.data.images.crops import Pixels, fit
-from worldsize.data.images.pillow import BrokenImage, decode, opened
+from worldsize.data.images.pillow import BrokenImage, decoded, used
 from worldsize.data.shards.format import Encoding
 from worldsize.errors import UserError
 
@@ -63,12 +63,15 @@ class ImageFacts:
 
 def examine(data: bytes) -> ImageFacts:
     """Inspect and decode an image."""
+    facts = ImageFacts("", "", False, False, False, None, None)
+
+    def inspect(image: ImageFile.ImageFile) -> ImageFacts:
+        nonlocal facts
+        facts = _header(image)  # first: decoding forgets some of it
+        return replace(facts, image=decoded(image), turned=_turned(image))
+
     try:
-        facts = opened(data, _header)
-    except Exception:  # a damaged file can raise almost anything; decode() reports the reason
-        facts = ImageFacts("", "", False, False, False, None, None)
-    try:
-        return replace(facts, image=decode(data))
+        return used(data, inspect)
     except BrokenImage as error:
         return replace(facts, reason=str(error))
 
@@ -77,7 +80,7 @@ def _header(image: ImageFile.ImageFile) -> ImageFacts:
     """The facts that do not require decoding."""
     transparent = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
     progressive = "progressive" in image.info
-    return ImageFacts(str(image.format), image.mode, progressive, _deep(image), transparent, None, None, _turned(image))
+    return ImageFacts(str(image.format), image.mode, progressive, _deep(image), transparent, None, None)
 
 
 def _turned(image: ImageFile.ImageFile) -> bool:
@@ -155,9 +158,10 @@ def store(data: bytes, how: How) -> Stored:
         return Stored(data, _EXTENSION.get(facts.format, _UNKNOWN), Encoding.BROKEN, 0, 0, 0)
     if how.raw is not None:
         try:
-            return _unchanged(square := ppm(fit(facts.image, how.raw, how.raw)), examine(square))
+            square = ppm(fit(facts.image, how.raw, how.raw))
         except BrokenImage:  # too long and thin to resize
             return Stored(data, _EXTENSION[facts.format], Encoding.BROKEN, 0, 0, 0)
+        return Stored(square, _EXTENSION["PPM"], Encoding.RAW, 3, how.raw, how.raw)
     if how.reencode is not None:
         return _reencoded(data, facts, how.reencode, how.max_side)
     return _unchanged(data, facts)
