@@ -141,6 +141,12 @@ def swap_checkpoint(run: Path) -> str:
     return "step-00000016 belongs to another run"
 
 
+def add_initial_checkpoint(run: Path) -> str:
+    shutil.copytree(run / "checkpoints" / "step-00000008", run / "checkpoints" / "step-00000000")
+    rewrite_state(run / "checkpoints" / "step-00000000", lambda state: state.update(step=0))
+    return "step-00000000 belongs to another run"
+
+
 def edit_result(run: Path) -> str:
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"chain": "0" * 64}))
@@ -186,7 +192,7 @@ def seal(checkpoint: Path) -> None:
 
 FORGERIES = (
     *(edit_line, skip_step, remove_fingerprint, remove_all_fingerprints),
-    *(edit_recipe, other_data, swap_checkpoint, damage_checkpoint, edit_result),
+    *(edit_recipe, other_data, swap_checkpoint, add_initial_checkpoint, damage_checkpoint, edit_result),
 )
 
 

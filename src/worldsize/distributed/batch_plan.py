@@ -65,7 +65,7 @@ class BatchPlan:
     def total_steps(self, recipe: Recipe, samples: int) -> int:
         """Steps of the complete run."""
         steps = self.steps_per_epoch(samples) * recipe.epochs
-        return min(steps, recipe.max_steps or steps)
+        return steps if recipe.max_steps is None else min(steps, recipe.max_steps)
 
 
 def plan(recipe: Recipe, world_size: int, devices: int = 1) -> BatchPlan:

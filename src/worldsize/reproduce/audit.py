@@ -165,7 +165,8 @@ def _verify_checkpoint(path: Path, chains: dict[int, str]) -> str:
     except CheckpointError as error:
         raise Inconsistent(str(error)) from None
     state = json.loads((path / "state.json").read_text("utf-8"))
-    if state.get("chain") and chains.get(state["step"]) != state["chain"]:
+    expected = chains.get(state["step"]) if state["step"] else step_hashes.run_hash(state)
+    if state.get("chain") and expected != state["chain"]:
         raise Inconsistent(f"{path.name} belongs to another run, or metrics.jsonl was changed", state["step"])
     return scratch_runs.Steps([], path).sha256
 

@@ -115,7 +115,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An evaluation. train_* are means over the steps since the last one, val_* over the validation set.
+    """An evaluation. train_* are means over the steps since the last one, None without any; val_* over the validation set.
 
     With averaged weights, val_* are theirs and raw_* those of the weights themselves; otherwise raw_* are None. *_map and
     *_f1 are None unless images have several labels, see `worldsize.training.evaluation.Result`.
@@ -125,8 +125,8 @@ class Epoch:
 
     epoch: int
     step: int
-    train_loss: float
-    train_top1: float
+    train_loss: float | None
+    train_top1: float | None
     val_loss: float
     val_top1: float
     val_top5: float

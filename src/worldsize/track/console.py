@@ -81,12 +81,12 @@ class Tracker(base.Tracker):
     def epoch(self, epoch: base.Epoch) -> None:
         cells = (
             f"{epoch.epoch}",
-            f"{epoch.train_loss:.4f}",
-            f"{epoch.train_top1:.2%}",
+            "-" if epoch.train_loss is None else f"{epoch.train_loss:.4f}",
+            "-" if epoch.train_top1 is None else f"{epoch.train_top1:.2%}",
             f"{epoch.val_loss:.4f}",
             f"{epoch.val_top1 if epoch.val_map is None else epoch.val_map:.2%}",
             f"{epoch.val_top5 if epoch.val_f1 is None else epoch.val_f1:.2%}",
-            f"{epoch.images_per_s:,.0f}",
+            f"{epoch.images_per_s:,.0f}" if epoch.train_s else "-",
             _duration(epoch.train_s + epoch.val_s),
         )
         self._console.print("  ".join(f"{c:>11}" for c in cells), markup=False)
@@ -139,15 +139,24 @@ def _worker_line(details: dict[str, Any]) -> str:
 
 def _summary_lines(summary: base.Summary, folder: RunFolder) -> list[str]:
     width = max(len(name) for name, _ in folder.contents())
-    best = summary.best_top1 if summary.best_map is None else summary.best_map
     return [
         "",
-        f"{_accuracies(summary.top1, summary.top5, summary.map, summary.f1)} after {summary.steps:,} steps "
-        f"({summary.epochs:g} epochs); best {best:.2%} after epoch {summary.best_epoch}",
-        f"{summary.images_per_s:,.0f} images/s during training, {_duration(summary.seconds)} in total",
+        *_result_lines(summary),
         f"{folder.path} contains",
         *(f"  {name:<{width}}  {description}" for name, description in folder.contents()),
         f"Next: worldsize eval {quoted(folder.path)}",
+    ]
+
+
+def _result_lines(summary: base.Summary) -> list[str]:
+    accuracies = _accuracies(summary.top1, summary.top5, summary.map, summary.f1)
+    if not summary.steps:
+        return [f"{accuracies} of the initial weights, {_duration(summary.seconds)} in total"]
+    best = summary.best_top1 if summary.best_map is None else summary.best_map
+    return [
+        f"{accuracies} after {summary.steps:,} steps ({summary.epochs:g} epochs); "
+        f"best {best:.2%} after epoch {summary.best_epoch}",
+        f"{summary.images_per_s:,.0f} images/s during training, {_duration(summary.seconds)} in total",
     ]
 
 

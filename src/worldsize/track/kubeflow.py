@@ -47,7 +47,7 @@ class Tracker(base.Tracker):
         self._thread = threading.Thread(target=self._send, name="kubeflow", daemon=True)
 
     def begin(self, facts: base.RunFacts) -> None:
-        self._total = facts.total_steps
+        self._total = max(1, facts.total_steps)
         self._thread.start()
 
     def steps(self, steps: Sequence[base.Step]) -> None:

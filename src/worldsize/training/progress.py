@@ -63,12 +63,12 @@ class Progress:
 
     def report(self, result: Result, global_batch: int, val_s: float, raw: Result | None = None) -> Epoch:
         """The tracker record of an evaluation that took ``val_s`` seconds, and of that of the ``raw`` weights, if any."""
-        steps = max(self.epoch_step, 1)
+        steps = self.epoch_step
         return Epoch(
-            epoch=self.epoch + 1,
+            epoch=self._epochs,
             step=self.step,
-            train_loss=self.epoch_loss / steps,
-            train_top1=self.epoch_top1 / steps,
+            train_loss=self.epoch_loss / steps if steps else None,
+            train_top1=self.epoch_top1 / steps if steps else None,
             val_loss=result.loss,
             val_top1=result.top1,
             val_top5=result.top5,
@@ -92,8 +92,13 @@ class Progress:
         self.evaluation, self.evaluated_step = result.as_dict(), at.step
         if result.score <= (self.best_top1 if self.best_map is None else self.best_map):
             return False
-        self.best_top1, self.best_map, self.best_epoch = result.top1, result.map, at.epoch + 1
+        self.best_top1, self.best_map, self.best_epoch = result.top1, result.map, at._epochs
         return True
+
+    @property
+    def _epochs(self) -> int:
+        """How many epochs have begun."""
+        return self.epoch + (self.epoch_step > 0)
 
     def next_epoch(self) -> None:
         """Move to the next epoch and reset its sums."""

@@ -59,7 +59,8 @@ class Trainer(BaseTrainer):
         try:
             data = self.recipe.data
             size = crop_size(data, self.progress.epoch) if self.state.compiled else data.train_crop_size
-            self._rehearse(size, first=True)
+            if self.progress.step < self.total_steps:
+                self._rehearse(size, first=True)
             self.saver.prepare()
             result = self._train()
             self.trackers.window(self._meter.rest(self.progress.step))

@@ -55,7 +55,7 @@ class Recipe(Section):
     seed: int = Field(0, ge=0, lt=2**64, description="seed of the initial weights, the order and every random draw")
     epochs: int = Field(90, ge=1, description="passes over the training data")
     max_steps: int | None = operational(
-        None, ge=1, description="stop after this many steps (schedules still span all epochs)"
+        None, ge=0, description="stop after this many steps (schedules still span all epochs); 0: only evaluate"
     )
     global_batch: int = Field(256, ge=1, description="samples per optimizer step, over all processes")
     micro_batch: int = Field(32, ge=1, description="samples that share BatchNorm statistics")

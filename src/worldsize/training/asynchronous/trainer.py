@@ -273,7 +273,8 @@ class AsyncTrainer(BaseTrainer):
             updated = ("best_top1", "best_map", "best_epoch", "evaluation", "evaluated_step")  # changed since the snapshot
             past = replace(past, **{name: getattr(self.progress, name) for name in updated})
         ledger = self._server.ledger
-        details = {"staleness": list(ledger.staleness), "dropped": sum(ledger.dropped.values()), "speeds": self._speeds}
+        counted = {"staleness": list(ledger.staleness), "dropped": sum(ledger.dropped.values()), "speeds": self._speeds}
+        details = counted if past.step else {}
         self.trackers.epoch(replace(past.report(result, self.plan.global_batch, time.monotonic() - begin), details=details))
         last = past.step >= self.total_steps
         if last or (best and self.recipe.checkpoint.best):
