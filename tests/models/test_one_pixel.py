@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
+from worldsize.models import blurpool
 from worldsize.models.one_pixel import compute_in_fp32
 
 
@@ -37,3 +39,16 @@ def test_others_stay_as_they_are():
         assert torch.equal(network(images), plain(images))
         assert torch.equal(copy.deepcopy(network)(images), plain(images))
     assert network.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("side", [1, 8])
+def test_what_a_convolution_does_besides_is_kept(side):
+    """A convolution of another class may blur its input, as here, or pad it or standardize its weights, as timm's do."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(16, 8, 3, stride=2, padding=1))
+    assert blurpool.blur(network) == 1
+    plain = copy.deepcopy(network)
+    compute_in_fp32(network)
+    images = torch.randn(4, 16, side, side)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(network(images).float(), plain(images).float(), rtol=0.02, atol=0.02)

@@ -20,7 +20,8 @@ def compute_in_fp32(network: nn.Module) -> None:
 
 
 def _forward(layer: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+    forward = type(layer).forward  # some do more than convolve: they blur, pad, or standardize their weights
     if min(images.shape[-2:]) > 1:
-        return layer._conv_forward(images, layer.weight, layer.bias)
+        return forward(layer, images)
     with torch.autocast("cpu", enabled=False):
-        return layer._conv_forward(images.float(), layer.weight, layer.bias)
+        return forward(layer, images.float())
