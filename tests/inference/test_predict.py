@@ -146,6 +146,16 @@ def test_predictions_are_sorted_probabilities(data: Path, model: Model):
     assert model.predict(listed(data)[0], topk=1).labels == every[0].labels[:1]
 
 
+def test_classes_are_ordered_by_logits(model: Model, monkeypatch: pytest.MonkeyPatch):
+    """Probabilities of several classes may round to the same number; of equal logits, the first is that of argmax."""
+    count = len(model.classes)
+    logits = torch.stack([torch.arange(count) + 1000.0 * (torch.arange(count) == 0), torch.zeros(count)])
+    monkeypatch.setattr(Model, "logits", lambda *_: logits)
+    rising, equal = model.predict_all([b"", b""], count)
+    assert rising.indices == (0, *range(count - 1, 0, -1)) and rising.probabilities[1:] == (0.0,) * (count - 1)
+    assert equal.indices == tuple(range(count))
+
+
 def test_threads_share_a_model(data: Path, model: Model):
     paths = listed(data)
     with ThreadPoolExecutor(8) as pool:

@@ -48,6 +48,15 @@ def test_mirror_images_have_the_same_say():
     assert both is not None and both.top1 == (logits.argmax(1) == torch.arange(50) % 6).double().mean().item()
 
 
+def test_of_equal_logits_that_of_the_smaller_class_number_is_higher():
+    """As in argmax, so that the accuracy is that of the predictions in ``eval --details``."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 6)).double()
+    nn.init.zeros_(model[1].weight)
+    nn.init.zeros_(model[1].bias)
+    found = result(np.zeros((50, SIZE, SIZE, 3), np.uint8), model, mirror=False)
+    assert found is not None and (found.top1, found.top5) == (9 / 50, 42 / 50)
+
+
 class Casts(TorchDispatchMode):
     """Counts casts by the shape of what is cast."""
 

@@ -168,10 +168,19 @@ def view_logits(model: nn.Module, pixels: torch.Tensor, mirror: bool) -> torch.T
     return logits
 
 
+def highest(logits: torch.Tensor, most: int) -> torch.Tensor:
+    """The classes with the ``most`` highest logits, the highest first: int64 (n, most), or (n, classes) if there are fewer.
+
+    Of equal logits, that of the class with the smaller number counts as higher, as in argmax. topk takes any of them, and
+    in bf16 about one image in a hundred has two that are highest.
+    """
+    return logits.sort(dim=1, descending=True, stable=True).indices[:, :most]
+
+
 def _sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """(loss, top-1 correct, top-5 correct, samples) summed over one batch, float64 (4,)."""
     logits = logits.double()
-    top = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    top = highest(logits, 5)
     if labels.ndim == 2:
         correct = labels.gather(1, top).bool()
         loss = functional.binary_cross_entropy_with_logits(logits, labels.double(), reduction="none").mean(1).sum()

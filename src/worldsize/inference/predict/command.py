@@ -156,6 +156,7 @@ def _rows(found: Trained, loader: Loader, world: World, asked: Predict, stop: St
     from worldsize.distributed.batch_plan import evaluation_batch, evaluation_share
     from worldsize.inference.predict import top
     from worldsize.inference.progress import images
+    from worldsize.training.evaluation import highest
 
     data, device = found.recipe.data, world.device.type
     batch, total = evaluation_batch(found.recipe, device), len(loader.samples)
@@ -168,8 +169,8 @@ def _rows(found: Trained, loader: Loader, world: World, asked: Predict, stop: St
             values = logits.float()
             if asked.output == "prob":
                 values = top.probabilities(values, data.multilabel)
-            highest = values.topk(min(asked.topk, values.shape[1]))
-            best.append((indices.tolist(), highest.indices.tolist(), highest.values.tolist()))
+            chosen = highest(logits, asked.topk)  # of probabilities, several may round to 1 or 0
+            best.append((indices.tolist(), chosen.tolist(), values.gather(1, chosen).tolist()))
             advance(len(indices))
     rows: dict[int, Row] = {}
     name = loader.samples.name

@@ -25,7 +25,7 @@ from worldsize.errors import DataError, UserError
 from worldsize.inference import opening, trained
 from worldsize.inference.predict import top
 from worldsize.training import precision
-from worldsize.training.evaluation import view_logits
+from worldsize.training.evaluation import highest, view_logits
 
 # One image: a path, its encoded bytes, a PIL image, or uint8 (height, width, 3).
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
@@ -77,9 +77,10 @@ class Model:
 
     def predict_all(self, images: Sequence[ImageLike] | torch.Tensor, topk: int = 5) -> list[Prediction]:
         """The same for several images, which are computed together."""
-        values = top.probabilities(self.logits(images), self.recipe.data.multilabel)
-        best = values.topk(min(topk, len(self.classes)))
-        rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        logits = self.logits(images)
+        best = highest(logits, topk)  # of probabilities, several may round to 1 or 0
+        values = top.probabilities(logits, self.recipe.data.multilabel).gather(1, best)
+        rows = zip(best.tolist(), values.tolist(), strict=True)
         return [Prediction(tuple(self.classes[i] for i in row), tuple(p), tuple(row)) for row, p in rows]
 
     def logits(self, images: Sequence[ImageLike] | torch.Tensor) -> torch.Tensor:
