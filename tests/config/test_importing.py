@@ -168,6 +168,8 @@ def test_a_base_learning_rate_is_scaled_as_timm_does(tmp_path, opt, scale, peak)
         ({"bce_sum": True}, "loss.bce_reduction", "sum"),
         ({"head_init_bias": -6.9}, "model.head_bias", -6.9),
         ({"opt": "rmsprop"}, "optimizer.alpha", 0.9),
+        ({"aa": "rand-m7-inc1"}, "augment.magnitude_std", 0),
+        ({"aa": "rand-mstd0.5-inc1"}, "augment.magnitude", 10),  # timm's default
     ],
 )
 def test_what_a_key_of_timm_becomes(tmp_path, changes, setting, value):
@@ -215,6 +217,7 @@ def test_an_ffcv_file_becomes_a_recipe(tmp_path):
         ("mixup_mode", "elem"),
         ("clip_mode", "agc"),
         ("aa", "augmix-m5"),
+        ("aa", "rand-m9-mstd101-inc1"),  # a uniform magnitude
         ("opt", "lion"),
         ("train_interpolation", "random"),
         ("cooldown_epochs", 10),

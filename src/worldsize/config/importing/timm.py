@@ -178,7 +178,7 @@ def _head_scale(conversion: Conversion, key: str, value: float | None) -> None:
 def _policy(conversion: Conversion, key: str, value: str | None) -> None:
     if not value:
         return
-    settings: dict[str, Any] = {"policy": "randaugment-timm", "fill": "mean", "magnitude_std": 0.0}
+    settings: dict[str, Any] = {"policy": "randaugment-timm", "fill": "mean", "magnitude": 10.0, "magnitude_std": 0.0}
     kind, *parts = value.split("-")
     for part in parts:
         match = re.fullmatch(r"([a-z]+)([\d.]+)", part)
@@ -188,12 +188,12 @@ def _policy(conversion: Conversion, key: str, value: str | None) -> None:
                 settings["magnitude"] = number
             case "n":
                 settings["operations"] = int(number)
-            case "mstd":
+            case "mstd" if number <= 100:  # above, timm draws the magnitude uniformly
                 settings["magnitude_std"] = number
             case "inc":
                 settings["increasing"] = bool(number)
             case _:
-                conversion.left[key] = f"{part}: supported are m, n, mstd and inc1"
+                conversion.left[key] = f"{part}: supported are m, n, mstd up to 100 and inc1"
                 return
     if kind != "rand" or not settings.pop("increasing", False):
         conversion.left[key] = "supported: rand-m9-mstd0.5-inc1, with other numbers"
