@@ -104,6 +104,20 @@ def test_restarts_equal_torch(growth, end):
     assert factors(schedule, 9, 45)[:400] == pytest.approx(theirs, abs=1e-12)
 
 
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_a_tenth_of_an_epoch_ends_at_its_step(warmup):
+    """1.1 epochs of 100 steps are 110.00000000000001 in floating-point numbers."""
+    restarts = Schedule(name="restarts", cycle_epochs=1.1, warmup_epochs=warmup / 100)
+    parameter = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(parameter, 110)
+    for step in range(500):
+        assert factor(restarts, warmup + step, 100, 10) == pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+        parameter.step()
+        theirs.step()
+    steps = Schedule(name="step", milestones=(1.1, 2.2))
+    assert [factor(steps, step, 100, 10) for step in (109, 110, 219, 220)] == pytest.approx([1, 0.1, 0.1, 0.01])
+
+
 def test_piecewise_equals_the_schedule_of_ffcv():
     """Its rn50 configurations: the ends of each epoch from ``get_step_lr``'s interpolation, then linear within it."""
     epochs, steps, points = 16, 5, ([0, 2, 16], [1e-4, 1, 0])

@@ -51,7 +51,8 @@ def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> 
         case "polynomial":
             return schedule.end + (1 - schedule.end) * (1 - progress) ** schedule.power
         case "step":
-            return schedule.gamma ** sum(step >= m * steps_per_epoch for m in schedule.milestones)
+            # Not m * steps_per_epoch: of 1.1 epochs of 100 steps, that is more than 110.
+            return schedule.gamma ** sum(step / steps_per_epoch >= m for m in schedule.milestones)
         case _:
             return 1.0
 
@@ -68,9 +69,10 @@ def _one_cycle(step: int, total: int, warmup: float, end: float) -> float:
 def _progress_of_cycle(step: float, first: float, growth: int) -> float:
     """How far (0 to 1) the step is in its cycle; the first one has ``first`` steps, each other one ``growth`` times more."""
     begin, length = 0.0, first
-    while step >= begin + length:
+    # 1.1 epochs of 100 steps are 110.00000000000001: a cycle that ends at a step must not end after it.
+    while step >= begin + length - 1e-6:
         begin, length = begin + length, length * growth
-    return (step - begin) / length
+    return max(step - begin, 0.0) / length
 
 
 def _interpolated(epoch: float, epochs: Sequence[float], values: Sequence[float]) -> float:
