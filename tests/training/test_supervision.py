@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.utils.class_weight import compute_class_weight
+from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
 from torch import nn
 from torch.nn import functional
 
@@ -34,6 +34,13 @@ def test_balanced_weights_are_scikit_learns():
     labels = np.random.default_rng(0).integers(0, 3, 100).astype(np.int32)
     theirs = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     assert supervision.balanced(labels, 3).tolist() == pytest.approx(theirs.tolist())
+
+
+def test_a_class_without_images_changes_no_balanced_weight():
+    labels = np.array([0, 0, 0, 2], np.int32)
+    weights = supervision.balanced(labels, 4).numpy()[labels]
+    assert weights.tolist() == pytest.approx(compute_sample_weight("balanced", labels).tolist())
+    assert weights.mean() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -64,9 +64,12 @@ def _class_weights(recipe: Recipe, labels: NDArray[np.integer[Any]], classes: in
 
 
 def balanced(labels: NDArray[np.integer[Any]], classes: int) -> torch.Tensor:
-    """Weights inverse to the number of images of each class, 1 on average over the images: scikit-learn's ``balanced``."""
+    """Weights inverse to the number of images of each class, 1 on average over the images: scikit-learn's ``balanced``.
+
+    Classes without images do not count: they would lower the weights of all others, and so the learning rate.
+    """
     counts = np.bincount(labels, minlength=classes)
-    return torch.from_numpy(len(labels) / (classes * np.maximum(counts, 1)))
+    return torch.from_numpy(len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1)))
 
 
 def _teacher(path: Path, recipe: Recipe, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> nn.Module:
