@@ -143,6 +143,12 @@ def test_layer_scales_and_embeddings_are_not_decayed(name, undecayed):
     assert any(p is network.get_parameter(undecayed) for p in factory.parameter_kinds(network).others)
 
 
+def test_instance_norms_are_norm_layers():
+    norm = nn.InstanceNorm2d(8, affine=True)
+    kinds = factory.parameter_kinds(nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), norm))
+    assert not kinds.biases and [*map(id, kinds.others)] == [id(norm.weight), id(norm.bias)]
+
+
 def test_the_weights_of_a_classifier_with_one_output_are_decayed():
     kinds = factory.parameter_kinds(nn.Sequential(nn.Linear(8, 1), nn.Conv2d(8, 1, 1)))
     assert [p.ndim for p in kinds.weights] == [2, 4]

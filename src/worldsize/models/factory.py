@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torchvision.ops import StochasticDepth
@@ -259,7 +259,7 @@ def parameter_kinds(model: nn.Module) -> Kinds:
     seen: set[nn.Parameter] = set()
     embeddings = networks.embeddings(model)
     for prefix, module in model.named_modules():
-        is_norm = isinstance(module, (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm))
+        is_norm = isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm))
         is_layer = isinstance(module, (nn.Linear, _ConvNd))
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen:
