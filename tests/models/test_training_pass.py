@@ -40,6 +40,16 @@ class Two(nn.Module):
         return (logits, logits) if self.training else logits
 
 
+class Shared(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.first, self.second, self.norm = nn.Conv2d(3, 8, 3, 2), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.head(self.norm(self.second(self.norm(self.first(x)).relu())).mean((2, 3)))
+
+
 class Fails(Two):
     def forward(self, x):
         return self.head(x.mean((2, 3))) + (self.missing if self.training else 0)
@@ -91,6 +101,12 @@ def test_a_network_whose_numbers_depend_on_the_processes_trains_on_one_only(rank
     output = ranks(size).run(*train, *more, "--name", f"instance{size}{len(more)}", code=code)
     assert message in output
     assert (ranks.cwd / "runs" / f"instance{size}{len(more)}").exists() == (code == 0)
+
+
+def test_a_norm_layer_that_is_used_twice_has_a_warning(ranks, file):
+    """torch updates its running statistics in each use."""
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:Shared", "--max-steps", "1", "--name", "shared")
+    assert "uses norm (BatchNorm2d) 2 times" in ranks(1).run(*train)
 
 
 def test_a_run_that_has_begun_with_such_a_network_resumes(ranks, file):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,7 +38,8 @@ def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuse
         return
     _check_momenta(network, recipe)
     try:
-        output, layers = tried(network, recipe.data.train_crop_size, recipe.micro_batch)
+        with _uses_counted(network) as uses:
+            output, layers = tried(network, recipe.data.train_crop_size, recipe.micro_batch)
     except Exception as error:
         if device_errors.is_of_device(error):
             raise
@@ -49,6 +50,13 @@ def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuse
             f"{recipe.model.name} returned {shape} in training for {recipe.micro_batch} images: it must return the "
             f"logits of {classes} classes, (n, {classes}), as in evaluation"
         )
+    for name, count in uses.items():
+        if count > 1 and world.is_main:
+            log.warning(
+                "%s: a forward pass uses %s %d times, and its running statistics are those of the last use only, so "
+                "evaluations differ from torch's: use a layer of its own in each place",
+                *(recipe.model.name, _layer(network, name), count),
+            )
     if layers:
         _refuse_or_warn(recipe, layers, world, refuses)
 
@@ -99,6 +107,20 @@ def tried(network: nn.Module, size: int, images: int) -> tuple[object, list[str]
 
 def _layer(network: nn.Module, name: str) -> str:
     return f"{name or 'the network'} ({type(network.get_submodule(name)).__name__})"
+
+
+@contextmanager
+def _uses_counted(network: nn.Module) -> Iterator[Counter[str]]:
+    """Yields how often each BatchNorm layer that updates running statistics has been called within this context."""
+    uses: Counter[str] = Counter()
+    followed = set(factory.norms(network))
+    layers = [(name, layer) for name, layer in network.named_modules() if layer in followed]
+    hooks = [layer.register_forward_hook(lambda *_, name=name: uses.update([name])) for name, layer in layers]
+    try:
+        yield uses
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
