@@ -224,6 +224,13 @@ def unwritable(error: BaseException) -> str | None:
     return f"cannot write: {reason}" if any(f"(os error {number})" in reason for number in _UNWRITABLE) else None
 
 
+def forbidden(error: BaseException) -> str | None:
+    """What to say if permissions forbid a file, such as in a run of another user; None: it is another error."""
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; check its permissions and those of its folder"
+    return None
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'train'?`` if a known word is close to ``word``, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)

@@ -75,15 +75,35 @@ def test_a_full_disk_under_the_output_is_no_internal_error(trained, words):
     assert (done.returncode, done.stderr) == (UserError.exit_code, "worldsize: cannot write: No space left on device\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report runs/a --out /dev/full",
+        "predict runs/a --results-file /dev/full",
+        "predict runs/a --format csv --results-file /dev/full",
+        "predict runs/a --sheet /dev/full",
+    ],
+)
+def test_the_message_of_a_full_disk_names_the_file(trained, words):
+    done = ended(trained[0], subprocess.DEVNULL, *words.split())
+    assert done.returncode == UserError.exit_code
+    assert done.stderr.splitlines()[-1] == "worldsize: cannot write /dev/full: No space left on device"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "out/model.onnx"), "out/model.onnx: No space left on device"),
         (OSError(errno.EROFS, "Read-only file system"), "cannot write: Read-only file system"),
         (RuntimeError("I/O error: No space left (os error 28)"), "cannot write: I/O error: No space left (os error 28)"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "runs/a/recipe.yaml"),
+            "runs/a/recipe.yaml: Permission denied; check its permissions and those of its folder",
+        ),
     ],
 )
-def test_a_full_disk_under_a_file_is_no_internal_error(monkeypatch, capsys, error, said):
+def test_what_a_disk_or_permissions_refuse_is_no_internal_error(monkeypatch, capsys, error, said):
     def fail(_words):
         raise error
 

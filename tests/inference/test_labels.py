@@ -6,6 +6,7 @@ import csv
 import html
 import os
 import re
+import resource
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -303,3 +304,14 @@ def checkpoint_recipe(run: Path):
     from worldsize.config import recipe_files
 
     return recipe_files.load(str(checkpoint.find(run) / "recipe.yaml"))
+
+
+def test_a_full_disk_leaves_no_file_that_the_next_call_refuses(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
+    try:
+        with pytest.raises(UserError, match="File too large"):
+            write.table(tmp_path / "labels.csv", [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []

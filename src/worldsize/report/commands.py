@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from worldsize.config import command_line
+from worldsize.config import command_line, output_files
 from worldsize.distributed.stop_signals import ends_at_once
 from worldsize.errors import FAILED, SUCCESS, UserError
 from worldsize.report import differences, overview, reading
@@ -83,14 +83,14 @@ def report(argv: list[str]) -> int:
     with ends_at_once("nothing was changed"):
         text = page.write(built)
         drawn = {f"{figure.name}.svg": charts.svg(figure, built.data) for figure in built.figures if asked.svg is not None}
-        try:
+        # A full disk's error does not name the file.
+        with output_files.written(asked.out):
             asked.out.write_text(text, "utf-8")
-            for name, drawing in drawn.items():
-                assert asked.svg is not None
+        for name, drawing in drawn.items():
+            assert asked.svg is not None
+            with output_files.written(asked.svg / name):
                 asked.svg.mkdir(parents=True, exist_ok=True)
                 (asked.svg / name).write_text(drawing, "utf-8")
-        except OSError as error:
-            raise UserError(f"cannot write {error.filename}: {error.strerror}") from None
     print(f"{built.verdict}\n{asked.out}  {len(text.encode()) / 1e6:.1f} MB; open it in a browser")
     return SUCCESS
 

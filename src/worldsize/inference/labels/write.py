@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from worldsize import pages
+from worldsize.config import output_files
 from worldsize.config.wording import count
 from worldsize.data.samples import Dataset
 from worldsize.data.survey.sheet import data_uri, thumbnail
@@ -21,11 +22,21 @@ _SHOWN = 20
 
 
 def table(path: Path, found: Sequence[Suspect]) -> None:
-    """Write the file that `worldsize.data.datasets.relabel` reads."""
-    with open(path, "x", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(_row(one) for one in found)
+    """Write the file that `worldsize.data.datasets.relabel` reads.
+
+    Raises:
+        UserError, StoreUnreachable: it cannot be written, and is not there.
+    """
+    with output_files.written(path), open(path, "x", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        try:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows(_row(one) for one in found)
+            file.flush()
+        except BaseException:
+            # The next call refuses a file that exists, as one with corrections.
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _row(one: Suspect) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from worldsize.config import command_line
+from worldsize.config import command_line, output_files
 from worldsize.config.command_line import RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.rank import RankInfo, discover_rank_info
@@ -203,7 +203,8 @@ def _write(rows: list[Row], samples: Samples, found: Trained, asked: Predict, so
     columns = forms.Columns(asked.filename_col, asked.label_col, index, value, min(asked.topk, len(found.classes)))
     if asked.format == "parquet":
         assert asked.results_file is not None
-        forms.write_parquet(asked.results_file, rows, columns, found.classes)
+        with output_files.written(asked.results_file):
+            forms.write_parquet(asked.results_file, rows, columns, found.classes)
     elif asked.format == "table":
         forms.show(rows, columns, found.classes, asked.output == "prob", asked.results_file)
     else:
@@ -212,10 +213,12 @@ def _write(rows: list[Row], samples: Samples, found: Trained, asked: Predict, so
             sys.stdout.flush()
             sys.stdout.buffer.write(content)  # UTF-8 in any locale
         else:
-            asked.results_file.write_bytes(content)
+            with output_files.written(asked.results_file):
+                asked.results_file.write_bytes(content)
     if asked.sheet is not None:
         title = f"{source.title}: {len(rows):,} images"
-        sheet.write(asked.sheet, title, samples, rows, found.classes, asked.sheet_images, asked.output == "prob")
+        with output_files.written(asked.sheet):
+            sheet.write(asked.sheet, title, samples, rows, found.classes, asked.sheet_images, asked.output == "prob")
     broken = sum(row.broken is not None for row in rows)
     if broken:
         print(f"{broken:,} of {len(rows):,} images could not be decoded", file=sys.stderr)

@@ -101,7 +101,7 @@ def show(rows: Sequence[Row], columns: Columns, classes: Sequence[str], percent:
     """Print the rows as a table to ``file`` or the terminal: the best class, and the others after it."""
     from rich.text import Text
 
-    from worldsize.config import tables
+    from worldsize.config import output_files, tables
 
     table = tables.table(columns.filename, columns.label, columns.value or "", "next")
     table.columns[2].justify = "right"
@@ -118,5 +118,5 @@ def show(rows: Sequence[Row], columns: Columns, classes: Sequence[str], percent:
     if file is None:
         tables.console().print(table)
         return
-    with open(file, "w", encoding="utf-8", errors="surrogateescape") as out:
+    with output_files.written(file), open(file, "w", encoding="utf-8", errors="surrogateescape") as out:
         tables.console(out).print(table)
