@@ -133,7 +133,7 @@ FOUND = {
 
 @pytest.mark.parametrize("cause", FOUND)
 def test_half_of_the_time_is_named(cause: str):
-    seen = made(FOUND[cause])
+    seen = made(FOUND[cause], recipe=Recipe(checkpoint={"every_steps": 5}))
     (loss, *rest) = causes.losses(seen)
     assert (loss.cause, loss.lost) == (cause, pytest.approx(0.5))
     assert sum(one.lost for one in rest) == pytest.approx(0)
@@ -150,6 +150,16 @@ def test_the_last_checkpoint_alone_is_no_reason_to_save_less_often():
     found = {loss.cause: advice.on(loss, seen) for loss in causes.losses(seen)}
     assert found["checkpoints"].saved == 0 and "--checkpoint" not in found["checkpoints"].remedy
     assert found["evaluation"].why.startswith("one evaluation takes")
+
+
+def test_checkpoints_of_a_run_shorter_than_their_interval_do_not_become_fewer():
+    def advised(every_seconds: float) -> advice.Advice:
+        recipe = Recipe(checkpoint={"every_seconds": every_seconds})
+        seen = made([times(compute_ms=50, checkpoint_ms=50)], recipe=recipe)  # of 7 seconds
+        return advice.on(causes.losses(seen)[0], seen)
+
+    assert advised(300).saved == 0 and "--checkpoint" not in advised(300).remedy
+    assert advised(1).remedy.endswith("--checkpoint.every-seconds 10")
 
 
 def test_a_slow_rank_and_why():

@@ -130,6 +130,10 @@ def _checkpoints(loss: Loss, evidence: Evidence) -> _Found:
     why = "training waits while checkpoints are taken"
     if evidence.saves <= 1:
         return f"{why}; this one only at the end", "a longer run loses less to it", 0.0
+    by_time = settings["every_steps"] is None and settings["every_epochs"] is None
+    # Before the first interval is over, only the best epochs and the end are saved: a longer one would save none less.
+    if by_time and evidence.seconds < (settings["every_seconds"] or 0):
+        return f"{why}; these after the best epochs and at the end", "a longer run loses less to it", 0.0
     for name in ("every_steps", "every_epochs", "every_seconds"):
         if settings.get(name) is not None:
             flag = f"--checkpoint.{name.replace('_', '-')} {settings[name] * _LESS_OFTEN:g}"
