@@ -58,7 +58,7 @@ def test_the_weights_are_evaluated_and_kept_as_they_are(folder, expected, strate
     assert (result["loss"], result["top1"]) == pytest.approx(expected, rel=1e-5)
     assert records(run, "step") == []
     [epoch] = records(run, "epoch")
-    assert (epoch["epoch"], epoch["train_loss"], epoch["train_top1"]) == (0, None, None)
+    assert epoch["epoch"] == 0 and not {"train_loss", "train_top1"} & {*epoch}
     kept, given = weights(run), load_file(folder / "w.safetensors")
     assert all(torch.equal(kept[name], given[name]) for name in given if not name.endswith("num_batches_tracked"))
     assert "CONSISTENT" in trained(folder, "audit", f"runs/{strategy}")
