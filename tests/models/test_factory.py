@@ -149,6 +149,11 @@ def test_instance_norms_are_norm_layers():
     assert not kinds.biases and [*map(id, kinds.others)] == [id(norm.weight), id(norm.bias)]
 
 
+def test_embeddings_of_an_own_network_are_not_decayed():
+    kinds = factory.parameter_kinds(nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 2, bias=False)))
+    assert [tuple(p.shape) for p in kinds.others] == [(4, 8)] and [tuple(p.shape) for p in kinds.weights] == [(2, 8)]
+
+
 def test_the_weights_of_a_classifier_with_one_output_are_decayed():
     kinds = factory.parameter_kinds(nn.Sequential(nn.Linear(8, 1), nn.Conv2d(8, 1, 1)))
     assert [p.ndim for p in kinds.weights] == [2, 4]

@@ -251,7 +251,7 @@ class Kinds(NamedTuple):
 
 
 def parameter_kinds(model: nn.Module) -> Kinds:
-    """The parameters by module type; only biases and embeddings are recognized by their names.
+    """The parameters by module type; only biases, and embeddings of known networks, are recognized by their names.
 
     One that several modules share counts as the first's: an optimizer would update it once for each.
     """
@@ -259,7 +259,7 @@ def parameter_kinds(model: nn.Module) -> Kinds:
     seen: set[nn.Parameter] = set()
     embeddings = networks.embeddings(model)
     for prefix, module in model.named_modules():
-        is_norm = isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm))
+        is_other = isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.Embedding))
         is_layer = isinstance(module, (nn.Linear, _ConvNd))
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen:
@@ -267,7 +267,7 @@ def parameter_kinds(model: nn.Module) -> Kinds:
             seen.add(parameter)
             # A layer scale of shape (C, 1, 1) is a vector, a linear layer's weights of shape (1, C) are none.
             is_vector = parameter.ndim <= 1 or (not is_layer and parameter.numel() == max(parameter.shape))
-            if is_norm or f"{prefix}.{name}".lstrip(".") in embeddings:
+            if is_other or f"{prefix}.{name}".lstrip(".") in embeddings:
                 kinds.others.append(parameter)
             elif is_vector:
                 (kinds.biases if name.endswith("bias") else kinds.others).append(parameter)
