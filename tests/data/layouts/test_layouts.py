@@ -214,17 +214,18 @@ def test_names_of_cameras_are_no_classes(tmp_path, names):
 
 
 @pytest.mark.parametrize(
-    ("names", "group"),
+    ("names", "prefixed", "common"),
     [
-        (["a_jpg.rf.0f1", "a_jpg.rf.aa2", "b_jpg.rf.991"], "a_jpg"),
-        (["00000_00000", "00000_00001", "00001_00000"], None),
-        (["walk frame 1", "walk frame 2", "run_frame_1"], "walk"),
+        (["a_jpg.rf.0f1", "a_jpg.rf.aa2", "b_jpg.rf.991"], True, "name before .rf."),
+        (["00000_00000", "00000_00001", "00001_00000"], False, "track (the number before the frame's number, per class)"),
+        (["walk frame 1", "walk frame 2", "run_frame_1"], True, "name before the frame's number"),
     ],
 )
-def test_names_give_groups(tmp_path, names, group):
+def test_names_give_groups(tmp_path, names, prefixed, common):
     found = layouts.read(
-        unequal(tmp_path, *(f"{kind}/{kind if group else ''}{n}.png" for kind in ("x", "y") for n in names))
+        unequal(tmp_path, *(f"{kind}/{kind if prefixed else ''}{n}.png" for kind in ("x", "y") for n in names))
     )
+    assert found.group_by == common  # "images with the same ... are on one side"
     groups = [row.group for row in found.rows if row.labels == ("x",)]
     assert len(groups) == 3 and len(set(groups)) == 2 and None not in groups
     assert layouts.read(tmp_path, Hints(group_by="none")).group_by is None

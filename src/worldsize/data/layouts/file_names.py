@@ -55,17 +55,17 @@ def _may_be_class(name: str) -> bool:
 
 
 def groups(labels: dict[str, tuple[str, ...]]) -> tuple[str, dict[str, str]] | None:
-    """Which images belong together by their names, and what the groups are; ``labels`` are those of each image.
+    """Which images belong together by their names, and what they have in common; ``labels`` are those of each image.
 
     None if the names do not say it.
     """
     by_folder = _folder_groups(labels)
     if by_folder:
-        return "the folder", by_folder
+        return "folder", by_folder
     forms = (
-        (_AUGMENTED, "the name before .rf.", False),
-        (_FRAME, "the name before the frame's number", False),
-        (_TRACK, "the track: the number before the frame's number, per class", True),
+        (_AUGMENTED, "name before .rf.", False),
+        (_FRAME, "name before the frame's number", False),
+        (_TRACK, "track (the number before the frame's number, per class)", True),
     )
     for form, what, per_class in forms:
         matches = {image: form.fullmatch(stem(image)) for image in labels}
