@@ -125,7 +125,7 @@ def read(folder: RunFolder) -> Evidence:
         damaged += window is None
     evidence = Evidence(recipe, environment, windows, damaged)
     if not evidence.steps:
-        raise UserError(f"{folder.timing} has no complete line with steps")
+        raise UserError(f"{folder.timing} has no complete line with steps: the run has not done any, or the file is damaged")
     return evidence
 
 
