@@ -83,11 +83,12 @@ def brief(ranks, folder: Path, planted: dict[int, str]) -> Path:
 
 
 def labels(run: Path, folder: Path, name: str) -> Path:
-    """What `worldsize labels` finds, NAME.csv; its page is NAME.html."""
+    """What `worldsize labels` finds, NAME.csv; its page is NAME.html, and what it prints NAME.txt."""
     out = folder / f"{name}.csv"
     done = worldsize("labels", run, "--top", "144", "--out", out, "--sheet", folder / f"{name}.html", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert " training images; the label of " in done.stdout
+    assert " of 1,437 training images; the label of " in done.stdout
+    out.with_suffix(".txt").write_text(done.stdout)
     return out
 
 
@@ -117,6 +118,11 @@ def test_the_file_corrects_them(run: Path, planted: dict[int, str], folder: Path
     before = np.flatnonzero(digits(folder / "planted.csv").train.labels != right.labels)
     assert len(before) == 72
     assert len(wrong) < 36  # half; machines that round differently find 54 to 60 of the 72
+
+
+def test_images_that_training_has_not_visited_are_counted(found: Path):
+    """22 batches of 64 are 1,408 of the 1,437 images: one epoch leaves out the rest."""
+    assert "1,408 of the 1,437 were ranked; training has not visited the others\n" in found.with_suffix(".txt").read_text()
 
 
 def test_the_page_has_every_image_and_asks_nobody(found: Path, folder: Path):

@@ -82,7 +82,7 @@ def _work(asked: Labels, cache: Path) -> int:
     write.table(asked.out, found)
     if asked.sheet is not None:
         write.sheet(asked.sheet, f"{path.parents[1].name}: suspicious labels", found, used)
-    _report(asked, found, len(ranked.indices))
+    _report(asked, found, len(ranked.indices), len(used.train))
     return SUCCESS
 
 
@@ -129,12 +129,14 @@ def _copies(dataset: Dataset) -> dict[int, tuple[str, ...]]:
     return copies
 
 
-def _report(asked: Labels, found: list[Suspect], ranked: int) -> None:
+def _report(asked: Labels, found: list[Suspect], ranked: int, images: int) -> None:
     from worldsize.inference.labels import write
 
     write.show(found)
     changed = sum(one.label != one.given for one in found)
-    print(f"{len(found):,} of {ranked:,} training images; the label of {changed:,} would change. Labels: {asked.out}")
+    print(f"{len(found):,} of {images:,} training images; the label of {changed:,} would change. Labels: {asked.out}")
+    if ranked < images:  # an epoch leaves out what does not fill a batch, and images that cannot be decoded
+        print(f"{ranked:,} of the {images:,} were ranked; training has not visited the others")
     if asked.sheet is not None:
         print(f"Look at them and choose the correct labels: {asked.sheet}")
     print(f"Train with these labels: worldsize train RECIPE --data.labels {quoted(asked.out)}")
