@@ -154,6 +154,17 @@ def test_an_existing_run_is_one_with_a_recipe(tmp_path):
     assert run_folder.open_existing(tmp_path).path == tmp_path
 
 
+def test_a_file_is_no_run_that_does_not_exist(tmp_path):
+    for name, remedy in (
+        ("my base.yaml", f". To start a run with this recipe: worldsize train '{tmp_path}/my base.yaml'"),
+        ("a.pt", ""),
+    ):
+        (tmp_path / name).write_text("epochs: 3\n")
+        with pytest.raises(UserError) as refused:
+            run_folder.open_existing(tmp_path / name)
+        assert str(refused.value) == f"{tmp_path / name} is a file, not the folder of a run{remedy}"
+
+
 def test_contents_lists_only_existing_files(tmp_path):
     folder = run_folder.RunFolder(tmp_path)
     assert folder.contents() == []

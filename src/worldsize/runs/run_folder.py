@@ -22,6 +22,7 @@ from worldsize.runs.atomic import write_json
 log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_RECIPES = (".yaml", ".yml")
 # File systems take 255 bytes. The rest is for what is added to a name, such as -seed12.
 _LONGEST_NAME = 200
 # The name of a checkpoint: its step.
@@ -142,6 +143,9 @@ def open_existing(path: Path) -> RunFolder:
         UserError: ``path`` is not a run folder.
     """
     folder = RunFolder(path)
+    if path.is_file():
+        remedy = f". To start a run with this recipe: worldsize train {quoted(path)}" if path.suffix in _RECIPES else ""
+        raise UserError(f"{path} is a file, not the folder of a run{remedy}")
     if not path.is_dir():
         raise UserError(f"run {path} does not exist")
     if not folder.recipe.is_file():
