@@ -95,6 +95,13 @@ def test_a_run_that_lost_its_checkpoints_is_not_started_again(run, fails):
     refused(fails, run.parent, "--resume", run, "--procs", "2", code=66)
 
 
+@pytest.mark.parametrize("words", [("eval",), ("predict",), ("export", "--to", "onnx"), ("labels",)])
+def test_a_run_that_lost_its_checkpoints_is_not_called_new(run, fails, words):
+    shutil.rmtree(run / "checkpoints")
+    message = fails(words[0], run, *words[1:], code=66)
+    assert f"{run} has recorded 3 steps, but {run}/checkpoints holds no checkpoint" in message
+
+
 def test_autoresume_does_not_begin_a_run_among_other_files(fails, tmp_path):
     (tmp_path / "photos" / "cats").mkdir(parents=True)
     message = refused(fails, tmp_path, "digits", *QUICK, "--out", tmp_path, "--name", "photos", "--autoresume")

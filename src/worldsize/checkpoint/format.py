@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from worldsize.errors import CheckpointError
-from worldsize.runs import run_folder
+from worldsize.runs import resumable, run_folder
 
 log = logging.getLogger(__name__)
 
@@ -232,8 +232,9 @@ def find(target: Path) -> Path:
     if (target / "manifest.json").is_file():
         check(target)
         return target
-    newest = newest_valid(run_folder.open_existing(target).checkpoints)
-    if newest is None:
+    folder = run_folder.open_existing(target)
+    if (newest := newest_valid(folder.checkpoints)) is None:
+        resumable.check(folder)
         raise CheckpointError(f"{target} has no checkpoint yet")
     return newest
 
