@@ -45,6 +45,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable
+from pathlib import Path
 
 SUCCESS = 0
 # What a command verifies does not hold, or compares is not equal; or a job on a cluster failed.
@@ -215,13 +216,18 @@ def of_system(message: str, error: OSError) -> WorldsizeError:
 _UNWRITABLE = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG") if hasattr(errno, name))
 
 
-def unwritable(error: BaseException) -> str | None:
-    """What to say if the error is that of a disk that takes nothing more; None: it is another error."""
+def unwritable(error: BaseException, path: Path | None = None) -> str | None:
+    """What to say if the error is that of a disk that takes nothing more; None: it is another error.
+
+    Args:
+        path: what was written, for an error that names no file.
+    """
+    writing = "cannot write" if path is None else f"cannot write {path}"
     if isinstance(error, OSError):
-        return f"{error.filename or 'cannot write'}: {error.strerror}" if error.errno in _UNWRITABLE else None
+        return f"{error.filename or writing}: {error.strerror}" if error.errno in _UNWRITABLE else None
     # safetensors raises its own error, whose text has the number.
     reason = first_line(error)
-    return f"cannot write: {reason}" if any(f"(os error {number})" in reason for number in _UNWRITABLE) else None
+    return f"{writing}: {reason}" if any(f"(os error {number})" in reason for number in _UNWRITABLE) else None
 
 
 def forbidden(error: BaseException) -> str | None:

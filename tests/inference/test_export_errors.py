@@ -243,5 +243,5 @@ def test_a_full_disk_leaves_nothing(run: Path, tmp_path: Path, form: str):
     process = start("export", run, "--to", form, "--out", tmp_path / "out", cwd=tmp_path, rule="no_room_for_a_megabyte")
     output, _ = process.communicate(timeout=240)
     assert process.returncode == UserError.exit_code
-    assert "cannot write: " in output and "File too large" in output
+    assert f"cannot write {tmp_path / 'out'}: " in output and "File too large" in output
     assert list(tmp_path.iterdir()) == []

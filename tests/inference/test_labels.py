@@ -6,7 +6,6 @@ import csv
 import html
 import os
 import re
-import resource
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 from browser import browse
+from full_disk import files_up_to
 from paths import SMALL_NETWORK
 from processes import newest, worldsize
 from trees import opened, put, two_classes
@@ -313,11 +313,6 @@ def checkpoint_recipe(run: Path):
 
 
 def test_a_full_disk_leaves_no_file_that_the_next_call_refuses(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
-    try:
-        with pytest.raises(UserError, match="File too large"):
-            write.table(tmp_path / "labels.csv", [])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with files_up_to(8), pytest.raises(UserError, match="File too large"):
+        write.table(tmp_path / "labels.csv", [])
     assert list(tmp_path.iterdir()) == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from full_disk import files_up_to
 from packing import encode, noise
 from processes import records
 from worldsize.cli import main
@@ -68,6 +70,17 @@ def test_a_recipe_that_cannot_be_written_is_refused_before_the_work(small, capsy
     monkeypatch.setattr(survey, "take", lambda *_: pytest.fail("the images were read"))
     assert main(["init", "small", "--out", out, "--force"]) == 64
     assert message in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_nothing_that_the_next_call_refuses(small, capsys):
+    shutil.rmtree(small / "val")
+    words = ("init", "small", "--out", "f.yaml", "--weights", "none", "--val-share", "0.5")
+    with files_up_to(300):
+        assert main([*words]) == 64
+    assert "cannot write f.yaml: File too large" in capsys.readouterr().err
+    assert not [*small.parent.glob("f.*")]
+    assert main([*words]) == 0
+    assert Path("f.val.txt").is_file()
 
 
 def test_a_recipe_may_be_in_the_unpacked_folder(small):

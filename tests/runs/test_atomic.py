@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from worldsize.runs.atomic import replacing, write_json
+from full_disk import files_up_to
+from worldsize.runs.atomic import append, replacing, write_json
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -38,3 +39,14 @@ def test_a_value_that_is_no_json_changes_nothing(tmp_path):
     with pytest.raises(TypeError):
         write_json(tmp_path / "file", object())
     assert (tmp_path / "file").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("write", [append, write_json])
+def test_the_error_of_a_full_disk_names_the_file(tmp_path, write):
+    write(tmp_path / "file", "old")
+    before = (tmp_path / "file").read_text()
+    with files_up_to(8), pytest.raises(OSError, match="File too large") as error:
+        write(tmp_path / "file", "longer than that")
+    assert error.value.filename == str(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == before
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -190,6 +191,18 @@ def test_resume_of_a_run_that_is_trained_is_refused_and_changes_nothing(run, hol
     again = ("train", "digits", *QUICK, "--out", run.parent, "--name", "a", "--autoresume")
     assert f"process {process.pid}" in fails(*again, code=69)
     assert content(run) == before
+
+
+def test_a_full_disk_is_named_and_a_new_run_does_not_keep_its_name(run, fails, monkeypatch, tmp_path):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_lock, "_write", full)
+    assert fails("train", "--resume", run).endswith(f"worldsize: {run}/lock: No space left on device\n")
+    for words in ((), ("--autoresume",)):
+        message = fails("train", "digits", *QUICK, "--out", tmp_path / "out", "--name", "b", *words)
+        assert message.endswith(f"worldsize: {tmp_path}/out/b/lock: No space left on device\n")
+        assert not (tmp_path / "out" / "b").exists()
 
 
 def test_a_run_that_is_trained_is_refused_by_all_ranks(ranks, hold):

@@ -13,7 +13,7 @@ from worldsize.config import output_files, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data.layouts import Hints, packed
 from worldsize.data.layouts.reading import Kind
-from worldsize.errors import UserError
+from worldsize.errors import UserError, WorldsizeError
 from worldsize.initialize import survey, writing
 from worldsize.initialize.writing import Choice
 
@@ -81,15 +81,30 @@ def run(options: Init) -> int:
     hints = Hints(labels, options.label_column, options.kind, options.class_level, options.group_by, options.ignore)
     found = survey.take(root, out, options.val_share, hints, check)
     choice = _choose(options)
-    if found.setting is not None:
-        with output_files.written(found.listing):
-            found.listing.write_bytes(found.content)
-    with output_files.written(out):
-        out.write_text(writing.text(found, choice, root), "utf-8")
+    _write(found, out, writing.text(found, choice, root))
     recipe = recipe_files.load(str(out))
     print(f"\n{out} {'fine-tunes' if choice.weights else 'trains'} {choice.model} for {recipe.epochs} epochs.")
     print(f"Read it, then: {_command(out, recipe, choice.gpus)}")
     return 0
+
+
+def _write(found: survey.Survey, out: Path, recipe: str) -> None:
+    """Write the listing and the recipe. After an error, neither is left that was not there: the next call would refuse it.
+
+    Raises:
+        UserError, StoreUnreachable: one of them cannot be written.
+    """
+    new = [path for path in (found.listing, out) if not path.exists()]
+    try:
+        if found.setting is not None:
+            with output_files.written(found.listing):
+                found.listing.write_bytes(found.content)
+        with output_files.written(out):
+            out.write_text(recipe, "utf-8")
+    except WorldsizeError:
+        for path in new:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _root(options: Init) -> tuple[Path, str | None]:
@@ -155,7 +170,6 @@ def _problem(model: str, weights: str) -> str | None:
     """Why these weights cannot be loaded into the network; downloads them, so that training finds them in the cache."""
     import torch
 
-    from worldsize.errors import WorldsizeError
     from worldsize.models import factory as models
     from worldsize.models import pretrained
 

@@ -11,6 +11,17 @@ from typing import Any
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Around writing the file ``path``: an error of the disk that names no file, as that of a full one, names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: Path, temporary: Path | None = None, durable: bool = False) -> Iterator[Path]:
     """Yields the path to write to, which becomes ``path`` at the end: a reader sees either the old or the new content.
 
@@ -20,10 +31,11 @@ def replacing(path: Path, temporary: Path | None = None, durable: bool = False) 
     """
     written = temporary or path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        yield written
-        if durable:
-            flush(written)
-        os.replace(written, path)
+        with naming(path):
+            yield written
+            if durable:
+                flush(written)
+            os.replace(written, path)
     except OSError:
         with suppress(OSError):
             written.unlink()
@@ -46,7 +58,7 @@ def write_text(path: Path, text: str) -> None:
 def append(path: Path, text: str) -> None:
     """Append text to a file: all of it or, if the disk has no room for all, nothing. Raises OSError."""
     content = memoryview(text.encode())
-    with open(path, "ab", buffering=0) as file:
+    with naming(path), open(path, "ab", buffering=0) as file:
         begin = file.seek(0, os.SEEK_END)
         try:
             while content:

@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from worldsize.config.wording import quoted
@@ -90,6 +92,16 @@ def create(out: Path, name: str | None, stem: str) -> RunFolder:
         raise UserError(f"{out if not out.is_dir() else out / (name or stem)} already exists: choose another name") from None
     except OSError as error:
         raise _unwritable(out, f": {error.strerror}") from None
+
+
+@contextmanager
+def removed_if_unwritten(folder: RunFolder) -> Iterator[None]:
+    """Around writing the first files of a new run, which on a full disk could not resume, but would keep its name."""
+    try:
+        yield
+    except OSError:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 def free_name(out: Path, stem: str) -> str:

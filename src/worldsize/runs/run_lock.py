@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from worldsize.errors import RunInUse, UserError
+from worldsize.runs import atomic
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ class RunLock:
         Raises:
             UserError: another process trains the run. Names it.
             RunInUse: the same, after waiting.
-            OSError: the file cannot be opened, for another reason than that it is read-only: nobody trains there.
+            OSError: the disk is full; or the file cannot be opened, for another reason than that it is read-only: nobody
+                trains there.
         """
         until = time.monotonic() + (PATIENCE_S if wait else 0.0)
         while (other := self._taken(path)) is not None:
@@ -128,7 +130,12 @@ class RunLock:
             os.close(file)
             return found
         self._own = _this_process()
-        _write(file, self._own)
+        try:
+            with atomic.naming(path):
+                _write(file, self._own)
+        except OSError:
+            os.close(file)
+            raise
         self._file = file
         if not supported:
             return self._without_locks(path)

@@ -215,8 +215,9 @@ def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
         if not world.is_main:
             return request.out
         created = run_folder.create(request.out, request.name, request.stem)
-        lock.acquire(created.lock)
-        _write_recipe(created, request)
+        with run_folder.removed_if_unwritten(created):
+            _write_recipe(created, request)
+            lock.acquire(created.lock)
         return created.path
 
     return RunFolder(world.from_main(world.collectively(prepare)))

@@ -17,7 +17,7 @@ from worldsize.config.command_line import RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.rank import discover_rank_info
 from worldsize.distributed.stop_signals import ends_at_once
-from worldsize.errors import FAILED, SUCCESS, UserError
+from worldsize.errors import FAILED, SUCCESS, UserError, unwritable
 from worldsize.inference.export.formats import NAMES, FormatName
 
 if TYPE_CHECKING:
@@ -98,6 +98,10 @@ def run(argv: list[str]) -> int:
             temporary.mkdir()
             parity = _work(path, asked, form, options, temporary)
             temporary.rename(out)
+    except Exception as error:
+        if (problem := unwritable(error, asked.out)) is not None:
+            raise UserError(problem) from None
+        raise
     finally:
         clean()
     return _report(asked, parity)
