@@ -216,8 +216,8 @@ def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
             return request.out
         created = run_folder.create(request.out, request.name, request.stem)
         with run_folder.removed_if_unwritten(created):
-            _write_recipe(created, request)
             lock.acquire(created.lock)
+            _write_recipe(created, request)
         return created.path
 
     return RunFolder(world.from_main(world.collectively(prepare)))
