@@ -57,10 +57,9 @@ class Trainer(BaseTrainer):
 
     def fit(self) -> Result:
         try:
-            data = self.recipe.data
-            size = crop_size(data, self.progress.epoch) if self.state.compiled else data.train_crop_size
+            data, epoch = self.recipe.data, self.progress.epoch
             if self.progress.step < self.total_steps:
-                self._rehearse(size, first=True)
+                self._rehearse(crop_size(data, epoch) if self.state.compiled else data.train_crop_size, first=True)
             self.saver.prepare()
             result = self._train()
             self.trackers.window(self._meter.rest(self.progress.step))
