@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -230,10 +231,22 @@ def unwritable(error: BaseException, path: Path | None = None) -> str | None:
     return f"{writing}: {reason}" if any(f"(os error {number})" in reason for number in _UNWRITABLE) else None
 
 
+def named_in(error: OSError) -> str | None:
+    """The path to name for the error: its own, or a folder above it if this process may not enter that one.
+
+    Whether a file exists in such a folder is unknown.
+    """
+    path = error.filename
+    if isinstance(error, PermissionError) and isinstance(path, (str, os.PathLike)):
+        closed = (up for up in reversed(Path(path).parents) if up.is_dir() and not os.access(up, os.X_OK))
+        return str(next(closed, path))
+    return path
+
+
 def forbidden(error: BaseException) -> str | None:
     """What to say if permissions forbid a file, such as in a run of another user; None: it is another error."""
     if isinstance(error, PermissionError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; check its permissions and those of its folder"
+        return f"{named_in(error)}: {error.strerror}; check its permissions and those of its folder"
     return None
 
 

@@ -18,7 +18,7 @@ from worldsize.data import shards
 from worldsize.data.datasets import folder, relabel
 from worldsize.data.datasets.file_index import is_folder
 from worldsize.data.samples import Dataset, Samples
-from worldsize.errors import of_system
+from worldsize.errors import named_in, of_system
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
@@ -56,7 +56,7 @@ def _explained(settings: Data) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise of_system(f"cannot read {error.filename or settings.root}: {error.strerror or error}", error) from error
+        raise of_system(f"cannot read {named_in(error) or settings.root}: {error.strerror or error}", error) from error
 
 
 def _given(settings: Data, cache: Path) -> Dataset:
