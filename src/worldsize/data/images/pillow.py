@@ -39,14 +39,14 @@ def decode(data: bytes) -> Image.Image:
     Raises:
         BrokenImage: not an image, truncated, damaged, too large, or of numbers without a known range.
     """
-    return used(data, decoded)
+    return opened_or_broken(data, decoded)
 
 
-def used(data: bytes, use: Callable[[ImageFile.ImageFile], T]) -> T:
+def opened_or_broken(data: bytes, use: Callable[[ImageFile.ImageFile], T]) -> T:
     """What ``use`` returns for the opened image.
 
     Raises:
-        BrokenImage: the reason, whatever opening or ``use`` raises.
+        BrokenImage: opening the image or ``use`` raised something. Says why.
     """
     if not data:
         raise BrokenImage("empty file")

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, __version__
 
 from worldsize.data.images.crops import Pixels, fit
-from worldsize.data.images.pillow import BrokenImage, decoded, used
+from worldsize.data.images.pillow import BrokenImage, decoded, opened_or_broken
 from worldsize.data.shards.format import Encoding
 from worldsize.errors import UserError
 
@@ -71,7 +71,7 @@ def examine(data: bytes) -> ImageFacts:
         return replace(facts, image=decoded(image), turned=_turned(image))
 
     try:
-        return used(data, inspect)
+        return opened_or_broken(data, inspect)
     except BrokenImage as error:
         return replace(facts, reason=str(error))
 
