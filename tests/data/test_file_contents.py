@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trees import put
-from worldsize.data.samples import FileSamples
+from worldsize.data.file_samples import FileSamples
 from worldsize.errors import DataChanged, WorldsizeError
 
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from worldsize import cli
 from worldsize.checkpoint import writer
-from worldsize.data import samples
+from worldsize.data import file_samples
 from worldsize.data.loading import loader
 from worldsize.distributed import stop_signals, tree_sum
 from worldsize.models import factory
@@ -258,7 +258,7 @@ def endless_step() -> None:
 
 def dead_storage() -> None:
     """Rank 1's 30th read of an image never returns, as from a server that is gone: a FIFO that nobody writes to."""
-    content, reads = samples._content, itertools.count(1)
+    content, reads = file_samples._content, itertools.count(1)
 
     def read(path):
         if os.environ["RANK"] == "1" and next(reads) == 30:
@@ -266,12 +266,12 @@ def dead_storage() -> None:
             os.open("dead", os.O_RDONLY)
         return content(path)
 
-    samples._content = read
+    file_samples._content = read
 
 
 def slow_storage() -> None:
     """Rank 1's 30th read of an image takes until there is a file named go."""
-    content, reads = samples._content, itertools.count(1)
+    content, reads = file_samples._content, itertools.count(1)
 
     def read(path):
         slow = os.environ["RANK"] == "1" and next(reads) == 30
@@ -279,7 +279,7 @@ def slow_storage() -> None:
             time.sleep(0.1)
         return content(path)
 
-    samples._content = read
+    file_samples._content = read
 
 
 def slow_computer() -> None:

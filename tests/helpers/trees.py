@@ -12,7 +12,8 @@ from PIL import Image
 
 from worldsize.config.recipe import Data
 from worldsize.data import open_dataset
-from worldsize.data.samples import Dataset, FileSamples
+from worldsize.data.file_samples import FileSamples
+from worldsize.data.samples import Dataset
 from worldsize.errors import UserError
 
 COLORS = ["red", "lime", "blue", "white", "black", "yellow"]

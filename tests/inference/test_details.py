@@ -22,7 +22,8 @@ from worldsize.cli import main
 from worldsize.config.command_line import Evaluate
 from worldsize.config.recipe import Data, Recipe
 from worldsize.data.datasets import test_sets
-from worldsize.data.samples import ArraySamples, FileSamples
+from worldsize.data.file_samples import FileSamples
+from worldsize.data.samples import ArraySamples
 from worldsize.errors import UserError
 from worldsize.inference import evaluate_checkpoint
 from worldsize.inference.details import calibration, comparison, gradcam, measures, summary, write

@@ -44,7 +44,7 @@ DATA_LAYERS = [
     ("broken_images", "confusable_names", "file_contents", "progress_bar", "read_errors", "remote", "unused_files"),
     ("sampling", "images"),
     ("augmentation", "samples", "fetch"),
-    ("file_sizes", "shards"),
+    ("file_samples", "file_sizes", "shards"),
     ("datasets",),
     ("layouts", "loading", "survey"),
 ]

@@ -10,9 +10,10 @@ from worldsize.config import recipe_files
 from worldsize.config.command_line import Evaluate
 from worldsize.data import open_validation
 from worldsize.data.datasets import test_sets
+from worldsize.data.file_samples import FileSamples
 from worldsize.data.images.crops import five_crops
 from worldsize.data.loading.build import val_loader
-from worldsize.data.samples import FileSamples, Samples
+from worldsize.data.samples import Samples
 from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import evaluation_batch
 from worldsize.distributed.rank import RankInfo

@@ -15,8 +15,9 @@ from worldsize.config.wording import count
 from worldsize.data import layouts, shards
 from worldsize.data.datasets import folder, label_list, validation_split
 from worldsize.data.datasets.label_list import Entry
+from worldsize.data.file_samples import FileSamples
 from worldsize.data.layouts import Hints, Reading
-from worldsize.data.samples import Dataset, FileSamples
+from worldsize.data.samples import Dataset
 from worldsize.data.survey import info, verify
 from worldsize.data.survey.verify import Found
 from worldsize.distributed.rank import cores

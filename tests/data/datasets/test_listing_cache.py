@@ -168,7 +168,7 @@ def test_sizes_on_a_failing_disk_are_not_zero(root, monkeypatch):
 
     dataset = opened(root)
     monkeypatch.setattr(read_errors, "RETRY_DELAYS_S", ())
-    monkeypatch.setattr("worldsize.data.samples.os.stat", fails)
+    monkeypatch.setattr("worldsize.data.file_samples.os.stat", fails)
     with pytest.raises(ReadFailed):
         file_sizes.digest(dataset)
 

@@ -17,7 +17,7 @@ from trees import opened, relative_names, tree, two_classes
 from worldsize import cli
 from worldsize.config.recipe import Data
 from worldsize.data import open_dataset, open_validation
-from worldsize.data.samples import FileSamples
+from worldsize.data.file_samples import FileSamples
 from worldsize.errors import UserError
 
 ORDER = ("val", "valid", "validation", "test")

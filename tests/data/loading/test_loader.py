@@ -14,9 +14,10 @@ from packing import SPECIAL, special_files
 from worldsize.config.recipe import Augment, Data
 from worldsize.data.augmentation import operations, policies
 from worldsize.data.datasets import file_index
+from worldsize.data.file_samples import FileSamples
 from worldsize.data.images.crops import CenterCrop, PadCrop, RandomResizedCrop, training_crop
 from worldsize.data.loading.loader import Batch, Loader, Treatment
-from worldsize.data.samples import ArraySamples, FileSamples
+from worldsize.data.samples import ArraySamples
 from worldsize.data.sampling.order import permute
 from worldsize.data.sampling.random_numbers import Use, uniforms
 from worldsize.distributed.batch_plan import BatchPlan

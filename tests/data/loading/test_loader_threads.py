@@ -10,10 +10,11 @@ import pytest
 from test_loader import CROPS, SEED, assert_same, epoch_of, evaluated, images, in_files, in_memory, make
 
 from worldsize.data import shards
+from worldsize.data.file_samples import FileSamples
 from worldsize.data.images import native
 from worldsize.data.images.crops import CenterCrop
 from worldsize.data.loading.loader import Loader
-from worldsize.data.samples import ArraySamples, FileSamples
+from worldsize.data.samples import ArraySamples
 from worldsize.distributed.batch_plan import BatchPlan
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from worldsize.config.wording import count
 from worldsize.data.confusable_names import look_alikes
 from worldsize.data.datasets import listing_cache
+from worldsize.data.file_samples import FileSamples
 from worldsize.data.images.pillow import looks_like_image, unsupported_format
-from worldsize.data.samples import FileSamples
 from worldsize.data.unused_files import Unused, unsupported
 from worldsize.errors import UserError, of_system, of_the_place
 

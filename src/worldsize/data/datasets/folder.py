@@ -14,7 +14,8 @@ from worldsize.data import shards
 from worldsize.data.confusable_names import look_alikes
 from worldsize.data.datasets import file_index, label_list
 from worldsize.data.datasets.validation_split import by_list
-from worldsize.data.samples import Dataset, FileSamples, Samples
+from worldsize.data.file_samples import FileSamples
+from worldsize.data.samples import Dataset, Samples
 from worldsize.data.unused_files import Unused
 from worldsize.errors import UserError
 

@@ -22,7 +22,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from worldsize.data.datasets import file_index
-from worldsize.data.samples import Dataset, FileSamples
+from worldsize.data.file_samples import FileSamples
+from worldsize.data.samples import Dataset
 from worldsize.errors import UserError
 
 _HEADER = ["file", "label", "split"]

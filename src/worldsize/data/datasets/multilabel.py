@@ -25,7 +25,8 @@ import numpy as np
 from worldsize.config.recipe import Data
 from worldsize.data import shards
 from worldsize.data.datasets import file_index, folder, label_list
-from worldsize.data.samples import Dataset, FileSamples
+from worldsize.data.file_samples import FileSamples
+from worldsize.data.samples import Dataset
 from worldsize.data.unused_files import Unused
 from worldsize.errors import UserError, of_system
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from worldsize.data.datasets import file_index
 from worldsize.data.datasets.subset import Chosen
-from worldsize.data.samples import EncodedSamples, FileSamples, Samples
+from worldsize.data.file_samples import FileSamples
+from worldsize.data.samples import EncodedSamples, Samples
 from worldsize.errors import UserError, of_system
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from worldsize.config.wording import count
 from worldsize.data.confusable_names import look_alikes
-from worldsize.data.samples import Dataset, FileSamples
+from worldsize.data.file_samples import FileSamples
+from worldsize.data.samples import Dataset
 from worldsize.errors import UserError, of_system
 
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from worldsize.data import shards
 from worldsize.data.datasets import file_index
+from worldsize.data.file_samples import FileSamples
 from worldsize.data.images.pillow import BrokenImage, looks_like_image
 from worldsize.data.read_errors import Patience
-from worldsize.data.samples import EncodedSamples, FileSamples, Read, Stored
+from worldsize.data.samples import EncodedSamples, Read, Stored
 from worldsize.errors import UserError
 
 STDIN = "-"
