@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import resource
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from full_disk import files_up_to
 from paths import SMALL_NETWORK
 from processes import records, worldsize
 from worldsize.config.recipe import Recipe, Track
@@ -56,20 +55,9 @@ def test_lines_after_the_resumed_step_are_dropped(tmp_path):
 LARGEST = 1 << 20
 
 
-@contextmanager
-def largest_file():
-    """No file grows beyond `LARGEST` bytes, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.fixture
 def nearly_full(tmp_path):
-    """A tracker whose file has no room for a second line within `largest_file`, but for a part of it."""
+    """A tracker whose file has no room for a second line within `LARGEST` bytes, but for a part of it."""
     first = json.dumps({"kind": "step", "step": 1, "loss": "x" * (LARGEST - 100)})
     (tmp_path / "metrics.jsonl").write_text(f"{first}\n")
     return jsonl.Tracker(Track(), RunFolder(tmp_path), 1)
@@ -80,7 +68,7 @@ def recorded(run):
 
 
 def test_while_the_disk_is_full_lines_wait_and_the_file_has_whole_lines(nearly_full, tmp_path, caplog):
-    with largest_file():
+    with files_up_to(LARGEST):
         nearly_full.steps([step(2)])
         nearly_full.steps([step(3), step(4)])
         assert recorded(tmp_path) == [1]
@@ -92,7 +80,7 @@ def test_while_the_disk_is_full_lines_wait_and_the_file_has_whole_lines(nearly_f
 
 
 def test_lines_that_are_never_written_are_counted(nearly_full, tmp_path, caplog):
-    with largest_file():
+    with files_up_to(LARGEST):
         nearly_full.steps([step(2), step(3)])
         nearly_full.end(None)
     assert recorded(tmp_path) == [1]
@@ -101,7 +89,7 @@ def test_lines_that_are_never_written_are_counted(nearly_full, tmp_path, caplog)
 
 def test_a_tracker_does_not_fill_the_memory(nearly_full, monkeypatch):
     monkeypatch.setattr(jsonl, "_MOST_WAITING", 1000)
-    with largest_file():
+    with files_up_to(LARGEST):
         nearly_full.steps([step(2)])
         with pytest.raises(OSError, match="File too large"):
             nearly_full.steps([step(n) for n in range(3, 10)])
