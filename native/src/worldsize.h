@@ -18,7 +18,7 @@
 
 /* Version of this interface; increase it with every change below. worldsize.data.images.native checks it first, because a library
    built from older sources stays in place until worldsize is installed again. */
-enum { WS_INTERFACE = 5 };
+enum { WS_INTERFACE = 6 };
 WS_API int ws_interface(void);
 
 enum {
@@ -99,6 +99,13 @@ WS_API int ws_augment(int n, int slots, const ws_operation *operations, const ui
    One call for many pieces, so that Python's ctypes releases and reacquires the GIL once instead of n times. */
 WS_API void ws_read(int n, const int32_t *files, const int64_t *offsets, const size_t *sizes, uint8_t *out, int64_t *got,
                     uint32_t *checksums);
+
+/* Reads n regular files into out, one after another. paths: n paths, each with its NUL. room: bytes in out. sizes[i]: bytes of
+   file i, or WS_OTHERWISE if it cannot be read, is no regular file or changes its size meanwhile: an ordinary read tells why.
+   checksums[i]: CRC-32C of the bytes.
+   Stops at a file that does not fit into what is left of out. Returns n, or that file's number, and its size in sizes. */
+enum { WS_OTHERWISE = -1 };
+WS_API int ws_read_files(int n, const char *paths, size_t room, uint8_t *out, int64_t *sizes, uint32_t *checksums);
 
 /* The JPEG library and the kernels in use, for example "libjpeg-turbo 2.1.5, avx2". */
 WS_API const char *ws_version(void);

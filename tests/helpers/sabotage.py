@@ -24,9 +24,9 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
+from stalls import dead_storage, endless_step, slow_computer, slow_storage  # noqa: F401 they are rules, too
 from worldsize import cli
 from worldsize.checkpoint import writer
-from worldsize.data import file_samples
 from worldsize.data.loading import loader
 from worldsize.distributed import stop_signals, tree_sum
 from worldsize.models import factory
@@ -243,56 +243,6 @@ def long_last_update() -> None:
 
     trainer.AsyncTrainer._apply, trainer.AsyncTrainer._housekeeping = slowly, waiting
     worker.Worker.work = late
-
-
-def endless_step() -> None:
-    """A step is one call into C that never returns, as a long backward pass; the file in-step says that it has begun."""
-
-    def run(*_, **__):
-        signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals.SIGNALS)  # they would end the call; other threads get them
-        Path("in-step").touch()
-        ctypes.CDLL(None).sleep(3600)
-
-    step.StepRunner.run = run
-
-
-def dead_storage() -> None:
-    """Rank 1's 30th read of an image never returns, as from a server that is gone: a FIFO that nobody writes to."""
-    content, reads = file_samples._content, itertools.count(1)
-
-    def read(path):
-        if os.environ["RANK"] == "1" and next(reads) == 30:
-            os.mkfifo("dead")
-            os.open("dead", os.O_RDONLY)
-        return content(path)
-
-    file_samples._content = read
-
-
-def slow_storage() -> None:
-    """Rank 1's 30th read of an image takes until there is a file named go."""
-    content, reads = file_samples._content, itertools.count(1)
-
-    def read(path):
-        slow = os.environ["RANK"] == "1" and next(reads) == 30
-        while slow and not Path("go").exists():
-            time.sleep(0.1)
-        return content(path)
-
-    file_samples._content = read
-
-
-def slow_computer() -> None:
-    """Rank 1's sixth step computes until there is a file named go."""
-    run, steps = step.StepRunner.run, itertools.count(1)
-
-    def computing(self, *arguments):
-        slow = os.environ["RANK"] == "1" and next(steps) == 6
-        while slow and not Path("go").exists():
-            pass
-        return run(self, *arguments)
-
-    step.StepRunner.run = computing
 
 
 def unhurried() -> None:

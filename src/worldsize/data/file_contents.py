@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
 
 from worldsize.distributed.world import World
 from worldsize.errors import DataChanged
@@ -34,15 +36,26 @@ class FileContents:
         Raises:
             DataChanged: they differ.
         """
-        now = 1 + (crc32c(content) << _SIZE_BITS | len(content) % (1 << _SIZE_BITS))
-        before = int(self._seen[index])
-        if before in (0, now):
-            self._seen[index] = now
-        else:
+        self.check_all(np.array([index]), np.array([len(content)]), np.array([crc32c(content)]), lambda _: path)
+
+    def check_all(
+        self,
+        indices: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        checksums: NDArray[np.unsignedinteger],
+        path: Callable[[int], Path],
+    ) -> None:
+        """`check` files of these sizes in bytes and CRC-32C, each (n,); ``path`` gives that of an index."""
+        now = 1 + (checksums.astype(np.int64) << _SIZE_BITS | sizes % (1 << _SIZE_BITS))
+        before = self._seen[indices]
+        changed = np.flatnonzero((before != 0) & (before != now))
+        if len(changed):
+            i = int(changed[0])
             raise DataChanged(
-                f"{path} is not what this run first read there{_sizes(before, now)}: it changed, or the hosts have "
-                f"different copies; {_REMEDY}"
+                f"{path(int(indices[i]))} is not what this run first read there{_sizes(int(before[i]), int(now[i]))}: "
+                f"it changed, or the hosts have different copies; {_REMEDY}"
             )
+        self._seen[indices] = now
 
     def check_missing(self, index: int, path: Path, error: OSError) -> None:
         """If file ``index`` cannot be opened any more that was read before, raise.

@@ -8,6 +8,7 @@ import io
 import os
 import stat
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -15,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldsize.data.file_contents import FileContents
+from worldsize.data.images import native
 from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.read_errors import Patience
-from worldsize.data.samples import EncodedSamples, NotAFile
+from worldsize.data.samples import EncodedSamples, NotAFile, Read, stored_or_error
 from worldsize.data.unused_files import Unused
 from worldsize.distributed.world import World
 from worldsize.errors import DataChanged
+from worldsize.watchdog import heartbeat
 
 T = TypeVar("T")
 
@@ -82,6 +85,22 @@ class FileSamples(EncodedSamples):
         self._contents.check(index, path, content)
         return content
 
+    def several(self, indices: NDArray[np.int64]) -> list[Read] | NDArray[np.uint8]:
+        library = native.load()
+        if library is None:
+            return super().several(indices)
+        paths = [self._bytes_of_path(index) for index in indices.tolist()]
+        others = f" or one of {len(paths) - 1} others" if len(paths) > 1 else ""
+        with heartbeat.reading(os.fsdecode(paths[0]) + others):
+            contents, checksums = library.files(paths)
+        read = np.array([i for i, content in enumerate(contents) if content is not None], np.int64)
+        sizes = np.array([len(content) for content in contents if content is not None], np.int64)
+        self._contents.check_all(indices[read], sizes, checksums[read], self._path)
+        return [
+            content if content is not None else stored_or_error(self, index)
+            for content, index in zip(contents, indices.tolist(), strict=True)
+        ]
+
     def share(self, world: World) -> None:
         index = self._contents.share(world)
         if index is not None:
@@ -99,6 +118,16 @@ class FileSamples(EncodedSamples):
         except OSError as error:
             self._contents.check_missing(index, path, error)
             raise _unreadable(path, error) from error
+
+    def _bytes_of_path(self, index: int) -> bytes:
+        """The same as `_path`, in a tenth of its time."""
+        start = self.ends[index - 1] if index else 0
+        return self._folders[self._folder_of[index] if self.folders else 0] + self.files[start : self.ends[index]]
+
+    @cached_property
+    def _folders(self) -> list[bytes]:
+        """The folder of each class, or the one of all images, with the final slash."""
+        return [os.fsencode(self.root / folder) + b"/" for folder in self.folders or ("",)]
 
     def _path(self, index: int) -> Path:
         start = int(self.ends[index - 1]) if index else 0

@@ -167,13 +167,14 @@ class EncodedSamples(Samples):
 
     def several(self, indices: NDArray[np.int64]) -> list[Read] | NDArray[np.uint8]:
         """For each image, what `stored` returns or raises."""
-        return [_stored_or_error(self, int(index)) for index in indices]
+        return [stored_or_error(self, int(index)) for index in indices]
 
     def image(self, index: int) -> Image.Image:
         return as_image(self.stored(index))
 
 
-def _stored_or_error(samples: EncodedSamples, index: int) -> Read:
+def stored_or_error(samples: EncodedSamples, index: int) -> Read:
+    """What `EncodedSamples.stored` returns or raises."""
     try:
         return samples.stored(index)
     except BrokenImage as error:

@@ -14,7 +14,7 @@ from worldsize.data.file_samples import FileSamples
 from worldsize.data.images import native
 from worldsize.data.images.crops import CenterCrop
 from worldsize.data.loading.loader import Loader
-from worldsize.data.samples import ArraySamples
+from worldsize.data.samples import ArraySamples, EncodedSamples
 from worldsize.distributed.batch_plan import BatchPlan
 
 
@@ -98,6 +98,8 @@ def test_threads_share_a_batch_of_images_in_memory(crop):
 
 class Slow(FileSamples):
     """Slow storage: each read waits until ``at_once`` reads are in flight, or 60 seconds."""
+
+    several = EncodedSamples.several  # by `encoded`
 
     def watch(self, at_once: int) -> Slow:
         self.barrier = threading.Barrier(at_once)

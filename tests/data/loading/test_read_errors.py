@@ -37,7 +37,7 @@ def failing(monkeypatch, delays):
     """failing(name, code, times): the first opens of the file with this name fail."""
 
     def make_fail(name: str, code: int, times: int = 10**9) -> None:
-        real, left = os.open, [times]
+        real, real_files, left = os.open, native.Native.files, [times]
 
         def refusing(path, *arguments, **options):
             if os.fsdecode(path).endswith(name) and left[0]:
@@ -45,7 +45,13 @@ def failing(monkeypatch, delays):
                 raise OSError(code, os.strerror(code), os.fspath(path))
             return real(path, *arguments, **options)
 
+        def leaving(self, paths):
+            contents, checksums = real_files(self, paths)
+            left_out = [left[0] and os.fsdecode(path).endswith(name) for path in paths]
+            return [None if out else content for content, out in zip(contents, left_out, strict=True)], checksums
+
         monkeypatch.setattr(os, "open", refusing)
+        monkeypatch.setattr(native.Native, "files", leaving)
 
     return make_fail
 

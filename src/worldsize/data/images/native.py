@@ -33,7 +33,7 @@ _SIMD = "WORLDSIZE_SIMD"  # "scalar" selects plain C; read by native/src/kernels
 
 MAX_SIZE = 16384
 
-_INTERFACE = 5  # WS_INTERFACE of native/src/worldsize.h
+_INTERFACE = 6  # WS_INTERFACE of native/src/worldsize.h
 
 # The options in native/src/worldsize.h. Pillow 13 changed the order of the two passes of some resizes.
 _SCALING = 1
@@ -41,6 +41,8 @@ _NO_MEMORY = 5
 _BICUBIC = 4
 PILLOW_13 = int(PIL.__version__.split(".")[0]) >= 13
 _ORDER = 2 if PILLOW_13 else 0
+
+_ROOM = 1 << 20  # bytes of files to read in one call: about nine images of ImageNet
 
 
 class WrongInterface(Exception):
@@ -197,6 +199,28 @@ class Native:
         got, checksums, room = np.empty(n, np.int64), np.empty(n, np.uint32), np.empty(int(arguments[2].sum()), np.uint8)
         self._library.ws_read(n, *(_at(array) for array in (*arguments, room, got, checksums)))
         return room, got, checksums
+
+    def files(self, paths: Sequence[bytes]) -> tuple[list[memoryview | None], NDArray[np.uint32]]:
+        """Read regular files, several in one call.
+
+        Returns:
+            Of each file its bytes, or None if an ordinary read must try, or tell why it cannot be read; and the CRC-32C of
+            these bytes, uint32 (n,).
+        """
+        sizes, checksums = np.zeros(len(paths), np.int64), np.zeros(len(paths), np.uint32)
+        found: list[memoryview | None] = []
+        while (first := len(found)) < len(paths):
+            room = np.empty(max(_ROOM, sizes[first]), np.uint8)  # the size is known if the last call had no room for it
+            names, places = (
+                ctypes.c_char_p(b"\0".join(paths[first:])),
+                (_at(a) for a in (room, sizes[first:], checksums[first:])),
+            )
+            n = self._library.ws_read_files(len(paths) - first, names, ctypes.c_size_t(len(room)), *places)
+            data, begin = memoryview(room.data).toreadonly(), 0
+            for size in sizes[first : first + n].tolist():
+                found.append(data[begin : begin + size] if size >= 0 else None)
+                begin += max(size, 0)
+        return found, checksums
 
 
 def _places(images: Sequence[Pixels] | Pixels) -> tuple[NDArray[np.uintp], Sizes, Sizes]:
