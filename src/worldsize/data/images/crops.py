@@ -101,9 +101,10 @@ class RandomResizedCrop(Crop):
         return self._cuts(heights, widths, draws[:, 1:])
 
     def _cuts(self, heights: Sides, widths: Sides, draws: Draws) -> Cuts:
-        boxes = random_boxes(heights, widths, draws, self.area, self.ratio)
-        grid = np.array([self.size, self.size, 0, 0])
-        return np.concatenate([boxes, np.broadcast_to(grid, boxes.shape)], axis=1).astype(np.int32)
+        cuts = np.zeros((len(heights), 8), np.int32)
+        cuts[:, :4] = random_boxes(heights, widths, draws, self.area, self.ratio)
+        cuts[:, 4:6] = self.size
+        return cuts
 
     def _cut(self, image: Image.Image, draws: Draws) -> Pixels:
         return cut(image, self._cuts(*_sides(image), draws[None])[0], self.size, self.bicubic)
@@ -144,7 +145,8 @@ def random_boxes(
     left = np.floor(u[row, first, 3] * (widths - w + 1))
     boxes = np.stack([top, left, h, w], axis=1)
     none = ~fits.any(axis=1)
-    boxes[none] = _centered_boxes(heights[none], widths[none], ratio)
+    if none.any():
+        boxes[none] = _centered_boxes(heights[none], widths[none], ratio)
     return boxes.astype(np.int64)
 
 
