@@ -1,11 +1,12 @@
 """Measures how much decoding slows down a launch-bound training loop: decoding threads against a decoding process.
 
-    python benchmarks/launches.py SHARDS [ROUNDS]
+    python benchmarks/launches.py DATA [ROUNDS]
 
-SHARDS is a folder written by `worldsize data pack`. One core trains a ResNet-50 that is so narrow, on images so small, that
-a step is little more than launching kernels. Another core decodes as fast as possible, in one of three ways: not at all; in
-threads of the same process, with a batch taken after each step if one is ready; in a separate process that discards its
-batches, as if their transfer were free. The three ways are interleaved in every round. Prints a table in Markdown.
+DATA is a folder of images, or one written by `worldsize data pack`. One core trains a ResNet-50 that is so narrow, on
+images so small, that a step is little more than launching kernels. Another core decodes as fast as possible, in one of these
+ways: not at all; in threads of the same process, with a batch taken after each step if one is ready; in a separate process
+that discards its batches, as if their transfer were free; if DATA is a folder of images, also in threads that read its files
+one by one. The ways are interleaved in every round. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -23,21 +26,30 @@ from pathlib import Path
 import torch
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from worldsize.data import shards
+from worldsize.data import open_layout
+from worldsize.data.file_samples import FileSamples
 from worldsize.data.images.crops import RandomResizedCrop
 from worldsize.data.loading.loader import Loader, Stream
-from worldsize.data.shards.store import Local
+from worldsize.data.samples import EncodedSamples, Samples
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.world import _keep_freed_memory
 
 BATCH, SECONDS, LAUNCHING, DECODING = 128, 5.0, 0, 1
 
 
+def opened(folder: str) -> Samples:
+    """The training images."""
+    with tempfile.TemporaryDirectory() as cache:
+        return open_layout(Path(folder), None, Path(cache)).train
+
+
 class Decoding:
     """An endless stream of batches, decoded by threads on one core."""
 
-    def __init__(self, folder: str) -> None:
-        samples = shards.open_dataset(Local(Path(folder))).train
+    def __init__(self, folder: str, one_by_one: bool = False) -> None:
+        samples = opened(folder)
+        if one_by_one:
+            samples.several = partial(EncodedSamples.several, samples)
         crop = RandomResizedCrop(224, True, (0.08, 1.0), (3 / 4, 4 / 3))
         self._loader = Loader(samples, crop, seed=0, workers=1, prefetch=4, pin=False)
         plan = BatchPlan(BATCH, BATCH, 1)
@@ -95,8 +107,8 @@ def speed(step: Callable[[], None], decoded: Callable[[], int]) -> tuple[float, 
     return steps / took, (decoded() - before) / took
 
 
-def with_threads(folder: str, step: Callable[[], None]) -> tuple[float, float]:
-    decoding = Decoding(folder)
+def with_threads(folder: str, step: Callable[[], None], one_by_one: bool = False) -> tuple[float, float]:
+    decoding = Decoding(folder, one_by_one)
 
     def step_and_take() -> None:
         step()
@@ -132,6 +144,8 @@ def main() -> None:
         "in threads": lambda: with_threads(folder, step),
         "in a process": lambda: with_process(folder, step),
     }
+    if isinstance(opened(folder), FileSamples):
+        modes["in threads, files one by one"] = lambda: with_threads(folder, step, one_by_one=True)
     measured = [{mode: run() for mode, run in modes.items()} for _ in range(rounds)]
     print("| decoding | images/s | steps/s | relative to no decoding |\n| --- | ---: | ---: | ---: |")
     for mode in modes:
