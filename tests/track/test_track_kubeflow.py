@@ -62,13 +62,21 @@ def server(tmp_path: Path) -> Iterator[Server]:
     one.http.shutdown()
 
 
+def reporting(server: Server, folder: Path, prefix: str) -> dict[str, str]:
+    """The variables that Kubeflow sets in a pod."""
+    (folder / "token").write_text("secret-token\n")
+    place = {"URL": server.url, "TOKEN": str(folder / "token"), "CA_CERT": str(server.certificate)}
+    return {f"{prefix}_{name}": value for name, value in place.items()}
+
+
 @pytest.mark.parametrize("prefix", ["KUBEFLOW_TRAINER_STATUS", "KUBEFLOW_TRAINER_SERVER"])
-def test_a_run_reports_its_progress_where_the_trainer_asks_for_it(server, tmp_path, prefix):
-    (tmp_path / "token").write_text("secret-token\n")
-    place = {"URL": server.url, "TOKEN": str(tmp_path / "token"), "CA_CERT": str(server.certificate)}
-    env = {f"{prefix}_{name}": value for name, value in place.items()}
-    done = worldsize("train", "digits", *SETTINGS, "--name", "a", cwd=tmp_path, **env)
+@pytest.mark.parametrize("steps", [(), ("--max-steps", "0")])
+def test_a_run_reports_its_progress_where_the_trainer_asks_for_it(server, tmp_path, prefix, steps):
+    done = worldsize(
+        "train", "digits", *SETTINGS, *steps, "--name", "a", cwd=tmp_path, **reporting(server, tmp_path, prefix)
+    )
     assert done.returncode == 0, done.stderr
+    assert "kubeflow" not in done.stderr
     path, authorization, content = server.received[-1]
     assert path.endswith("/trainjobs/a/status") and authorization == "Bearer secret-token"
     status = content["trainerStatus"]
@@ -80,9 +88,7 @@ def test_a_run_reports_its_progress_where_the_trainer_asks_for_it(server, tmp_pa
 
 
 def test_a_server_that_does_not_answer_does_not_disturb_the_run(server, tmp_path):
-    (tmp_path / "token").write_text("secret-token\n")
     server.http.shutdown()
-    place = {"URL": server.url, "TOKEN": str(tmp_path / "token"), "CA_CERT": str(server.certificate)}
-    env = {f"KUBEFLOW_TRAINER_STATUS_{name}": value for name, value in place.items()}
+    env = reporting(server, tmp_path, "KUBEFLOW_TRAINER_STATUS")
     done = worldsize("train", "digits", *SETTINGS, "--name", "a", cwd=tmp_path, **env)
     assert done.returncode == 0, done.stderr

@@ -67,6 +67,8 @@ def test_other_commands_take_the_run_and_more_steps_continue_it(folder, expected
     trained(folder, *DIGITS, "--max-steps", "0", "--name", "later")
     assert "\nCONSISTENT" in trained(folder, "audit", "runs/later")
     assert f"top-1 {expected[1]:.2%}" in trained(folder, "eval", "runs/later")
+    explained = worldsize("explain", "runs/later", cwd=folder)
+    assert explained.returncode == 64 and "no complete line with steps: the run has not done any" in explained.stderr
     trained(folder, "train", "--resume", "runs/later", "--max-steps", "2")
     trained(folder, *DIGITS, "--max-steps", "2", "--name", "at_once")
     later, at_once = folder / "runs" / "later", folder / "runs" / "at_once"
