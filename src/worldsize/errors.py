@@ -231,6 +231,11 @@ def unwritable(error: BaseException, path: Path | None = None) -> str | None:
     return f"{writing}: {reason}" if any(f"(os error {number})" in reason for number in _UNWRITABLE) else None
 
 
+def only_readable(error: OSError) -> bool:
+    """Whether writing is refused since this user may only read there: no fault where writing only saves work."""
+    return error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
 def named_in(error: OSError) -> str | None:
     """The path to name for the error: its own, or a folder above it if this process may not enter that one.
 

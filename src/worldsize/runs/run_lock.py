@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from worldsize.errors import RunInUse, UserError
+from worldsize.errors import RunInUse, UserError, only_readable
 from worldsize.runs import atomic
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ SILENCE_S = 30.0  # several beats, and longer than file attributes are usually c
 PATIENCE_S = 60.0  # of a scheduler's restart: its predecessor may still be saving
 _POLL_S = 0.2
 _RECORD_BYTES = 1024
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 _HELD = (errno.EACCES, errno.EAGAIN)
 
 
@@ -117,7 +116,7 @@ class RunLock:
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            if error.errno in _READ_ONLY:
+            if only_readable(error):
                 return None
             raise
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -15,7 +16,7 @@ from sklearn.datasets import load_digits
 
 from trees import Trap, image_bytes, opened, put, refusal, relative_names, settle, tree, two_classes
 from worldsize.config.recipe import Data
-from worldsize.data.datasets import digits, file_index
+from worldsize.data.datasets import digits, file_index, listing_cache
 
 
 @pytest.fixture
@@ -297,6 +298,16 @@ def test_a_cache_that_cannot_be_written_is_only_a_warning(settled, caplog, below
     with caplog.at_level(logging.WARNING, "worldsize"):
         assert len(opened(settled, cache=file / below).train) == 3
     assert "cannot cache" in caplog.text
+
+
+def test_a_cache_that_may_not_be_written_is_nothing_to_warn_of(settled, caplog, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(listing_cache, "replacing", refuse)
+    with caplog.at_level(logging.WARNING, "worldsize"):
+        assert len(opened(settled).train) == 3
+    assert caplog.text == ""
 
 
 def test_no_temporary_files_are_left(settled):

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldsize.data.unused_files import Unused
-from worldsize.errors import of_system
+from worldsize.errors import of_system, only_readable
 from worldsize.runs.atomic import replacing
 
 log = logging.getLogger(__name__)
@@ -127,4 +127,5 @@ def _save(store: Path, stamp: str, listing: Listing) -> None:
         with replacing(store) as temporary, open(temporary, "wb") as file:
             np.savez(file, stamp=stamp, files=names, ends=listing.ends, labels=listing.labels, unused=unused)
     except OSError as error:
-        log.warning("cannot cache the index in %s: %s", store, error)
+        level = logging.DEBUG if only_readable(error) else logging.WARNING  # a finished run may be read-only
+        log.log(level, "cannot cache the index in %s: %s", store, error)
