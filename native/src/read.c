@@ -50,9 +50,14 @@ int ws_read_files(int n, const char *paths, size_t room, uint8_t *out, int64_t *
         const int file = open(paths, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
         sizes[i] = file < 0 ? WS_OTHERWISE : read_content(file, room, out);
         if (file >= 0) close(file);
-        const size_t size = sizes[i] > 0 ? (size_t)sizes[i] : 0;
+        if (sizes[i] == WS_OTHERWISE) {
+            /* The others too: if the storage does not answer, each would take as long as this one to fail. */
+            while (++i < n) sizes[i] = WS_OTHERWISE;
+            return n;
+        }
+        const size_t size = (size_t)sizes[i];
         if (size > room) return i;
-        checksums[i] = size ? ws_crc32c(out, size) : 0;
+        checksums[i] = ws_crc32c(out, size);
         out += size;
         room -= size;
         paths += strlen(paths) + 1;

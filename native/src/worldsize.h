@@ -102,7 +102,7 @@ WS_API void ws_read(int n, const int32_t *files, const int64_t *offsets, const s
 
 /* Reads n regular files into out, one after another. paths: n paths, each with its NUL. room: bytes in out. sizes[i]: bytes of
    file i, or WS_OTHERWISE if it cannot be read, is no regular file or changes its size meanwhile: an ordinary read tells why.
-   checksums[i]: CRC-32C of the bytes.
+   The files after it are not read, and have WS_OTHERWISE as well. checksums[i]: CRC-32C of the bytes.
    Stops at a file that does not fit into what is left of out. Returns n, or that file's number, and its size in sizes. */
 enum { WS_OTHERWISE = -1 };
 WS_API int ws_read_files(int n, const char *paths, size_t room, uint8_t *out, int64_t *sizes, uint32_t *checksums);

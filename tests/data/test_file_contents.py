@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from trees import put
+from worldsize.data.file_contents import FileContents
 from worldsize.data.file_samples import FileSamples
 from worldsize.errors import DataChanged, WorldsizeError
 
@@ -75,6 +77,14 @@ def test_another_content_is_named(tmp_path, samples, content, sizes):
     with pytest.raises(DataChanged, match=rf"a/1\.png is not what this run first read there{sizes}: it changed, or"):
         one.encoded(1)
     assert samples().encoded(1) == content  # another run may read it
+
+
+def test_a_file_that_changes_between_two_reads_of_one_call_is_named():
+    contents, twice = FileContents(3), np.array([1, 2, 1])
+    with pytest.raises(DataChanged, match=r"number 1 is not what this run first read there \(6 bytes then, 5 now\)"):
+        contents.check_all(twice, np.array([5, 5, 6]), np.array([7, 7, 8]), lambda index: Path(f"number {index}"))
+    contents = FileContents(3)
+    contents.check_all(twice, np.array([5, 6, 5]), np.array([7, 8, 7]), lambda index: Path(f"number {index}"))
 
 
 def test_a_deleted_file_is_named_not_replaced(tmp_path, samples):

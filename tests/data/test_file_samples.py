@@ -1,4 +1,4 @@
-"""Several files are read in one call, and each is what reading it alone gives."""
+"""Many files are read in one call, and each is what reading it alone gives."""
 
 from __future__ import annotations
 
@@ -69,6 +69,30 @@ def test_reading_together_is_reading_one_by_one(folder: Path, data: st.DataObjec
     together, alone = samples_of(folder, names), samples_of(folder, names)
     expected = [shown(stored_or_error(alone, i)) for i in range(len(names))]
     assert [shown(read) for read in together.several(np.arange(len(names)))] == expected
+
+
+@needs_native
+def test_absolute_names_are_not_looked_for_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "image").write_bytes(b"pixels")
+    decoy = tmp_path / "cwd" / str(tmp_path / "image").lstrip("/")
+    decoy.parent.mkdir(parents=True)
+    decoy.write_bytes(b"others")
+    (tmp_path / "cwd" / "relative").write_bytes(b"here")
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.setattr(FileSamples, "encoded", None)
+    samples = samples_of(Path(), [str(tmp_path / "image"), "relative"])
+    assert [bytes(read) for read in samples.several(np.arange(2))] == [b"pixels", b"here"]
+
+
+@needs_native
+def test_after_a_file_that_cannot_be_read_each_is_read_alone(folder: Path):
+    assert NATIVE is not None
+    contents, _ = NATIVE.files([os.fsencode(folder / name) for name in ("image", "nothing", "image", "link")])
+    assert contents == [b"pixels", None, None, None]
+
+
+def test_no_images_are_read_for_none(folder: Path):
+    assert list(samples_of(folder, ["image"]).several(np.zeros(0, np.int64))) == []
 
 
 @needs_native

@@ -48,6 +48,9 @@ class FileContents:
         """`check` files of these sizes in bytes and CRC-32C, each (n,); ``path`` gives that of an index."""
         now = 1 + (checksums.astype(np.int64) << _SIZE_BITS | sizes % (1 << _SIZE_BITS))
         before = self._seen[indices]
+        if ((before == 0) | (before == now)).all():
+            self._seen[indices] = now
+            before = self._seen[indices]  # of a file that is there twice, what was read last
         changed = np.flatnonzero((before != 0) & (before != now))
         if len(changed):
             i = int(changed[0])
@@ -55,7 +58,6 @@ class FileContents:
                 f"{path(int(indices[i]))} is not what this run first read there{_sizes(int(before[i]), int(now[i]))}: "
                 f"it changed, or the hosts have different copies; {_REMEDY}"
             )
-        self._seen[indices] = now
 
     def check_missing(self, index: int, path: Path, error: OSError) -> None:
         """If file ``index`` cannot be opened any more that was read before, raise.

@@ -87,7 +87,7 @@ class FileSamples(EncodedSamples):
 
     def several(self, indices: NDArray[np.int64]) -> list[Read] | NDArray[np.uint8]:
         library = native.load()
-        if library is None:
+        if library is None or not len(indices):
             return super().several(indices)
         paths = [self._bytes_of_path(index) for index in indices.tolist()]
         others = f" or one of {len(paths) - 1} others" if len(paths) > 1 else ""
@@ -122,12 +122,14 @@ class FileSamples(EncodedSamples):
     def _bytes_of_path(self, index: int) -> bytes:
         """The same as `_path`, in a tenth of its time."""
         start = self.ends[index - 1] if index else 0
-        return self._folders[self._folder_of[index] if self.folders else 0] + self.files[start : self.ends[index]]
+        folder = self._folders[self._folder_of[index] if self.folders else 0]
+        return os.path.join(folder, self.files[start : self.ends[index]])
 
     @cached_property
     def _folders(self) -> list[bytes]:
-        """The folder of each class, or the one of all images, with the final slash."""
-        return [os.fsencode(self.root / folder) + b"/" for folder in self.folders or ("",)]
+        """The folder of each class, or the one of all images; empty instead of ``.``, as in `_path`."""
+        folders = (self.root / folder for folder in self.folders or ("",))
+        return [b"" if folder == Path() else os.fsencode(folder) for folder in folders]
 
     def _path(self, index: int) -> Path:
         start = int(self.ends[index - 1]) if index else 0

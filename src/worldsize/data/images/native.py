@@ -204,17 +204,15 @@ class Native:
         """Read regular files, several in one call.
 
         Returns:
-            Of each file its bytes, or None if an ordinary read must try, or tell why it cannot be read; and the CRC-32C of
-            these bytes, uint32 (n,).
+            Of each file its bytes, or None if an ordinary read must try, or tell why it cannot be read (then also of those
+            after it); and the CRC-32C of these bytes, uint32 (n,).
         """
         sizes, checksums = np.zeros(len(paths), np.int64), np.zeros(len(paths), np.uint32)
         found: list[memoryview | None] = []
         while (first := len(found)) < len(paths):
             room = np.empty(max(_ROOM, sizes[first]), np.uint8)  # the size is known if the last call had no room for it
-            names, places = (
-                ctypes.c_char_p(b"\0".join(paths[first:])),
-                (_at(a) for a in (room, sizes[first:], checksums[first:])),
-            )
+            names = ctypes.c_char_p(b"\0".join(paths[first:]))
+            places = (_at(array) for array in (room, sizes[first:], checksums[first:]))
             n = self._library.ws_read_files(len(paths) - first, names, ctypes.c_size_t(len(room)), *places)
             data, begin = memoryview(room.data).toreadonly(), 0
             for size in sizes[first : first + n].tolist():
