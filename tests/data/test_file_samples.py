@@ -91,6 +91,14 @@ def test_after_a_file_that_cannot_be_read_each_is_read_alone(folder: Path):
     assert contents == [b"pixels", None, None, None]
 
 
+@needs_native
+def test_no_more_memory_is_held_than_the_files_have(folder: Path):
+    assert NATIVE is not None
+    image, _, other = NATIVE.files([os.fsencode(folder / name) for name in ("image", "larger than the room", "link")])[0]
+    assert image is not None and other is not None
+    assert image.nbytes == image.obj.nbytes == other.nbytes == other.obj.nbytes == len(b"pixels")
+
+
 def test_no_images_are_read_for_none(folder: Path):
     assert list(samples_of(folder, ["image"]).several(np.zeros(0, np.int64))) == []
 

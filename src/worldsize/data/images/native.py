@@ -1,4 +1,4 @@
-"""Bindings of the native library: decodes, crops and augments batches of images without the GIL.
+"""Bindings of the native library: reads, decodes, crops and augments batches of images without the GIL.
 
 native/src/worldsize.h documents the interface. The pixels are bit-identical to those of `worldsize.data.images.pillow` and
 Pillow's BILINEAR or BICUBIC (if Pillow uses libjpeg-turbo, too). Images that the library does not support are left to
@@ -214,10 +214,11 @@ class Native:
             names = ctypes.c_char_p(b"\0".join(paths[first:]))
             places = (_at(array) for array in (room, sizes[first:], checksums[first:]))
             n = self._library.ws_read_files(len(paths) - first, names, ctypes.c_size_t(len(room)), *places)
-            data, begin = memoryview(room.data).toreadonly(), 0
-            for size in sizes[first : first + n].tolist():
-                found.append(data[begin : begin + size] if size >= 0 else None)
-                begin += max(size, 0)
+            own = sizes[first : first + n].tolist()
+            ends = list(accumulate(max(size, 0) for size in own))
+            room.resize(ends[-1] if ends else 0, refcheck=False)  # frees the rest: images wait in memory to be decoded
+            data = memoryview(room.data).toreadonly()
+            found += [data[end - size : end] if size >= 0 else None for size, end in zip(own, ends, strict=True)]
         return found, checksums
 
 
