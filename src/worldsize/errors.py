@@ -18,9 +18,9 @@ code   meaning
 72     a process stood still; the message names it (retry)
 73     the weights of the processes differ, because of a fault of one's machine (retry)
 74     the last state could not be saved (disk full); older checkpoints are intact
-75     stopped by SIGTERM or Ctrl-C after saving; continue with ``--resume`` (retry)
+75     stopped by a signal or Ctrl-C after saving; continue with ``--resume`` (retry)
 76     the loss is NaN or infinite
-130    second Ctrl-C: exited immediately (143: second SIGTERM)
+130    second Ctrl-C: exited immediately (138: second SIGUSR1, 143: second SIGTERM)
 141    the reader of the output left before its end (``| head``)
 =====  ==========================================================================
 

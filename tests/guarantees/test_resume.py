@@ -48,10 +48,18 @@ def uninterrupted(ranks, train):
     return run
 
 
-@pytest.mark.parametrize("procs", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_sigterm_loses_no_step_and_no_bit(tmp_path, resume, uninterrupted, procs):
+@pytest.mark.parametrize(
+    ("procs", "number"),
+    [
+        pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
+        (2, signal.SIGTERM),
+        pytest.param(2, signal.SIGUSR1, marks=pytest.mark.slow),
+        pytest.param(4, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_loses_no_step_and_no_bit(tmp_path, resume, uninterrupted, procs, number):
     process = start_until(tmp_path, "a", procs, step=random.Random(procs).randint(2, STEPS // 2))
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     output = process.communicate(timeout=240)[0]
     assert process.returncode == 75, output
     assert "worldsize train --resume runs/a" in output

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first signal stops the run after the current step, the second exits immediately."""
+"""SIGTERM, SIGUSR1 and Ctrl-C: the first signal stops the run after the current step, the second exits immediately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from types import FrameType
 
 from worldsize.errors import Stopped
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# SIGUSR1 is what batch scripts often ask a scheduler for (`sbatch --signal=USR1@120`), and what mpirun passes on without
+# ending the job.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
 ECHO_S = 2.0  # a signal to the process tree arrives twice
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from worldsize.distributed.stop_signals import end_with_parent
+from worldsize.distributed.stop_signals import SIGNALS, end_with_parent
 from worldsize.errors import SIGNAL_BASE
 from worldsize.launch.unkillable import children
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, lambda received, _: signals.append(received))
     source = _Input()
     with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worldsize.config.wording import quoted
+from worldsize.distributed.stop_signals import SIGNALS
 from worldsize.errors import Stalled
 from worldsize.launch.local import report
 from worldsize.watchdog import heartbeat, messages
@@ -174,7 +175,7 @@ class _Alone:
 
 def main(argv: Sequence[str]) -> int:
     """Watch until the process ends, or end it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     values = json.loads(argv[0])
     hub = values.pop("hub")
