@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waiting import until
 from worldsize import cli
 from worldsize.errors import UserError
 from worldsize.jobs.folder import JobFolder
@@ -76,6 +78,7 @@ def test_the_processes_get_exactly_the_words_and_variables_of_the_spec(tmp_path_
     out = folder / spec.out.name
     spec = replace(spec, out=out)
     variables = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    variables |= {"SLURMD_NODENAME": "n1"}
     variables |= {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"} if spec.seeds else {}
     done = subprocess.run(
         ["bash"],
@@ -98,6 +101,8 @@ def test_the_processes_get_exactly_the_words_and_variables_of_the_spec(tmp_path_
     assert (job / "exit").read_text() == "0\n"
     got = dict(entry.split("=", 1) for entry in (folder / "variables").read_text().split("\0")[:-1])
     assert dict(spec.env).items() <= got.items()
+    if spec.needs_mpi and spec.nodes > 1:
+        assert got["MASTER_ADDR"] == "n1" and words[words.index("-x") + 1] == "MASTER_ADDR"
     if spec.container and not spec.needs_mpi:
         expected = {"pyxis": [f"--container-mounts={folder}:{folder},{out}:{out}"], "apptainer": [str(folder), str(out)]}
         assert set(expected[spec.container_runtime]) <= set(words)
@@ -192,6 +197,27 @@ def test_all_waiting_tasks_of_an_array_are_asked_for(stand_in):
     """Not only the first 64 characters of their list, squeue's default."""
     stand_in("squeue", 'echo "12_[0-$SLURM_BITSTR_LEN]|PENDING|None||0|0|"')
     assert [one.job_id for one in api.jobs(["12"])] == ["12_[0-0]"]
+
+
+@pytest.mark.parametrize("code", [75, 1])
+def test_a_job_of_mpirun_that_is_preempted_is_requeued(stand_in, tmp_path, code):
+    """mpirun, for which a program stands in here, ends with 75 of a rank that has saved, or with 1 if one was killed."""
+    stand_in("mpirun", f"trap 'exit {code}' USR1; echo >> starts; for _ in {{1..1200}}; do sleep 0.1; done")
+    stand_in("scontrol", 'echo "$@" >> asked; echo "Job is pending execution"; exit 1')
+    stand_in("squeue", "")
+    (tmp_path / "job.sh").write_text(script.render(replace(PLAIN, needs_mpi=True, out=Path("runs"))))
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1"}
+    job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=os.environ | variables)
+
+    def ended() -> bool:
+        job.send_signal(signal.SIGUSR1)  # again, should bash not know yet what it has started
+        return job.poll() is not None
+
+    until(lambda: (tmp_path / "starts").exists(), "mpirun has started", running=job)
+    until(ended, "the job has ended", every=0.5)
+    assert job.returncode == 75
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    assert (tmp_path / "starts").read_text() == "\n"
 
 
 @pytest.mark.parametrize(

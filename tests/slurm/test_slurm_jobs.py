@@ -102,6 +102,14 @@ class Job:
         return found
 
 
+def preempt() -> None:
+    """Submit a job that needs both nodes and goes first."""
+    subprocess.run(
+        ["sbatch", "--partition=high", "--nodes=2", "--exclusive", "--time=1", "--output=/dev/null", "--wrap", "sleep 2"],
+        check=True, timeout=60, capture_output=True,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     one = Job(tmp_path, f"t-{os.getpid()}-{abs(hash(request.node.name)) % 10**6}")
@@ -138,10 +146,7 @@ def test_a_job_is_submitted_followed_and_is_the_run_of_one_process_here(job, und
 def test_preemption_costs_no_step_and_no_bit(job, undisturbed):
     job.submit("--partition", "low")
     job.until("saved")
-    subprocess.run(
-        ["sbatch", "--partition=high", "--nodes=2", "--exclusive", "--time=1", "--output=/dev/null", "--wrap", "sleep 2"],
-        check=True, timeout=60, capture_output=True,
-    )  # fmt: skip
+    preempt()
     job.until("stopped")
     job.succeeds(undisturbed)
     assert "preempted; the job continues later" in (job.files / "log.txt").read_text()
@@ -278,8 +283,27 @@ def test_an_array_is_a_run_per_seed(job):
 
 
 @pytest.mark.slow
-def test_horovod_under_mpirun(job):
+def test_horovod_under_mpirun_saves_when_it_is_preempted_stopped_or_cancelled(job):
     pytest.importorskip("horovod.torch", reason="no Horovod: `make horovod` builds it")
-    done = job.train("--parallel.strategy", "horovod", "--epochs", "3")
-    assert done.returncode == 0, done.stderr
-    assert job.history("started")[0]["world_size"] == 2
+    # Open MPI's mpirun refuses to start as root, which the nodes of this Slurm are.
+    allow = "OMPI_ALLOW_RUN_AS_ROOT"
+    root = () if os.getuid() else ("--env", f"{allow}=1", "--env", f"{allow}_CONFIRM=1")
+    words = ("--parallel.strategy", "horovod", "--checkpoint.every-steps", "10", *root)
+    job.submit("--partition", "low", *words)
+    job.until("saved")
+    preempt()
+    job.until("started", 2)
+    stopped = job.worldsize("stop", job.name)
+    assert stopped.returncode == 0 and "is stopped" in stopped.stdout, stopped.stderr
+    job.submit(*words)
+    job.until("saved", len(job.history("saved")) + 1)
+    subprocess.run(["scancel", job.job_id], check=True, timeout=60)
+    assert job.worldsize("wait", job.name).returncode == 1
+    done = job.train(*words)
+    log = (job.files / "log.txt").read_text()
+    assert done.returncode == 0, done.stderr + log
+    assert "preempted; the job continues later" in log and "starting all ranks again" not in log
+    assert "\x1b" not in log  # no progress bars
+    starts, stops = job.history("started"), job.history("stopped")
+    assert [start["world_size"] for start in starts] == [2, 2, 2, 2]
+    assert [stop["step"] for stop in stops] == [start["step"] for start in starts[1:]]

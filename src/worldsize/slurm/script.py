@@ -72,7 +72,9 @@ def _section(title: str, lines: list[str]) -> str:
 
 
 def _exports(spec: SlurmSpec) -> list[str]:
-    return [f"export {name}={shlex.quote(value)}" for name, value in (("PYTHONUNBUFFERED", "1"), *spec.env)]
+    # mpirun gives its ranks a pseudo-terminal, for which rich would print colors and progress bars.
+    fixed = {"PYTHONUNBUFFERED": "1"} | ({"TTY_COMPATIBLE": "0"} if spec.needs_mpi else {})
+    return [f"export {name}={shlex.quote(value)}" for name, value in (*fixed.items(), *spec.env)]
 
 
 def _variables(spec: SlurmSpec) -> str:
@@ -86,6 +88,9 @@ def _variables(spec: SlurmSpec) -> str:
         f"retries={spec.retries}   # starts in a row without a new checkpoint",
         'mkdir -p "$job"',
     ]
+    if spec.needs_mpi and spec.nodes > 1:
+        # Ranks of srun find it in the variables of their step.
+        lines.append('export MASTER_ADDR="${MASTER_ADDR:-$SLURMD_NODENAME}"   # rank 0 runs on this node, the first')
     return "\n".join(lines) + "\n"
 
 
@@ -100,7 +105,10 @@ def _command(spec: SlurmSpec) -> str:
 def _start(spec: SlurmSpec) -> str:
     """The command that starts all ranks, as bash."""
     if spec.needs_mpi:
-        return f"mpirun --bind-to none --tag-output -np {spec.world_size} {_command(spec)}"
+        address = "-x MASTER_ADDR " if spec.nodes > 1 else ""
+        # Seconds that the ranks of another node have to save after scancel, which reaches mpirun's daemon there too.
+        grace = "--mca odls_base_sigkill_timeout 5"
+        return f"mpirun --bind-to none --tag-output {grace} {address}-np {spec.world_size} {_command(spec)}"
     words = ["srun --label --kill-on-bad-exit=0 --wait=0"]
     if spec.cores_per_process is not None:
         words.append(f"--cpus-per-task={spec.cores_per_process}")
@@ -117,13 +125,14 @@ def _start(spec: SlurmSpec) -> str:
 
 
 def _functions(spec: SlurmSpec) -> str:
-    # srun would kill the ranks if it got the signal; Slurm signals them itself. mpirun passes it on to them.
-    forward = '; [ -z "$ranks" ] || kill -TERM "$ranks"' if spec.needs_mpi else ""
+    # srun would kill the ranks if it got the signal; Slurm signals them itself. mpirun passes SIGUSR1 on to them and waits;
+    # SIGTERM would make it kill them after a second.
+    forward = '; [ -z "$ranks" ] || kill -USR1 "$ranks"' if spec.needs_mpi else ""
     return _FUNCTIONS.format(
         chain="yes" if spec.chain else "no",
         near=spec.grace_s + _LIMIT_S,
         forward=forward,
-        also=f"trap 'signalled=yes{forward}' USR1\n" if spec.needs_mpi else "",
+        also=f"trap 'told=yes; signalled=yes{forward}' USR1\n" if spec.needs_mpi else "",
     )
 
 
@@ -142,6 +151,7 @@ _FUNCTIONS = """
 chain={chain}      # continue after the time limit: yes or no
 ranks=         # process id of what runs them
 cancelled=no   # whether this shell got SIGTERM: from scancel, or when Slurm ends the job; not at once when preempted
+told=no        # whether it got SIGUSR1: from `worldsize stop`, when preempted, or before the time limit
 
 trap 'cancelled=yes; signalled=yes{forward}' TERM
 {also}
@@ -213,7 +223,7 @@ while [ ! -e "$job/stop" ]; do
         {stopped}) continue_later "$code" ;;
         126|127|{final}) finish "$code" ;;   # the same start would fail in the same way
     esac
-    if [ $cancelled = yes ]; then continue_later {stopped}; fi
+    if [ $cancelled = yes ] || [ $told = yes ]; then continue_later {stopped}; fi
     if [ "$(checkpoint)" = "$before" ]; then starts=$((starts + 1)); else starts=0; fi
     if [ $starts -gt "$retries" ]; then finish "$code"; fi
     if [ ! -e "$job/stop" ]; then echo "worldsize: a rank ended with code $code; starting all ranks again"; fi
