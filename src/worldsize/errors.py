@@ -45,6 +45,8 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -253,6 +255,19 @@ def forbidden(error: BaseException) -> str | None:
     if isinstance(error, PermissionError) and error.filename is not None:
         return f"{named_in(error)}: {error.strerror}; check its permissions and those of its folder"
     return None
+
+
+def not_installed(error: BaseException) -> str | None:
+    """What to say if a library that worldsize itself imports is missing; None: it is another error."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None or error.name.startswith("worldsize"):
+        return None
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if not Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parent):
+        return None
+    return (
+        f"{sys.executable} has no module {error.name}, which worldsize requires: install worldsize with its dependencies "
+        "there (python -m pip install worldsize), or use the Python of its virtual environment"
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -81,6 +81,22 @@ def test_wrong_words_are_answered_with_the_right_ones(fails, arguments, expected
     assert expected in " ".join(message.split()) or expected in message
 
 
+def test_a_python_without_the_dependencies_is_named(tmp_path):
+    without = "import sys; sys.modules['tyro'] = None; from worldsize import cli; sys.exit(cli.main(['train', 'digits']))"
+    done = subprocess.run(
+        [sys.executable, "-c", without],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert done.stderr.startswith(f"worldsize: {sys.executable} has no module tyro, which worldsize requires: install ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_run_in_place_of_a_recipe_is_named(fails, tmp_path):
     (tmp_path / "a run").mkdir()
     (tmp_path / "a run" / "recipe.yaml").write_text("base: digits\n")

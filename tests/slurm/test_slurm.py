@@ -224,7 +224,7 @@ def test_a_job_of_mpirun_that_is_preempted_is_requeued(stand_in, tmp_path, code)
     ("change", "problem"),
     [
         ({"setup": ("export PATH=$PWD/env:$PATH", "echo ready")}, None),
-        ({}, "has worldsize not at all"),
+        ({}, "cannot run worldsize: bash: line 1: of-setup: command not found"),
         ({"container": "image"}, None),
     ],
 )

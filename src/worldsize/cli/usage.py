@@ -15,8 +15,8 @@ torchrun, mpirun and srun are detected: torchrun --nproc-per-node 8 -m worldsize
 
 Exit codes: 0 success, 1 not verified (prove, replay, audit, export) or not equal (compare), 64 user error, 65 broken images,
 66 damaged checkpoints, 69 a process, disk or store is missing, 70 internal error, 71 no progress, 72 a process stood still,
-73 weights differ, 74 not saved, 75 stopped and saved (continue with --resume), 76 loss not finite, 129, 130 and 143 exited
-immediately.
+73 weights differ, 74 not saved, 75 stopped and saved (continue with --resume), 76 loss not finite, 129, 130, 138 and 143
+exited immediately.
 Following a job on a cluster or Slurm: 0 succeeded, 1 failed, 2 refused by preflight, 3 timed out, 130 detached.
 """
 

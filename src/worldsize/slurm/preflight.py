@@ -40,8 +40,10 @@ def probe(spec: SlurmSpec, folder: JobFolder) -> list[str]:
     folder.path.mkdir(parents=True, exist_ok=True)
     marker = folder.path / "probe"
     marker.write_text(token)
-    version = f"echo {__version__}" if spec.container else f"{shlex.join(entry_point.command(spec.python))} --version"
-    ask = f'echo "$({version} 2>/dev/null)"; echo "$(cat {shlex.quote(str(marker))} 2>/dev/null)"; hostname'
+    worldsize = shlex.join(entry_point.command(spec.python))
+    # `env` imports what training does. The version, or else the error, is the last line.
+    version = f"echo {__version__}" if spec.container else f"{{ {worldsize} env >/dev/null && {worldsize} --version; }} 2>&1"
+    ask = f'echo "$({version} | tail -n 1)"; echo "$(cat {shlex.quote(str(marker))} 2>/dev/null)"; hostname'
     words = "\n".join(["{", *spec.setup, "} >/dev/null 2>&1", ask]) if spec.setup else ask
     try:
         lines = api.on_nodes(spec.nodes, spec.partition, spec.account, ["bash", "-c", words]).splitlines()
@@ -57,8 +59,10 @@ def probe(spec: SlurmSpec, folder: JobFolder) -> list[str]:
 def _node_problems(answer: list[str], token: str, folder: Path) -> Iterable[str]:
     """Problems of a node that answered with its version of worldsize, the token that it sees, and its name."""
     version, seen, node = answer
-    if version != __version__:
-        yield f"{node} has worldsize {version or 'not at all'}, this machine has {__version__}: install the same version"
+    if not version[:1].isdigit():
+        yield f"{node} cannot run worldsize: {version}; pass the --python, or a --setup, with which it can"
+    elif version != __version__:
+        yield f"{node} has worldsize {version}, this machine has {__version__}: install the same version"
     if seen != token:
         yield f"{node} does not see {folder}: put --out on storage that all nodes share"
 
