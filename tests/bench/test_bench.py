@@ -142,10 +142,10 @@ def test_our_loader_is_configured_as_in_training(tmp_path, monkeypatch, crop, sc
 @pytest.mark.parametrize(
     ("name", "lacks"),
     [
-        ("torchvision", ("cutout", "lighting")),
-        ("timm", ("color_jitter", "cutout", "lighting")),
-        ("torchcodec", ("color_jitter", "cutout", "erasing", "lighting", "policy")),
-        ("dali", ("color_jitter", "cutout", "erasing", "lighting", "policy", "repeats")),
+        ("torchvision", ("cutout", "lighting", "rotate90", "vflip")),
+        ("timm", ("color_jitter", "cutout", "lighting", "rotate90", "vflip")),
+        ("torchcodec", ("color_jitter", "cutout", "erasing", "lighting", "policy", "rotate90", "vflip")),
+        ("dali", ("color_jitter", "cutout", "erasing", "lighting", "policy", "repeats", "rotate90", "vflip")),
     ],
 )
 def test_a_loader_that_lacks_an_augmentation_is_not_compared(tmp_path, name, lacks):
@@ -154,6 +154,7 @@ def test_a_loader_that_lacks_an_augmentation_is_not_compared(tmp_path, name, lac
     some_images(tmp_path / "data")
     samples = loader._samples(tmp_path / "data", BenchLoader((tmp_path / "data",), batch=8))
     values = {"color_jitter": (0.4, 0.4, 0.4, 0.1), "cutout": 8, "erasing": 0.25, "lighting": 0.1, "repeats": 3}
+    values |= {"rotate90": 1.0, "vflip": 0.5}
     for setting in lacks:
         changed = recipe.Recipe.model_validate({"augment": {setting: values.get(setting, "trivialaugment")}})
         with pytest.raises(other_loaders.Unavailable, match=rf"compared without augment\.{setting} only"):

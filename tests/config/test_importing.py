@@ -168,6 +168,8 @@ def test_a_base_learning_rate_is_scaled_as_timm_does(tmp_path, opt, scale, peak)
         ({"bce_sum": True}, "loss.bce_reduction", "sum"),
         ({"head_init_bias": -6.9}, "model.head_bias", -6.9),
         ({"opt": "rmsprop"}, "optimizer.alpha", 0.9),
+        ({"hflip": 0.0}, "data.flip", False),
+        ({"vflip": 0.5}, "augment.vflip", 0.5),
         ({"aa": "rand-m7-inc1"}, "augment.magnitude_std", 0),
         ({"aa": "rand-mstd0.5-inc1"}, "augment.magnitude", 10),  # timm's default
     ],

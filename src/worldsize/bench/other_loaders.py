@@ -98,7 +98,7 @@ def _transforms(recipe: Recipe) -> v2.Compose:
     Raises:
         Unavailable: torchvision has no such augmentation.
     """
-    _refuse(recipe, "torchvision", "lighting", "cutout")
+    _refuse(recipe, "torchvision", "vflip", "rotate90", "lighting", "cutout")
     data, augment = recipe.data, recipe.augment
     steps = _crop_and_flip(recipe)
     fill = list(policies.fill_color(augment, data.mean))
@@ -129,7 +129,7 @@ def _refuse(recipe: Recipe, name: str, *settings: str) -> None:
 
 
 def _only_crops(recipe: Recipe, name: str) -> None:
-    _refuse(recipe, name, "policy", "erasing", "lighting", "color_jitter", "cutout")
+    _refuse(recipe, name, "vflip", "rotate90", "policy", "erasing", "lighting", "color_jitter", "cutout")
 
 
 def torchvision(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> Peer:
@@ -148,7 +148,7 @@ def timm(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> P
         raise Unavailable(f"timm cannot be imported ({first_line(error)})") from None
     from torchvision.datasets.folder import pil_loader
 
-    _refuse(recipe, "timm", "color_jitter", "lighting", "cutout")
+    _refuse(recipe, "timm", "vflip", "rotate90", "color_jitter", "lighting", "cutout")
     data, augment = recipe.data, recipe.augment
     if augment.policy not in (None, "randaugment-timm"):
         raise Unavailable(f"timm does not have {augment.policy} in torchvision's form")

@@ -19,6 +19,7 @@ from worldsize.data.augmentation.operations import Op
 from worldsize.data.augmentation.policies import build
 from worldsize.data.augmentation.policies.base import Chain
 from worldsize.data.augmentation.policies.simple import ColorJitter, Cutout, Lighting, RandomErasing
+from worldsize.data.augmentation.policies.symmetries import QuarterTurns, VerticalFlip
 from worldsize.data.augmentation.policies.timm import TimmRandAugment
 from worldsize.data.augmentation.policies.torchvision import AutoAugment, RandAugment, TrivialAugmentWide
 from worldsize.data.images import native
@@ -328,13 +329,29 @@ def test_cutout_is_that_of_its_authors(side):
         assert np.array_equal(applied(pixels, Cutout(32, side, FILL).program(draws)[0]), expected)
 
 
+@pytest.mark.parametrize("way", [apply.apply, operations.with_pillow])
+@pytest.mark.parametrize("size", [1, 2, 7, 32, 225])
+def test_vertical_flips_and_quarter_turns_only_move_pixels(size, way):
+    pixels = image("noise", size)
+    for draw, expected in ((0.29, pixels[::-1]), (0.3, pixels)):
+        [rows] = VerticalFlip(size, 0.3).program(np.array([[draw]]))
+        assert np.array_equal(applied(pixels, rows, way=way), expected)
+    for turns in range(4):
+        turned, kept = QuarterTurns(size, 0.3).program(np.array([[0.29, turns / 4], [0.3, turns / 4]]))
+        assert np.array_equal(applied(pixels, turned, way=way), np.rot90(pixels, turns))
+        assert np.array_equal(applied(pixels, kept, way=way), pixels)
+
+
 def test_policies_follow_each_other():
-    recipe = Augment(policy="trivialaugment", color_jitter=(0.4, 0.4, 0.4, 0.0), lighting=0.1, erasing=1.0, cutout=4)
-    policy = build(recipe, (0.485, 0.456, 0.406), 32)
+    first = {"vflip": 0.5, "rotate90": 1.0, "policy": "trivialaugment"}
+    later = {"color_jitter": (0.4, 0.4, 0.4, 0.0), "lighting": 0.1, "erasing": 1.0, "cutout": 4}
+    policy = build(Augment.model_validate(first | later), (0.485, 0.456, 0.406), 32)
     assert isinstance(policy, Chain)
     draws = rng.random((6, policy.draws))
     program = policy.program(draws)
     assert program.shape == (6, policy.slots, 8)
-    assert np.array_equal(program[:, :1], TrivialAugmentWide(32, "nearest").program(draws[:, :3]))
+    assert np.array_equal(program[:, :1], VerticalFlip(32, 0.5).program(draws[:, :1]))
+    assert np.array_equal(program[:, 1:2], QuarterTurns(32, 1.0).program(draws[:, 1:3]))
+    assert np.array_equal(program[:, 2:3], TrivialAugmentWide(32, "nearest").program(draws[:, 3:6]))
     assert program[:, -1, 5:].tolist() == [list(FILL)] * 6
     assert build(Augment(), (0.5, 0.5, 0.5), 32) is None

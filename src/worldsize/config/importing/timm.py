@@ -272,7 +272,7 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "scale": to("data.crop_area"),
     "ratio": to("data.crop_ratio"),
     "hflip": one_of("data.flip", {0.5: True, 0.0: False}),
-    "vflip": only(0.0, because="images are not flipped upside down"),
+    "vflip": to("augment.vflip"),
     "aa": _policy,
     "color_jitter": _jitter,
     "aug_repeats": lambda conversion, key, value: to("augment.repeats")(conversion, key, int(value) or None),

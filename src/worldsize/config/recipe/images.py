@@ -192,6 +192,10 @@ class Augment(Section):
     repeats: int = Field(
         1, ge=1, description="each step contains each of its images this many times, augmented differently (3 in DeiT)"
     )
+    vflip: float = Field(0.0, ge=0, le=1, description="probability of flipping an image upside down; usually 0.5")
+    rotate90: float = Field(
+        0.0, ge=0, le=1, description="probability of turning an image by 0, 90, 180 or 270 degrees, each as likely"
+    )
     policy: PolicyName | None = Field(
         None, description="random operations on colors and geometry; randaugment-timm is timm's form of RandAugment"
     )

@@ -68,6 +68,15 @@ IDENTITY = row(Op.IDENTITY)
 INVERT = row(Op.SOLARIZE, 0.0)
 
 
+def place(*matrix: float) -> Row:
+    """Pixel (x, y) of the result is the nearest of the image to the place (a x + b y + c, d x + e y + f).
+
+    Args:
+        matrix: a, b, c, d, e, f, for x and y at the pixels' centers: 0.5, 1.5 and so on.
+    """
+    return row(Op.AFFINE_NEAREST, *matrix)
+
+
 def shear_x(factor: float, interpolation: Interpolation) -> Row:
     """Shift row y by ``factor * y`` pixels to the left."""
     return row(_AFFINE[interpolation], 1, factor, 0, 0, 1, 0)

@@ -8,6 +8,7 @@ from worldsize.config.recipe import Augment
 from worldsize.data.augmentation.operations import Color
 from worldsize.data.augmentation.policies.base import Chain, Policy
 from worldsize.data.augmentation.policies.simple import ColorJitter, Cutout, Lighting, RandomErasing
+from worldsize.data.augmentation.policies.symmetries import QuarterTurns, VerticalFlip
 from worldsize.data.augmentation.policies.timm import TimmRandAugment
 from worldsize.data.augmentation.policies.torchvision import AutoAugment, RandAugment, TrivialAugmentWide
 
@@ -40,7 +41,11 @@ def fill_color(settings: Augment, mean: Sequence[float]) -> Color:
 def build(settings: Augment, mean: Sequence[float], size: int) -> Policy | None:
     """The recipe's policy for images of ``size`` x ``size`` pixels; None if it has none."""
     color = mean_color(mean)
-    chosen = []
+    chosen: list[Policy] = []
+    if settings.vflip:
+        chosen.append(VerticalFlip(size, settings.vflip))
+    if settings.rotate90:
+        chosen.append(QuarterTurns(size, settings.rotate90))
     if settings.policy is not None:
         chosen.append(_POLICIES[settings.policy](settings, size))
     if any(settings.color_jitter):
