@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,6 +59,8 @@ def test_the_steps_before_a_capture_do_not_warn(monkeypatch):
     """torch warns of a capturable optimizer whose step is not captured; other warnings stay."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    stream = SimpleNamespace(is_capturing=lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda: stream)  # what torch 2.15 asks
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         optimizer = optimizers.build(nn.Linear(2, 2), Optimizer(name="adamw"), CPU, captured=True)

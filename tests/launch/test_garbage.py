@@ -66,3 +66,19 @@ def test_what_was_spared_is_freed_when_it_is_garbage_before_the_next_time():
     garbage.spare_existing()
     assert alive() is None
     assert gc.get_freeze_count() > 100_000
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_objects_of_triton_are_freed_at_the_exit(loaded):
+    """Its bindings print those that are left."""
+    program = """
+import atexit, gc, sys, types
+atexit.register(lambda: print(gc.get_freeze_count()))  # runs last
+from worldsize.launch import garbage
+with garbage.not_sought():
+    import wave
+sys.modules |= {name: types.ModuleType(name) for name in sys.argv[1:]}
+"""
+    command = [sys.executable, "-c", program, *(["triton"] if loaded else [])]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    assert (int(done.stdout) == 0) == loaded, done.stdout

@@ -6,6 +6,7 @@ process starts, and again during training, where each full search delays one ran
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def not_sought() -> Iterator[None]:
         yield
     finally:
         if len(sys.modules) > modules:
-            gc.freeze()
+            _freeze()
         if enabled:
             gc.enable()
 
@@ -33,4 +34,20 @@ def spare_existing() -> None:
     """Free what is garbage now, and never search the rest again."""
     gc.unfreeze()
     gc.collect()
+    _freeze()
+
+
+def _freeze() -> None:
     gc.freeze()
+    atexit.unregister(_unfreeze_triton)
+    atexit.register(_unfreeze_triton)
+
+
+def _unfreeze_triton() -> None:
+    """Let Python free Triton's objects when it exits.
+
+    nanobind, with which Triton 3.9 binds its library, prints those that are left, as leaks. Without Triton, Python exits
+    faster if it does not look at them.
+    """
+    if "triton" in sys.modules:
+        gc.unfreeze()
