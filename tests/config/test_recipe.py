@@ -321,7 +321,7 @@ def test_every_setting_is_described():
     def undescribed(section: type[Section], prefix: str = "") -> list[str]:
         found = []
         for name, field in section.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            if recipe_files.is_class(field.annotation) and issubclass(field.annotation, Section):
                 found += undescribed(field.annotation, f"{prefix}{name}.")
             elif not field.description:
                 found.append(prefix + name)

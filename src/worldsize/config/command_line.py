@@ -17,7 +17,7 @@ import tyro
 from pydantic import BaseModel, ValidationError
 
 from worldsize.config.recipe import Recipe
-from worldsize.config.recipe_files import explain
+from worldsize.config.recipe_files import explain, is_class
 from worldsize.errors import UserError
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ def _show_as_read(kind: type[Any]) -> None:
     fields = kind.model_fields if issubclass(kind, BaseModel) else {one.name: one for one in dataclasses.fields(kind)}
     for name in fields:
         inner = _without_extras(hints[name])
-        if isinstance(inner, type) and (dataclasses.is_dataclass(inner) or issubclass(inner, BaseModel)):
+        if is_class(inner) and (dataclasses.is_dataclass(inner) or issubclass(inner, BaseModel)):
             _show_as_read(inner)
         elif NoneType in get_args(inner):
             shown = tyro.conf.arg(metavar=_metavar(inner), help_behavior_hint=_default)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -123,12 +123,17 @@ def _fault(path: tuple[int | str, ...], error: ErrorDetails) -> str:
     return f"  {dotted}: {error['msg']}{given}"
 
 
+def is_class(hint: Any) -> TypeGuard[type[Any]]:
+    """Whether a type hint is a class. `isinstance(hint, type)` is true for ``tuple[int, int]`` too in Python 3.10."""
+    return isinstance(hint, type) and get_origin(hint) is None
+
+
 def flat_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
     """All dotted names of a settings class, e.g. ``data.root``."""
     keys: list[str] = []
     for name, field in model.model_fields.items():
         keys.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        if is_class(field.annotation) and issubclass(field.annotation, BaseModel):
             keys.extend(flat_keys(field.annotation, prefix + name + "."))
     return keys
 

@@ -55,13 +55,15 @@ def init_process_group(rank_info: RankInfo, backend: str, timeout: timedelta, de
                 timeout=timeout,
                 device_id=device,
             )
-        except (dist.DistNetworkError, dist.DistStoreError) as error:
-            discard()
-            raise _not_connected(rank_info, error, timeout) from None
         except dist.DistBackendError as error:
             from worldsize.distributed.device_errors import nccl
 
             raise nccl(str(error), rank_info.rank) from None
+        except RuntimeError as error:
+            if not isinstance(error, (dist.DistNetworkError, dist.DistStoreError)) and not _in_use(error):
+                raise
+            discard()
+            raise _not_connected(rank_info, error, timeout) from None
 
 
 def _wait_for_name(rank_info: RankInfo, timeout: timedelta) -> None:
@@ -175,16 +177,21 @@ def _incomplete(rank_info: RankInfo, timeout: timedelta, why: str) -> PeersUnrea
     )
 
 
+def _in_use(error: Exception) -> bool:
+    """Whether the port is taken; torch 2.6 raises a plain RuntimeError then."""
+    return "EADDRINUSE" in str(error) or "address already in use" in str(error).lower()
+
+
 def _not_connected(rank_info: RankInfo, error: Exception, timeout: timedelta) -> UserError | PeersUnreachable:
     """The error for a group that was not formed."""
     import torch.distributed as dist
 
     assert rank_info.master is not None
     address, port = rank_info.master
-    if not isinstance(error, dist.DistNetworkError):
+    if not _in_use(error):
+        if isinstance(error, dist.DistNetworkError):
+            return PeersUnreachable(f"rank {rank_info.rank} cannot reach rank 0 at {address}:{port}: {first_line(error)}")
         return _incomplete(rank_info, timeout, first_line(error))
-    if "EADDRINUSE" not in str(error) and "address already in use" not in str(error).lower():
-        return PeersUnreachable(f"rank {rank_info.rank} cannot reach rank 0 at {address}:{port}: {first_line(error)}")
     in_use = f"port {port} on {address} is in use, perhaps by another job"
     if rank_info.launcher == "worldsize --procs":  # which chose a port that was free, and chooses another one next time
         return PeersUnreachable(in_use)
