@@ -53,7 +53,7 @@ static uint8_t smooth(const uint8_t *p, int64_t pitch) {
     sum += (float)below[-3] * rim + (float)below[0] * rim + (float)below[3] * rim;
     sum += (float)p[-3] * rim + (float)p[0] * center + (float)p[3] * rim;
     sum += (float)above[-3] * rim + (float)above[0] * rim + (float)above[3] * rim;
-    return clipped(sum);
+    return (uint8_t)(int)sum;
 }
 
 /* `copy` has the same pixels as the image. */
