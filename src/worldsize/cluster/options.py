@@ -5,9 +5,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import tyro
 
@@ -16,16 +16,12 @@ from worldsize.config.command_line import Flat, RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
-from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, pair, shared
+from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, pair, refuse_empty, shared
 from worldsize.jobs.spec import MAX_NODES, refuse
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 # URLs (a path has lost one of their slashes), and the weights that packages offer.
 _NOT_A_PATH = re.compile(r"[a-z][a-z0-9+.-]*:/|(torchvision|timm):")
 _HOMES = ("home", "root", "Users", "Volumes")
-_RENAMED = {"source": "from"}  # options whose field has another name
 _DATA_WITHOUT_FILES = ("digits", "synthetic")
 
 
@@ -186,15 +182,6 @@ def elastic_warning(recipe: Recipe, job: JobOptions) -> str | None:
 def _node_counts(job: JobOptions) -> range:
     minimum, maximum = _range(job.elastic) if job.elastic else (job.nodes, job.nodes)
     return range(minimum, maximum + 1)
-
-
-def refuse_empty(asked: DataclassInstance) -> None:
-    """Refuse options with an empty value: in scripts, they come from variables that are not set."""
-    for option in fields(asked):
-        value = getattr(asked, option.name)
-        if value == "" or (isinstance(value, tuple) and "" in value):
-            name = _RENAMED.get(option.name, option.name.replace("_", "-"))
-            raise UserError(f"--{name} is empty; is the shell variable set?")
 
 
 def _local_paths(recipe: Recipe, volumes: tuple[str, ...]) -> Iterable[str]:

@@ -17,7 +17,7 @@ from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.hosts.spec import HostsSpec, address, problems
 from worldsize.jobs.naming import run_name
-from worldsize.jobs.options import check_recipe, gpus_per_node, pair
+from worldsize.jobs.options import check_recipe, gpus_per_node, pair, refuse_empty
 from worldsize.jobs.spec import Resources, refuse
 
 # HOST, USER@HOST, or an IPv6 address in brackets; then its processes.
@@ -96,6 +96,7 @@ def to_spec(recipe: Recipe, stem: str, job: HostsOptions) -> HostsSpec:
     Raises:
         UserError: invalid options; lists all of them.
     """
+    refuse_empty(job)
     hosts = _hosts(job)
     procs = {count for _, count in hosts}
     if len(procs) != 1:
@@ -137,6 +138,8 @@ def _hosts(job: HostsOptions) -> list[tuple[str, int]]:
         lines = job.hostfile.read_text().splitlines()
     except OSError as error:
         raise UserError(f"--hostfile {job.hostfile} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise UserError(f"--hostfile {job.hostfile} is not a text file") from None
     entries = [line.partition("#")[0].strip() for line in lines]
     found = [_host(re.sub(r"\s+slots=", ":", entry), f"--hostfile {job.hostfile}") for entry in entries if entry]
     if not found:

@@ -15,7 +15,7 @@ import tyro
 from worldsize.config import command_line, recipe_files
 from worldsize.config.command_line import Flat
 from worldsize.config.recipe import Recipe
-from worldsize.errors import DETACHED, FAILED, SUCCESS, TIMED_OUT, UserError, WorldsizeError
+from worldsize.errors import DETACHED, FAILED, SUCCESS, TIMED_OUT, UserError, WorldsizeError, did_you_mean
 from worldsize.jobs import display, targets
 from worldsize.jobs.base import Job, Scheduler, Where
 from worldsize.jobs.progress import progress
@@ -209,8 +209,18 @@ def find(name: str, on: str | None, where: Where) -> tuple[Scheduler, Job]:
     """
     on_cluster = where.context is not None or where.namespace is not None
     chosen = on or (None if on_cluster else targets.recorded(where.out, name)) or "kubernetes"
-    scheduler = targets.scheduler(chosen, where)
-    found = scheduler.jobs()
+    try:
+        scheduler = targets.scheduler(chosen, where)
+        found = scheduler.jobs()
+    except UserError:
+        names = [] if on or on_cluster else targets.names(where.out)
+        if not names:
+            raise
+        hint = did_you_mean(name, names)
+        raise UserError(
+            f"no job {name!r} in {where.out / targets.JOBS_FOLDER}; existing jobs: {', '.join(names)}{hint} "
+            "(there is no Kubernetes cluster to ask)"
+        ) from None
     for job in found:
         if job.name == name:
             return scheduler, job
@@ -271,8 +281,7 @@ def _schedulers(on: str | None, where: Where) -> list[Scheduler]:
         return [targets.scheduler(on, where)]
     if where.context is not None or where.namespace is not None:
         return [targets.scheduler("kubernetes", where)]
-    folders = where.out / targets.JOBS_FOLDER
-    own = {targets.recorded(where.out, path.name) for path in folders.iterdir()} if folders.is_dir() else set()
+    own = {targets.recorded(where.out, name) for name in targets.names(where.out)}
     found = [targets.scheduler(name, where) for name in targets.SCHEDULERS if name in own]
     try:
         return [*found, targets.scheduler("kubernetes", where)]
@@ -284,7 +293,7 @@ def _schedulers(on: str | None, where: Where) -> list[Scheduler]:
 
 
 def _duration(text: str) -> timedelta:
-    match = re.fullmatch(r"(\d+)([dhm])", text)
+    match = re.fullmatch(r"(\d{1,6})([dhm])", text, re.ASCII)
     if match is None:
         raise UserError(f"--older {text!r}: expected a duration such as 7d, 12h or 30m")
     return timedelta(**{{"d": "days", "h": "hours", "m": "minutes"}[match[2]]: int(match[1])})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -15,6 +15,11 @@ from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.jobs.spec import MAX_NODES, MAX_PROCS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_RENAMED = {"source": "from"}  # options whose field has another name
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,15 @@ def shared(recipe: Recipe, name: str, job: CommonOptions) -> dict[str, Any]:
         "grace_s": job.grace,
         "needs_mpi": parallel.strategy_class(recipe.parallel).needs_mpi,
     }
+
+
+def refuse_empty(asked: DataclassInstance) -> None:
+    """Refuse options with an empty value: in scripts, they come from variables that are not set."""
+    for option in fields(asked):
+        value = getattr(asked, option.name)
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            name = _RENAMED.get(option.name, option.name.replace("_", "-"))
+            raise UserError(f"--{name} is empty; is the shell variable set?")
 
 
 def check_recipe(recipe: Recipe, nodes: Sequence[int], procs: int) -> dict[int, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from worldsize.errors import UserError
+from worldsize.jobs.quantities import quantity
 from worldsize.runs.run_folder import name_problem
 
 # More is a typing error. Some checks try each number up to the one that was asked for.
@@ -67,6 +69,23 @@ def name_problems(spec: JobSpec) -> Iterable[str]:
     """The problem of a name that cannot be that of a run folder."""
     if problem := name_problem(spec.name):
         yield f"--name {problem}"
+
+
+def environment_problems(spec: JobSpec) -> Iterable[str]:
+    """The problem of names that are not those of environment variables."""
+    if any(not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name, _ in spec.env):
+        yield f"--env {', '.join(name for name, _ in spec.env)}: not names of environment variables"
+
+
+def memory_problems(spec: JobSpec) -> Iterable[str]:
+    """The problem of a --memory that is no quantity, or less than 1 MiB."""
+    memory = spec.resources.memory
+    try:
+        enough = memory is None or quantity(memory) >= 1024**2
+    except ValueError:
+        enough = False
+    if not enough:
+        yield f"--memory {memory!r}: expected a quantity such as 64Gi"
 
 
 def refuse(problems: Iterable[str]) -> None:

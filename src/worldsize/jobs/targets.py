@@ -49,6 +49,12 @@ def scheduler(name: str, where: Where) -> Scheduler:
     return one
 
 
+def names(out: Path) -> list[str]:
+    """The names of the jobs with a folder in ``out``, sorted."""
+    folder = out / JOBS_FOLDER
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
 def recorded(out: Path, name: str) -> str | None:
     """The scheduler of the job ``name`` according to its folder in ``out``; None without a folder."""
     try:

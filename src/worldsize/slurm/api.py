@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,13 @@ from worldsize.errors import ServiceFailed, UserError
 
 _TIMEOUT_S = 60.0
 _WHOLE_ARRAYS = {"SLURM_BITSTR_LEN": "0"}  # squeue cuts a list of waiting tasks after 64 characters by default
+# Variables of sbatch that are not named as their option, or contradict it.
+_OTHER_VARIABLES = {
+    "array": ("ARRAY_INX",),
+    "mem": ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU"),
+    "requeue": ("NO_REQUEUE",),
+    "time": ("TIMELIMIT",),
+}
 _MISSING = "not on this machine: run this on a login node of the Slurm cluster"
 
 
@@ -60,16 +67,24 @@ def submit(script: Path) -> str:
     Raises:
         SlurmError: Slurm refuses it.
     """
-    return _run("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+    return _run("sbatch", "--parsable", str(script), without=overriding(script)).strip().partition(";")[0]
 
 
 def would_accept(script: Path) -> str | None:
     """Why Slurm would refuse the script; None if it would accept it. Nothing is submitted."""
     try:
-        _run("sbatch", "--test-only", str(script))
+        _run("sbatch", "--test-only", str(script), without=overriding(script))
     except SlurmError as error:
         return str(error)
     return None
+
+
+def overriding(script: Path) -> set[str]:
+    """sbatch's variables for the options that the script sets; sbatch would prefer them to the script."""
+    options = [line.partition("--")[2] for line in script.read_text().splitlines() if line.startswith("#SBATCH --")]
+    names = {option.partition("=")[0] for option in options}
+    same = {name.upper().replace("-", "_") for name in names}
+    return {f"SBATCH_{name}" for name in same.union(*(_OTHER_VARIABLES.get(name, ()) for name in names))}
 
 
 def jobs(ids: Sequence[str]) -> list[SlurmJob]:
@@ -105,7 +120,7 @@ def cancel(job_id: str) -> None:
 def partitions() -> list[Partition]:
     """The partitions and their nodes."""
     found = []
-    for line in _run("sinfo", "--noheader", "--format=%P|%a|%l|%D|%c|%m|%G").splitlines():
+    for line in _run("sinfo", "--all", "--noheader", "--format=%P|%a|%l|%D|%c|%m|%G").splitlines():
         name, up, limit, nodes, cores, memory, gres = line.split("|")
         found.append(
             Partition(
@@ -122,23 +137,23 @@ def partitions() -> list[Partition]:
     return found
 
 
-def on_nodes(nodes: int, partition: str | None, account: str | None, command: Sequence[str]) -> str:
+def on_nodes(nodes: int, options: Sequence[str], command: Sequence[str]) -> str:
     """Run the command once on each of ``nodes`` nodes, within two minutes; its output, each line with the node's number.
+
+    Args:
+        options: of srun, which choose the nodes.
 
     Raises:
         SlurmError: it fails on a node, or Slurm does not start it.
     """
-    where = [f"--partition={partition}"] if partition else []
-    who = [f"--account={account}"] if account else []
-    words = [f"--nodes={nodes}", "--ntasks-per-node=1", "--label", "--time=2", "--immediate=60", *where, *who, *command]
+    words = [f"--nodes={nodes}", "--ntasks-per-node=1", "--label", "--time=2", "--immediate=60", *options, *command]
     return _run("srun", *words, timeout=180.0)
 
 
-def _run(command: str, *words: str, timeout: float = _TIMEOUT_S) -> str:
+def _run(command: str, *words: str, timeout: float = _TIMEOUT_S, without: Collection[str] = ()) -> str:
+    env = {name: value for name, value in os.environ.items() if name not in without} | _WHOLE_ARRAYS
     try:
-        done = subprocess.run(
-            [command, *words], env=os.environ | _WHOLE_ARRAYS, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        done = subprocess.run([command, *words], env=env, capture_output=True, text=True, timeout=timeout, check=False)
     except FileNotFoundError:
         raise UserError(f"Slurm's {command} is {_MISSING}") from None
     except subprocess.TimeoutExpired:

@@ -13,7 +13,7 @@ from worldsize.config.command_line import Flat, RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.jobs.naming import run_name
-from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, shared
+from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, refuse_empty, shared
 from worldsize.jobs.spec import Resources, refuse
 from worldsize.slurm.spec import SlurmSpec, problems
 
@@ -93,6 +93,7 @@ def to_spec(recipe: Recipe, stem: str, job: SlurmOptions) -> SlurmSpec:
     Raises:
         UserError: invalid options; lists all of them.
     """
+    refuse_empty(job)
     check_recipe(recipe, [job.nodes], job.procs)
     gpus, seeds = gpus_per_node(recipe, job.gpus, job.procs), _seeds(job.array_seeds)
     shape = (job.nodes, job.procs, *([list(seeds)] if seeds else []))
@@ -120,6 +121,6 @@ def to_spec(recipe: Recipe, stem: str, job: SlurmOptions) -> SlurmSpec:
 
 def _seeds(text: str | None) -> tuple[int, ...]:
     words = text.split(",") if text is not None else []
-    if not all(word.isdigit() for word in words):
+    if not all(word.isdecimal() for word in words):
         raise UserError(f"--array-seeds {text}: expected seeds separated by commas, such as 0,1,2")
     return tuple(map(int, words))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import shlex
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from worldsize.launch import entry_point
 from worldsize.slurm import api
 from worldsize.slurm.api import Partition
 from worldsize.slurm.spec import SlurmSpec, seconds
+
+_CHOOSES_NODES = ("--reservation=", "--exclude=", "--nodelist=")
 
 
 def problems(spec: SlurmSpec, script: Path) -> list[str]:
@@ -46,7 +49,7 @@ def probe(spec: SlurmSpec, folder: JobFolder) -> list[str]:
     ask = f'echo "$({version} | tail -n 1)"; echo "$(cat {shlex.quote(str(marker))} 2>/dev/null)"; hostname'
     words = "\n".join(["{", *spec.setup, "} >/dev/null 2>&1", ask]) if spec.setup else ask
     try:
-        lines = api.on_nodes(spec.nodes, spec.partition, spec.account, ["bash", "-c", words]).splitlines()
+        lines = api.on_nodes(spec.nodes, _placement(spec), ["bash", "-c", words]).splitlines()
     finally:
         marker.unlink()
     answers: dict[str, list[str]] = {}
@@ -56,9 +59,22 @@ def probe(spec: SlurmSpec, folder: JobFolder) -> list[str]:
     return [problem for answer in answers.values() for problem in _node_problems(answer, token, marker.parent)]
 
 
+def _placement(spec: SlurmSpec) -> list[str]:
+    """The options of the job that choose its nodes, for srun."""
+    options = {"partition": spec.partition, "account": spec.account, "qos": spec.qos, "constraint": spec.constraint}
+    chosen = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return [*chosen, *(option for option in spec.extra if option.startswith(_CHOOSES_NODES))]
+
+
 def _node_problems(answer: list[str], token: str, folder: Path) -> Iterable[str]:
-    """Problems of a node that answered with its version of worldsize, the token that it sees, and its name."""
-    version, seen, node = answer
+    """Problems of a node that answered with its version of worldsize, the token that it sees, and its name.
+
+    A site's own programs may print lines before.
+    """
+    if len(answer) < 3:
+        yield f"a node did not answer the probe, but printed: {' '.join(answer)}"
+        return
+    version, seen, node = answer[-3:]
     if not version[:1].isdigit():
         yield f"{node} cannot run worldsize: {version}; pass the --python, or a --setup, with which it can"
     elif version != __version__:
@@ -69,35 +85,41 @@ def _node_problems(answer: list[str], token: str, folder: Path) -> Iterable[str]
 
 def _partition_problems(spec: SlurmSpec, known: list[Partition]) -> Iterable[str]:
     names = sorted({one.name for one in known})
-    chosen = [one for one in known if one.name == spec.partition or (spec.partition is None and one.default)]
-    if not chosen:
-        if spec.partition is None:
-            yield f"this Slurm has no default partition: pass --partition, one of {', '.join(names)}"
-        else:
-            hint = did_you_mean(spec.partition, names)
-            yield f"--partition {spec.partition} does not exist; partitions: {', '.join(names)}{hint}"
-        return
-    name = chosen[0].name
+    wanted = spec.partition.split(",") if spec.partition is not None else [one.name for one in known if one.default]
+    if not wanted:
+        yield f"this Slurm has no default partition: pass --partition, one of {', '.join(names)}"
+    for name in wanted:
+        if name not in names:
+            yield f"--partition {name} does not exist; partitions: {', '.join(names)}{did_you_mean(name, names)}"
+    if chosen := [one for one in known if one.name in wanted]:
+        yield from _limit_problems(spec, chosen)
+
+
+def _limit_problems(spec: SlurmSpec, chosen: list[Partition]) -> Iterable[str]:
+    """What no partition in ``chosen`` allows; with several, Slurm uses the one where the job starts first."""
+    names = sorted({one.name for one in chosen})
+    partition = f"partition {names[0]}" if len(names) == 1 else f"partitions {', '.join(names)}"
     if not any(one.up for one in chosen):
-        yield f"partition {name} is down: choose another --partition, or ask the cluster's administrator"
-    if (nodes := sum(one.nodes for one in chosen)) < spec.nodes:
-        yield f"--nodes {spec.nodes}: partition {name} has {nodes}"
+        down = "is down" if len(names) == 1 else "are down"
+        yield f"{partition} {down}: choose another --partition, or ask the cluster's administrator"
+    if (nodes := max(sum(one.nodes for one in chosen if one.name == name) for name in names)) < spec.nodes:
+        yield f"--nodes {spec.nodes}: {partition} has {nodes}"
     cores = (spec.cores_per_process or 1) * spec.procs
     if (most := max(one.cores for one in chosen)) < cores:
-        yield f"--procs {spec.procs} needs {cores} cores per node; nodes of partition {name} have at most {most}"
+        yield f"--procs {spec.procs} needs {cores} cores per node; nodes of {partition} have at most {most}"
     if (memory := spec.memory_mib) is not None and (most := max(one.memory_mib for one in chosen)) < memory:
-        yield f"--memory {spec.resources.memory}: nodes of partition {name} have at most {most} MiB"
+        yield f"--memory {spec.resources.memory}: nodes of {partition} have at most {most} MiB"
     if (most := max(one.gpus for one in chosen)) < spec.resources.gpus:
         remedy = "pass --gpus 0 to train on CPUs" if most == 0 else "lower --procs"
-        yield f"--gpus {spec.resources.gpus}: nodes of partition {name} have at most {most}; {remedy}"
-    limit = chosen[0].time_limit
-    if spec.time_s is not None and limit != "infinite" and spec.time_s > _seconds(limit):
-        yield f"--time {spec.time}: partition {name} allows {limit}; pass that, the run continues in further allocations"
+        yield f"--gpus {spec.resources.gpus}: nodes of {partition} have at most {most}; {remedy}"
+    limit = max((one.time_limit for one in chosen), key=_seconds)
+    if spec.time_s is not None and spec.time_s > _seconds(limit):
+        yield f"--time {spec.time}: {partition} allows {limit}; pass that, the run continues in further allocations"
 
 
-def _seconds(limit: str) -> int:
+def _seconds(limit: str) -> float:
     """A partition's limit; endless if it cannot be read."""
     try:
         return seconds(limit)
     except UserError:
-        return 10**12
+        return math.inf

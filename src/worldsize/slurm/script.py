@@ -56,7 +56,7 @@ def _options(spec: SlurmSpec) -> Iterator[str]:
         "--partition": spec.partition,
         "--account": spec.account,
         "--qos": spec.qos,
-        "--constraint": spec.constraint,
+        "--constraint": None if spec.constraint is None else f'"{spec.constraint}"',
         "--array": ",".join(map(str, spec.seeds)) or None,
     }
     yield from (f"{name}={value}" for name, value in optional.items() if value is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from typing import Literal
 
 from worldsize.errors import UserError
 from worldsize.jobs.quantities import quantity
-from worldsize.jobs.spec import JobSpec, name_problems, shape_problems
+from worldsize.jobs.spec import JobSpec, environment_problems, memory_problems, name_problems, shape_problems
 from worldsize.jobs.targets import JOBS_FOLDER
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
+_ENDLESS = ("0", "infinite", "infinity", "unlimited")
 _EARLY_S = 60  # Slurm may send the signal of --signal this much earlier
 
 
@@ -48,8 +50,8 @@ class SlurmSpec(JobSpec):
         return self.out / JOBS_FOLDER / self.name
 
     @property
-    def time_s(self) -> int | None:
-        """The time limit in seconds; None if it is not given.
+    def time_s(self) -> float | None:
+        """The time limit in seconds, math.inf for no limit; None if it is not given.
 
         Raises:
             UserError: not Slurm's notation.
@@ -67,12 +69,16 @@ class SlurmSpec(JobSpec):
         return None if self.resources.memory is None else int(quantity(self.resources.memory) / 1024**2)
 
 
-def seconds(text: str) -> int:
+def seconds(text: str) -> float:
     """A time limit of Slurm in seconds: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+
+    0, INFINITE and UNLIMITED are no limit: math.inf.
 
     Raises:
         UserError: something else.
     """
+    if text.lower() in _ENDLESS:
+        return math.inf
     match = _TIME.fullmatch(text)
     if match is None:
         raise UserError(f"--time {text!r}: expected minutes, hours:minutes:seconds or days-hours:minutes:seconds")
@@ -91,11 +97,11 @@ def problems(spec: SlurmSpec) -> Iterable[str]:
     """Problems of the spec on any Slurm: one sentence each, with the remedy."""
     yield from shape_problems(spec)
     yield from name_problems(spec)
-    cpu, memory = spec.resources.cpu, spec.resources.memory
-    if cpu is not None and (not cpu.isdigit() or int(cpu) < 1 or int(cpu) % max(spec.procs, 1)):
+    yield from memory_problems(spec)
+    yield from environment_problems(spec)
+    cpu = spec.resources.cpu
+    if cpu is not None and (not cpu.isdecimal() or int(cpu) < 1 or int(cpu) % max(spec.procs, 1)):
         yield f"--cpu {cpu}: pass a number of cores per node that --procs {spec.procs} divides"
-    if memory is not None and not _is_amount(memory):
-        yield f"--memory {memory!r}: expected a quantity such as 64Gi"
     if spec.time is not None and seconds(spec.time) <= spec.grace_s + _EARLY_S:
         yield (
             f"--time {spec.time} leaves no time to train: saving begins {spec.grace_s} s before the limit, and Slurm may "
@@ -103,19 +109,12 @@ def problems(spec: SlurmSpec) -> Iterable[str]:
         )
     if len(set(spec.seeds)) != len(spec.seeds):
         yield f"--array-seeds {','.join(map(str, spec.seeds))}: each seed once"
-    if any(not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name, _ in spec.env):
-        yield f"--env {', '.join(name for name, _ in spec.env)}: not names of environment variables"
-    for text in (spec.name, str(spec.out), *spec.setup, *spec.extra, *(value for _, value in spec.env)):
-        if "\n" in text:
+    named = (spec.partition, spec.account, spec.qos, spec.constraint, spec.gpu_type, spec.container, spec.python)
+    for text in (spec.name, str(spec.out), *spec.setup, *spec.extra, *(value for _, value in spec.env), *named):
+        if text is not None and "\n" in text:
             yield f"{text!r}: one line only"
-    if any(character in str(spec.out) for character in '"\\'):
-        yield f"--out {spec.out}: without quotes and backslashes, which sbatch cannot read"
+    for flag, text in {"out": str(spec.out), "constraint": spec.constraint or ""}.items():
+        if any(character in text for character in '"\\'):
+            yield f"--{flag} {text}: without quotes and backslashes, which sbatch cannot read"
     if spec.needs_mpi and spec.container:
         yield "--container is not supported with strategies that need mpirun"
-
-
-def _is_amount(text: str) -> bool:
-    try:
-        return quantity(text) >= 1024**2
-    except ValueError:
-        return False

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
+import yaml
 
 from fake_cluster import BrokenOff, KeepingCluster, is_in
 from specs import PLAIN, TORCH
@@ -13,6 +14,8 @@ from worldsize import cli
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError, Unreachable
 from worldsize.cluster.jobs import manage
+from worldsize.cluster.jobs.manage import ClusterJob
+from worldsize.cluster.jobs.scheduler import KubernetesJob
 from worldsize.cluster.manifests import TARGETS, load_target
 from worldsize.cluster.manifests.spec import Placement
 from worldsize.cluster.objects import labels
@@ -219,6 +222,36 @@ def test_jobs_and_status_show_what_the_cluster_has(fake_cluster, capsys):
     assert "worker-0  Running  0         n1" in capsys.readouterr().out
     assert cli.main(["status", "r51", "--namespace", "team"]) == 64
     assert "no job 'r51' in namespace team; existing jobs: r50" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("on", "replicas"), [("pytorchjob", "pytorchReplicaSpecs"), ("mpijob", "mpiReplicaSpecs")])
+def test_progress_is_read_where_the_volume_is(capsys, on, replicas):
+    """An MPIJob's launcher has the command, but no volume."""
+    options = ("--image", "worldsize:1", "--volume", "data", "--gpus", "0", "--name", "r50")
+    assert cli.main(["render", "digits", "--on", on, *options]) == 0
+    job = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
+    pods = [
+        {"metadata": {"name": role}, "spec": replica["template"]["spec"], "status": {"phase": "Running"}}
+        for role, replica in job["spec"][replicas].items()
+    ]
+    asked = []
+
+    class Session:
+        def rest(self) -> bytes:
+            return b"metrics"
+
+        def close(self) -> None:
+            pass
+
+    class Cluster:
+        def exec(self, name: str, container: str, command: list[str]) -> Session:
+            mounts = next(one for one in pods if one["metadata"]["name"] == name)["spec"]["containers"][0]["volumeMounts"]
+            asked.append((command[-1], "/mnt/data" in [mount["mountPath"] for mount in mounts]))
+            return Session()
+
+    target = load_target(on)
+    assert KubernetesJob(Cluster(), ClusterJob(target, job, None, pods)).metrics() == "metrics"
+    assert asked == [("/mnt/data/runs/r50/metrics.jsonl", True)]
 
 
 def test_a_refused_list_is_not_an_empty_one(fake_cluster, capsys):

@@ -26,6 +26,7 @@ from worldsize.data.fetch.kaggle import ACCESS_TOKENS, CREATE, SECRET, TOKEN, US
 from worldsize.data.fetch.known import KAGGLE, KNOWN, Name
 from worldsize.errors import DETACHED, FAILED, SUCCESS, UserError
 from worldsize.jobs import display
+from worldsize.jobs.options import refuse_empty
 from worldsize.jobs.spec import refuse
 from worldsize.jobs.terminal import note
 
@@ -88,7 +89,7 @@ def to_spec(asked: Fetch, namespace: str) -> PodJobSpec:
     Raises:
         UserError: an invalid option.
     """
-    options.refuse_empty(asked)
+    refuse_empty(asked)
     folder = asked.folder or asked.dataset
     if not _FOLDER.fullmatch(folder):
         raise UserError(

@@ -63,11 +63,16 @@ class KubernetesJob(Job):
 
     def metrics(self) -> str:
         """From the volume, through a running pod."""
-        for one in self._job.pods:
-            words = [word for part in one["spec"]["containers"] for word in part.get("command", [])]
-            if one["status"].get("phase") != "Running" or "--out" not in words:
+        containers = [(one, part) for one in self._job.pods for part in one["spec"]["containers"]]
+        words = [word for _, part in containers for word in part.get("command", [])]
+        if "--out" not in words:
+            return ""
+        path = f"{words[words.index('--out') + 1]}/{self.name}/metrics.jsonl"
+        for one, part in containers:
+            # An MPIJob's launcher has the command, but no volume.
+            folders = [mount["mountPath"].rstrip("/") + "/" for mount in part.get("volumeMounts", [])]
+            if one["status"].get("phase") != "Running" or not path.startswith(tuple(folders)):
                 continue
-            path = f"{words[words.index('--out') + 1]}/{self.name}/metrics.jsonl"
             try:
                 session = self._cluster.exec(
                     one["metadata"]["name"], self._job.target.container, ["tail", "-c", str(TAIL), path]

@@ -1,0 +1,34 @@
+"""The commands for jobs on any scheduler, without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "wait", "stop", "delete"])
+def test_a_mistyped_name_is_compared_with_the_jobs_in_the_folder(fails, monkeypatch, command):
+    monkeypatch.setenv("KUBECONFIG", "missing")
+    assert "no usable kubeconfig" in fails(command, "r50")
+    for name in ("r50", "r101"):
+        Path(f"runs/.jobs/{name}").mkdir(parents=True)
+    said = fails(command, "r5O")
+    assert f"no job 'r5O' in {Path('runs/.jobs')}; existing jobs: r101, r50; did you mean 'r50'?" in said
+    assert "no usable kubeconfig" in fails(command, "r5O", "--on", "kubernetes")
+
+
+def test_a_script_for_this_machine_has_all_that_was_asked_for(fails):
+    for options, message in {
+        ("--stop-after", "5"): "omit --resume, --allow-changes and --stop-after",
+        ("--retries", "-1"): "--retries -1 must be at least 0",
+        ("--name", "../x"): "--name '../x' is not a folder name",
+    }.items():
+        assert message in fails("render", "digits", "--on", "local", *options)
+
+
+def test_ages_and_host_files_that_cannot_be_read_are_refused(fails):
+    assert "--older '99999999999999d'" in fails("delete", "--all", "--older", "99999999999999d", "--on", "ssh")
+    Path("hosts").write_bytes(b"\xff\xfe")
+    assert "--hostfile hosts is not a text file" in fails("train", "digits", "--on", "ssh", "--hostfile", "hosts", "--print")
+    assert "--interface is empty" in fails("train", "digits", "--on", "ssh", "--hosts", "a,b", "--interface", "")
