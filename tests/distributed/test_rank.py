@@ -229,6 +229,8 @@ def test_threads_are_a_fair_share_unless_the_user_sets_them(monkeypatch):
     assert threads_per_process(rank_info, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x"}) == 4
     own = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", places.LOCAL_LAUNCH: "4"}
     assert threads_per_process(rank_info, own) == 1
+    pbs = {"PBS_JOBID": "1.s", "NCPUS": "16"}
+    assert [threads_per_process(rank_info, pbs | {"OMP_NUM_THREADS": n}) for n in ("16", "3")] == [4, 3]
     assert threads_per_process(RankInfo("none", 0, 1, 0, 1), {}) == 16
 
 

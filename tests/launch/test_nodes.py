@@ -16,6 +16,13 @@ HERE = socket.gethostname()
 SKYPILOT = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
 DSTACK = {"DSTACK_NODES_NUM": "3", "DSTACK_NODE_RANK": "2", "DSTACK_MASTER_NODE_IP": "10.0.0.1", "DSTACK_GPUS_PER_NODE": "4"}
 IPS = {"DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3"}
+# Some of dstack's backends know no internal addresses.
+NO_ADDRESSES = DSTACK | {
+    "DSTACK_NODES_NUM": "1",
+    "DSTACK_NODE_RANK": "0",
+    "DSTACK_MASTER_NODE_IP": "",
+    "DSTACK_NODES_IPS": "",
+}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,7 @@ IPS = {"DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3"}
         (SKYPILOT | {"SKYPILOT_NODE_RANK": "0"}, 2, ("2", "0", "2", "10.0.0.1", "10.0.0.2")),
         (DSTACK, None, ("3", "2", "4", "10.0.0.1", "10.0.0.1")),
         (DSTACK | IPS | {"DSTACK_NODE_RANK": "0"}, None, ("3", "0", "4", "10.0.0.1", "10.0.0.2")),
+        (NO_ADDRESSES, None, ("1", "0", "4", "127.0.0.1", "")),
     ],
 )
 def test_variables_of_clouds(env, procs, expected):
@@ -47,6 +55,8 @@ def test_what_is_missing_is_named():
     assert nodes.torchrun_variables({}, 8) is None
     with pytest.raises(UserError, match="SkyPilot did not set SKYPILOT_NODE_IPS"):
         nodes.torchrun_variables({"SKYPILOT_NODE_RANK": "0"}, None)
+    with pytest.raises(UserError, match="no internal addresses"):
+        nodes.torchrun_variables(NO_ADDRESSES | {"DSTACK_NODES_NUM": "2"}, None)
     with pytest.raises(UserError, match="dstack's variables cannot be read"):
         nodes.torchrun_variables(DSTACK | {"DSTACK_NODES_NUM": "two"}, None)
     with pytest.raises(UserError, match=r"torchrun's PET_\* variables, or those of SkyPilot"):

@@ -17,7 +17,7 @@ from worldsize.config.recipe import Recipe
 from worldsize.errors import SUCCESS, UserError
 from worldsize.jobs.commands import recipe_argument
 from worldsize.jobs.naming import run_name
-from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, shared
+from worldsize.jobs.options import CommonOptions, check_recipe, gpus_per_node, refuse_empty, shared
 from worldsize.jobs.spec import Resources, refuse
 
 
@@ -59,28 +59,30 @@ def render(argv: list[str]) -> int:
     """``worldsize render RECIPE --on skypilot|dstack``."""
     stem, recipe, rest = recipe_argument(argv, "render")
     asked = command_line.parse(Render, rest, Render(settings=recipe), f"render {stem} --on skypilot")
-    task = importlib.import_module(f"worldsize.clouds.{asked.on}").render(to_spec(asked.settings, stem, asked.on, asked.job))
+    launcher = importlib.import_module(f"worldsize.clouds.{asked.on}")
+    spec = to_spec(asked.settings, stem, asked.on, asked.job)
+    refuse([*problems(spec), *launcher.problems(spec)])
+    task = launcher.render(spec)
     print(yaml.dump(task, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True), end="")
     return SUCCESS
 
 
 def to_spec(recipe: Recipe, stem: str, on: str, job: CloudOptions) -> CloudSpec:
-    """The complete task; a pure function of the command line.
+    """The complete task, not checked; a pure function of the command line.
 
     Raises:
-        UserError: invalid options; lists all of them.
+        UserError: an option that cannot be read.
     """
+    refuse_empty(job)
     check_recipe(recipe, [job.nodes], job.procs)
     gpus = gpus_per_node(recipe, job.gpus, job.procs)
-    spec = CloudSpec(
+    return CloudSpec(
         **shared(recipe, job.name or run_name(stem, recipe, on, job.nodes, job.procs), job),
         resources=Resources(gpus=gpus, cpu=job.cpu, memory=job.memory),
         out=PurePosixPath(job.out),
         gpu_type=job.gpu_type,
         setup=tuple(job.setup) or CloudSpec.setup,
     )
-    refuse(problems(spec))
-    return spec
 
 
 class _Plain(yaml.SafeDumper):

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from worldsize.clouds.spec import CloudSpec
 from worldsize.jobs.quantities import quantity
+
+
+def problems(spec: CloudSpec) -> Iterable[str]:
+    """What dstack would refuse."""
+    if not re.fullmatch(r"[a-z][a-z0-9-]{1,40}", spec.name):
+        yield f"--name {spec.name}: dstack wants 2 to 41 lower-case letters, digits and '-', and a letter first"
 
 
 def render(spec: CloudSpec) -> dict[str, Any]:
@@ -22,7 +30,7 @@ def render(spec: CloudSpec) -> dict[str, Any]:
         "nodes": spec.nodes,
         "python": "3.12",
         "env": dict(spec.env),
-        "commands": [*spec.setup, *spec.lines],
+        "commands": [*spec.setup, spec.command],
         "resources": {name: value for name, value in resources.items() if value is not None},
         "retry": {"on_events": ["interruption"], "duration": "1d"},
     }

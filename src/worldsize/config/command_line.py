@@ -62,7 +62,7 @@ class Agent:
     """Start this node's processes of a job, together with those of the other nodes, and start them again if a node is lost.
 
     The command of the pods of a PyTorchJob or TrainJob (torchrun's PET_* variables), and for what SkyPilot, dstack, PBS
-    (pbsdsh -u) or LSF (blaunch -z) start once per node. Exits with 143 if it was asked to leave, or if the
+    (pbsdsh) or LSF (blaunch -z) start once per node. Exits with 143 if it was asked to leave, or if the
     other nodes did not connect within half an hour (retry), and with the run's own exit code if a retry would fail again.
     """
 

@@ -274,12 +274,13 @@ def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 def threads_per_process(rank_info: RankInfo, env: Mapping[str, str] = os.environ) -> int:
     """This process's fair share of the cores, unless the user set OMP_NUM_THREADS.
 
-    torchrun sets OMP_NUM_THREADS=1 if it is unset; that value is ignored. Slurm may bind each task to cores of its own,
-    which are then not shared with the other processes of the machine.
+    Ignored are the 1 that torchrun sets if it is unset, and PBS's number, which is that of all processes. Slurm may bind
+    each task to cores of its own, which are then not shared with the other processes of the machine.
     """
     chosen = env.get("OMP_NUM_THREADS", "")
     set_by_torchrun = chosen == "1" and "TORCHELASTIC_RUN_ID" in env and LOCAL_LAUNCH not in env
-    if chosen.isdigit() and int(chosen) > 0 and not set_by_torchrun:
+    set_by_pbs = "PBS_JOBID" in env and chosen == env.get("NCPUS")
+    if chosen.isdigit() and int(chosen) > 0 and not (set_by_torchrun or set_by_pbs):
         return int(chosen)
     own = env.get("SLURM_CPUS_PER_TASK", "")
     if rank_info.launcher == "Slurm" and own.isdigit():

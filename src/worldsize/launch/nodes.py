@@ -1,6 +1,6 @@
 """This node's place in a job, from the variables of schedulers that start one command per node.
 
-SkyPilot (SKYPILOT_*), dstack (DSTACK_*), PBS (PBS_NODEFILE, one command per node by ``pbsdsh -u``), and LSF
+SkyPilot (SKYPILOT_*), dstack (DSTACK_*), PBS (PBS_NODEFILE, one command per node by ``pbsdsh``), and LSF
 (LSB_DJOB_HOSTFILE, one command per node by ``blaunch -z``).
 """
 
@@ -61,6 +61,9 @@ def _skypilot(env: Mapping[str, str]) -> tuple[list[str], int, str]:
 
 def _dstack(env: Mapping[str, str]) -> tuple[list[str], int, str]:
     first, count = env["DSTACK_MASTER_NODE_IP"], int(env["DSTACK_NODES_NUM"])
+    if not first and count > 1:
+        raise UserError("dstack gives the nodes of this backend no internal addresses: choose another one, or --nodes 1")
+    first = first or "127.0.0.1"
     others = [host for host in env.get("DSTACK_NODES_IPS", "").split() if host != first]
     hosts = [first, *others] if len(others) == count - 1 else [first] * count
     return hosts, int(env["DSTACK_NODE_RANK"]), env.get("DSTACK_GPUS_PER_NODE", "")
