@@ -7,6 +7,7 @@ import xml.dom.minidom
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +78,23 @@ def test_each_step_of_a_run_has_its_rate(steps_per_epoch, rates):
     assert recipe.epochs * steps_per_epoch >= len(rates) and recipe.max_steps is None
 
 
+def test_a_short_run_ends_before_the_frozen_parts_train():
+    recipe = Recipe(epochs=10, model={"freeze": ("backbone",), "unfreeze_epoch": 5})
+    assert runs.with_rates(recipe, [0.1] * 20, 10).model.unfreeze_epoch is None
+    assert runs.with_rates(recipe, [0.1] * 20, 2).model.unfreeze_epoch == 5
+
+
+def test_the_rate_is_for_the_batch_that_training_scales_it_to(tmp_path):
+    """Adasum's for the samples of one process."""
+    values = {"data": {"name": "digits"}, "global_batch": 64, "micro_batch": 16, "device": "cpu"}
+    for strategy, batch in {"ddp": 64, "adasum": 32}.items():
+        recipe = recipe_files.validate(values | {"parallel": {"strategy": strategy}}, "test")
+        asked = command.Tune(recipe, procs=2)
+        place = command._place(asked, tmp_path)
+        text = command._yaml(0.1, None, asked, place, "digits")
+        assert yaml.safe_load(text)["optimizer"]["lr_reference_batch"] == batch
+
+
 def test_a_short_run_rises_and_falls():
     rates = runs.triangle(2.0, 10)
     assert rates == pytest.approx([1.0, 2.0, 2.0, 1.75, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25])
@@ -96,7 +114,9 @@ def test_more_runs_follow_if_the_best_is_at_the_edge():
         (("digits", "--steps", "5"), "at least 20 steps"),
         (("digits", "--low", "1", "--high", "0.1"), "must be positive"),
         (("digits", "--out", "there.yaml"), "already exists"),
+        (("digits", "--out", "missing/a.yaml"), "--out missing/a.yaml: no such folder"),
         (("digits", "--micro-batches", "many"), "such as 16,32,64"),
+        (("digits", "--procs", "2", "--parallel.strategy", "async"), "tune needs a strategy with synchronous steps"),
     ],
 )
 def test_mistakes_are_explained(tmp_path, monkeypatch, capsys, arguments, message):
@@ -111,13 +131,14 @@ def test_forward_batches_are_tried_until_one_does_not_fit(monkeypatch):
 
     def records(place, recipe, name, steps):
         tried.append(recipe.forward_batch)
+        assert recipe.max_steps is None and recipe.epochs >= steps  # enough steps to measure, with any data
         if recipe.forward_batch > 16:
             raise ComputationFailed("out of GPU memory: a forward pass of 32 images is too large", 64)
         return [{"images_per_s": 100.0 if recipe.forward_batch == 8 else 90.0}] * steps
 
     monkeypatch.setattr(runs, "records", records)
     place = runs.Workplace(Path(), 1, BatchPlan(64, 4, 1), 10)
-    found = batches.forward_batches(place, Recipe(global_batch=64, micro_batch=4), place.plan, print)
+    found = batches.forward_batches(place, Recipe(global_batch=64, micro_batch=4, epochs=1, max_steps=3), place.plan, print)
     assert tried == [4, 8, 16, 32]
     assert found == {4: 90.0, 8: 100.0, 16: 90.0, 32: None}
     assert batches.fastest(found) == 8

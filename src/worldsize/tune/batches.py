@@ -68,7 +68,8 @@ def table(found: dict[int, float | None]) -> list[tuple[str, ...]]:
 
 def _speed(place: Workplace, recipe: Recipe, **changes: int | None) -> float:
     """Images/s of the recipe with these changes: the median of some steps."""
-    changed = recipe_files.validate(recipe.model_dump(mode="json") | changes, "the batch")
+    long_enough = {"epochs": max(recipe.epochs, _STEPS + _NOT_COUNTED), "max_steps": None}
+    changed = recipe_files.validate(recipe.model_dump(mode="json") | long_enough | changes, "the batch")
     name = "-".join(f"{key}-{value}" for key, value in changes.items())
     records = runs.records(place, changed, name, _STEPS + _NOT_COUNTED)
     return median(record["images_per_s"] for record in records[_NOT_COUNTED:])

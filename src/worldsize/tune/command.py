@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from worldsize import parallel
-from worldsize.config import command_line, recipe_files
+from worldsize.config import command_line, output_files, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.config.wording import quoted
 from worldsize.distributed import batch_plan
+from worldsize.distributed.rank import local_rank_info
 from worldsize.errors import SUCCESS, UserError
 from worldsize.reproduce.commands import print_table, tell
 from worldsize.reproduce.compare import processes
@@ -60,13 +61,15 @@ def run(argv: list[str]) -> int:
     out = asked.out or Path(f"{Path(source).stem}-tuned.yaml")
     if out.exists():
         raise UserError(f"{out} already exists: pass --out NEW.yaml, or remove it")
+    for path in (out, out.with_suffix(".svg")):
+        output_files.check("--out", path)
     with tempfile.TemporaryDirectory(prefix="worldsize-tune-") as folder:
         place = _place(asked, Path(folder))
         if asked.micro_batches:
             print_table(batches.micro_batches(place, asked.settings, asked.micro_batches, tell))
         found = batches.forward_batches(place, asked.settings, place.plan, tell) if asked.forward_batches else {}
         tuned = tune(place, asked.settings, asked, tell)
-    _finish(tuned, found, asked, source, out)
+    _finish(tuned, found, asked, place, source, out)
     return SUCCESS
 
 
@@ -82,6 +85,8 @@ def _place(asked: Tune, folder: Path) -> Workplace:
 
     recipe = asked.settings
     parallel.validate(recipe)
+    if parallel.strategy_class(recipe.parallel).asynchronous:
+        raise UserError("tune needs a strategy with synchronous steps: pass another --parallel.strategy")
     plan = batch_plan.plan(recipe, 1) if asked.procs == 1 else parallel.batch_plan(recipe, asked.procs)
     dataset = open_dataset(recipe.data, folder / ".cache")
     return Workplace(folder, asked.procs, plan, plan.steps_per_epoch(len(dataset.train)))
@@ -132,7 +137,7 @@ def _end(losses: Sequence[float | None], steps: int) -> float | None:
 # Reporting ----------------------------------------------------------------------------------------------------------------
 
 
-def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: Tune, source: str, out: Path) -> None:
+def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: Tune, place: Workplace, source: str, out: Path) -> None:
     chosen = tuned.chosen
     forward_batch = batches.fastest(speeds) if speeds else asked.settings.forward_batch
     if speeds:
@@ -142,8 +147,9 @@ def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: Tune, source: 
     rows += [(f"{rate:g}", "diverged" if loss is None else f"{loss:.4f}") for rate, loss in tuned.ends.items()]
     print_table(rows)
     image = out.with_suffix(".svg")
-    image.write_text(chart.svg(tuned.curve, chosen, f"Learning-rate range test of {Path(source).name}"), "utf-8")
-    out.write_text(_yaml(chosen, forward_batch, asked, source), "utf-8")
+    with output_files.written(out):
+        image.write_text(chart.svg(tuned.curve, chosen, f"Learning-rate range test of {Path(source).name}"), "utf-8")
+        out.write_text(_yaml(chosen, forward_batch, asked, place, source), "utf-8")
     print(f"learning rate {chosen:g} for global batches of {_batch(asked)}")
     if speeds:
         print(f"forward batch {forward_batch}, the fastest; it changes the numbers only by rounding")
@@ -168,11 +174,12 @@ def _batch(asked: Tune) -> int:
     return recipe.global_batch if recipe.per_process_batch is None else recipe.per_process_batch * asked.procs
 
 
-def _yaml(chosen: float, forward_batch: int | None, asked: Tune, source: str) -> str:
+def _yaml(chosen: float, forward_batch: int | None, asked: Tune, place: Workplace, source: str) -> str:
     base = str(Path(source).resolve()) if Path(source).is_file() else source
     settings = asked.settings.model_dump(mode="json") | {"forward_batch": forward_batch}
     changed = _changed(recipe_files.load(source).model_dump(mode="json"), settings)
-    optimizer = {**changed.pop("optimizer", {}), "lr": chosen, "lr_reference_batch": _batch(asked)}
+    batch = parallel.lr_batch(asked.settings.parallel, place.plan, local_rank_info(asked.procs))
+    optimizer = {**changed.pop("optimizer", {}), "lr": chosen, "lr_reference_batch": batch}
     values = {"base": base, **changed, "optimizer": optimizer}
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
     return f"# worldsize tune: {asked.steps} steps per run, {processes(asked.procs)}\n" + "\n".join(lines) + "\n"

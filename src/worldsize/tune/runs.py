@@ -51,6 +51,8 @@ def with_rates(recipe: Recipe, rates: Sequence[float], steps_per_epoch: int) -> 
         "warmup_epochs": 0,
     }
     values["average"] = {"name": "none"}
+    if (unfreeze := recipe.model.unfreeze_epoch) is not None and unfreeze >= values["epochs"]:
+        values["model"]["unfreeze_epoch"] = None
     return recipe_files.validate(values, "the short run")
 
 
