@@ -168,6 +168,13 @@ def test_a_base_learning_rate_is_scaled_as_timm_does(tmp_path, opt, scale, peak)
         ({"bce_sum": True}, "loss.bce_reduction", "sum"),
         ({"head_init_bias": -6.9}, "model.head_bias", -6.9),
         ({"opt": "rmsprop"}, "optimizer.alpha", 0.9),
+        ({"clip_grad": 5.0}, "optimizer.clip_norm", 1.0),  # LAMB's own
+        ({"clip_grad": 0.5}, "optimizer.clip_norm", 0.5),
+        ({"clip_grad": 5.0, "opt": "sgd"}, "optimizer.clip_norm", 5.0),
+        ({"smoothing": 0.1, "bce_target_thresh": 0.2}, "label_smoothing", 0.0),  # timm's threshold erases it
+        ({"smoothing": 0.1, "bce_target_thresh": 0.2, "bce_loss": False}, "label_smoothing", 0.1),
+        ({"drop": 0.0}, "model.dropout", None),
+        ({"drop": 0.0, "model": "ghostnet_100"}, "model.dropout", 0.0),  # whose default in timm is 0.2
         ({"hflip": 0.0}, "data.flip", False),
         ({"vflip": 0.5}, "augment.vflip", 0.5),
         ({"aa": "rand-m7-inc1"}, "augment.magnitude_std", 0),

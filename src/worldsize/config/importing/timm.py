@@ -29,12 +29,15 @@ _IGNORED = (
 
 
 def _model(conversion: Conversion, key: str, value: str) -> None:
-    """torchvision has the same ResNets."""
-    name = value if re.fullmatch(r"resnet(18|34|50|101|152)", value) else f"timm:{value}"
-    conversion.settings["model.name"] = name
+    conversion.settings["model.name"] = value if _is_torchvisions(value) else f"timm:{value}"
     if conversion.given.get("pretrained"):
         conversion.settings["model.weights"] = f"timm:{value}"
     _images(conversion, value)
+
+
+def _is_torchvisions(network: str) -> bool:
+    """Whether torchvision has the same network."""
+    return re.fullmatch(r"resnet(18|34|50|101|152)", network) is not None
 
 
 def _images(conversion: Conversion, network: str) -> None:
@@ -118,6 +121,23 @@ def _optimizer(conversion: Conversion, key: str, value: str) -> None:
         conversion.settings["optimizer.alpha"] = 0.9  # timm's default; torch's is 0.99
     if name == "lamb" and not conversion.given.get("clip_grad"):
         conversion.settings["optimizer.clip_norm"] = 1.0  # timm's LAMB clips by itself
+
+
+def _clip(conversion: Conversion, key: str, value: float | None) -> None:
+    if value is not None:
+        # timm's LAMB clips to 1 by itself, after the training loop.
+        conversion.settings["optimizer.clip_norm"] = min(value, 1.0) if conversion.given.get("opt") == "lamb" else value
+
+
+def _dropout(conversion: Conversion, key: str, value: float) -> None:
+    """timm's networks get it even if it is 0, which is not the default of some."""
+    conversion.settings["model.dropout"] = (value or None) if _is_torchvisions(str(conversion.given.get("model"))) else value
+
+
+def _smoothing(conversion: Conversion, key: str, value: float) -> None:
+    """timm smooths the targets before it compares them with --bce-target-thresh, after which nothing of that is left."""
+    erased = conversion.given.get("bce_loss") and conversion.given.get("bce_target_thresh")
+    conversion.settings["label_smoothing"] = 0.0 if erased else value
 
 
 def _schedule(conversion: Conversion, key: str, value: str) -> None:
@@ -246,7 +266,7 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "head_init_bias": to("model.head_bias"),
     "model_dtype": only(None, "", "float32", because="weights are float32: see precision"),
     "drop_path": to("model.drop_path"),
-    "drop": lambda conversion, key, value: to("model.dropout")(conversion, key, value or None),
+    "drop": _dropout,
     "epochs": _epochs,
     "batch_size": _batch,
     "lr": _lr,
@@ -257,7 +277,7 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "momentum": to("optimizer.momentum"),
     "weight_decay": to("optimizer.weight_decay"),
     "layer_decay": to("optimizer.layer_decay"),
-    "clip_grad": to("optimizer.clip_norm"),
+    "clip_grad": _clip,
     "clip_mode": only("norm", because="gradients are clipped by their norm"),
     "sched": _schedule,
     "sched_on_updates": only(True, False, because="supported: true, false"),  # here always by step
@@ -285,7 +305,7 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "mixup_prob": to("augment.mix_chance"),
     "mixup_switch_prob": to("augment.cutmix_share"),
     "mixup_mode": only("batch", because="all images of a micro-batch are mixed in the same way"),
-    "smoothing": to("label_smoothing"),
+    "smoothing": _smoothing,
     "bce_loss": _bce,
     "bce_sum": _bce_sum,
     "bce_target_thresh": to("loss.bce_threshold"),
