@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from worldsize.jobs.spec import JobSpec, environment_problems, memory_problems, name_problems, shape_problems
+from worldsize.jobs.spec import JobSpec, environment_problems, memory_problems, shape_problems
 
 _END = "END_OF_RECIPE"
 
@@ -42,7 +42,6 @@ class CloudSpec(JobSpec):
 def problems(spec: CloudSpec) -> Iterable[str]:
     """Problems of the spec: one sentence each, with the remedy."""
     yield from shape_problems(spec)
-    yield from name_problems(spec)
     yield from memory_problems(spec)
     yield from environment_problems(spec)
     cpu = spec.resources.cpu
