@@ -171,20 +171,26 @@ def test_a_compiled_network_is_compiled_again(train):
     assert distance(weights(compiled), weights(one)) < 1e-9
 
 
-def test_a_run_may_unfreeze_earlier_than_it_said(ranks):
-    """What was frozen until then begins with the running statistics that it has."""
-    recipe = ranks.cwd / "later.yaml"
-    recipe.write_text(
-        recipe_files.to_yaml(Recipe.model_validate(VALUES | {"model": VALUES["model"] | {"unfreeze_epoch": 2}}))
-    )
-    ranks(1).run("train", recipe, "--name", "later", "--stop-after", "6", code=75)
-    folder = ranks.cwd / "runs" / "later"
-    before = weights(folder)
-    earlier = ("--allow-changes", "--model.unfreeze-epoch", "1")
-    ranks(1).run("train", "--resume", "runs/later", *earlier, "--stop-after", "7", code=75)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("earlier", ("--model.unfreeze-epoch", "1")),
+        ("others", ("--model.freeze", "layer3")),  # as many layers with the same shapes
+    ],
+)
+def test_a_run_may_freeze_other_parts_than_it_said(ranks, name, changes):
+    """All layers begin with the running statistics that they have, and so do their averages."""
+    recipe, model = ranks.cwd / f"{name}.yaml", VALUES["model"] | {"freeze": ("layer2",), "unfreeze_epoch": 2}
+    recipe.write_text(recipe_files.to_yaml(Recipe.model_validate(VALUES | {"model": model})))
+    ranks(1).run("train", recipe, "--name", name, "--stop-after", "6", code=75)
+    folder = ranks.cwd / "runs" / name
+    before, average = weights(folder), average_of(folder)
+    ranks(1).run("train", "--resume", f"runs/{name}", "--allow-changes", *changes, "--stop-after", "7", code=75)
     after = weights(folder)
-    assert not torch.equal(before["layer1.conv1.weight"], after["layer1.conv1.weight"])
-    assert (after["bn1.running_var"] > 0.9 * before["bn1.running_var"]).all()  # of which the step replaced a tenth
+    assert not torch.equal(before["layer2.conv1.weight"], after["layer2.conv1.weight"])
+    for norm in (key for key in before if key.endswith("running_var")):
+        assert (after[norm] > 0.899 * before[norm]).all(), norm  # the step replaces a tenth
+        assert (average_of(folder)[norm] > 0.699 * average[norm]).all(), norm
 
 
 def network() -> nn.Module:

@@ -257,7 +257,8 @@ def _assemble(
     if unfreezing.done(recipe.model, progress):
         unfreezing.unfreeze(compute)
     if snapshot is not None:
-        world.collectively(lambda: state.restore(snapshot, mine, setting.request.allow_changes))
+        changed = recipe if setting.request.allow_changes else None
+        world.collectively(lambda: state.restore(snapshot, mine, changed))
     saved = partial(History(folder.history).add, "saved")
     return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
         recipe=recipe,

@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from worldsize import checkpoint
 from worldsize.checkpoint import Snapshot, Tensors
+from worldsize.config.recipe import Recipe
 from worldsize.distributed.world import World
 from worldsize.errors import CheckpointError
 from worldsize.models import networks
@@ -83,12 +84,12 @@ class TrainState:
         """Copies of each rank's own tensors on rank 0, empty elsewhere. All ranks must call it."""
         return dict(enumerate(gather(checkpoint.copy(self.own()), world)))
 
-    def restore(self, snapshot: Snapshot, world: World, changed: bool = False) -> None:
+    def restore(self, snapshot: Snapshot, world: World, changed: Recipe | None = None) -> None:
         """Restore a snapshot.
 
         Args:
-            changed: it may be of another recipe. If other layers were frozen, the running statistics of all begin with
-                their averages over the ranks.
+            changed: this run's recipe, if the snapshot may be of another one. If other layers were frozen, the running
+                statistics of all begin with their averages over the ranks.
 
         Raises:
             CheckpointError: it belongs to another model.
@@ -108,15 +109,30 @@ class TrainState:
             # At another world size, each rank starts from the averages, which the model now has.
             return
         own = snapshot.ranks.get(world.rank, {})  # a rank without any state has no file
+        if changed is None or not self._follows_others(snapshot, own, changed):
+            self._load_statistics(snapshot, own, world.rank)
+        self.strategy.load_state({k.removeprefix("strategy/"): v for k, v in own.items() if k.startswith("strategy/")})
+
+    def _follows_others(self, snapshot: Snapshot, own: Tensors, recipe: Recipe) -> bool:
+        """Whether the snapshot has running statistics of other layers than those that the recipe's run follows now.
+
+        Their names are only the numbers of the layers that are not frozen.
+        """
+        if snapshot.state["identity"]["model"].get("freeze", []) != list(recipe.model.freeze):
+            return True
+        # With the same parts, the run has either all layers or those that are never frozen (model.unfreeze_epoch).
+        before, now = ({name for name in names if name.startswith("norm/")} for names in (own, self.own()))
+        return before != now
+
+    def _load_statistics(self, snapshot: Snapshot, own: Tensors, rank: int) -> None:
         statistics = {name: tensor for name, tensor in self.own().items() if not name.startswith("strategy/")}
         if not snapshot.average:  # the run did not average until now
             statistics.pop("average/statistics", None)
         unlike = sorted(name for name, tensor in statistics.items() if name not in own or own[name].shape != tensor.shape)
-        if unlike and not changed:
-            raise CheckpointError(f"the checkpoint has no {unlike[0]} of rank {world.rank}")
-        for name in statistics.keys() - set(unlike):
-            statistics[name].copy_(own[name])
-        self.strategy.load_state({k.removeprefix("strategy/"): v for k, v in own.items() if k.startswith("strategy/")})
+        if unlike:
+            raise CheckpointError(f"the checkpoint has no {unlike[0]} of rank {rank}")
+        for name, tensor in statistics.items():
+            tensor.copy_(own[name])
 
     def _load(self, state: Tensors) -> None:
         try:
