@@ -68,6 +68,14 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(runs, fresh, nam
     assert identical(ranks_own(part), ranks_own(expected))
 
 
+@pytest.mark.parametrize(("name", "arguments"), [("adasum", ADASUM), ("local", LOCAL)])
+def test_another_optimizer_begins_with_a_fresh_state(runs, fresh, name, arguments):
+    run = runs(f"{name}-other", *arguments, "--max-steps", "6")
+    fresh.run("train", "--resume", run, *ADAMW, "--max-steps", "7", "--allow-changes")
+    assert {float(steps) for key, steps in ranks_own(run).items() if "/step/" in key} == {1.0}
+    assert not [key for key in ranks_own(run) if "momentum_buffer" in key]
+
+
 STRATEGIES = [("adasum", ADASUM), ("local", LOCAL), ("powersgd", POWERSGD)]
 
 

@@ -189,6 +189,20 @@ def test_a_part_is_frozen_with_the_weights_that_it_shares(part):
     assert all(p.requires_grad for p in network.parameters())
 
 
+@pytest.mark.parametrize("kind", ["sgd", "rmsprop"])
+def test_momentum_may_begin_later(kind):
+    """From zeros, beside the rest of the state; a parameter that has no state yet gets a fresh one."""
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    without = optimizers.build(network, Optimizer(name=kind, momentum=0, nesterov=False), CPU)
+    network[1](torch.ones(3, 4)).sum().backward()
+    without.step()
+    later = optimizers.build(network, Optimizer(name=kind, momentum=0.9, nesterov=False), CPU)
+    optimizers.load_state_tensors(later, network, optimizers.state_tensors(without, network))
+    network(torch.ones(3, 4)).sum().backward()
+    later.step()
+    assert all(later.state[p]["momentum_buffer"].any() for p in network.parameters())
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adamw", "rmsprop", "lars", "lamb"])
 def test_optimizer_state_is_saved_and_loaded_by_name(kind):
     def step(network, optimizer):

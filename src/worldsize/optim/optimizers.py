@@ -169,3 +169,13 @@ def load_state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, tenso
         elif kind == "step" and optimizer.defaults.get("fused"):
             value = value.to(parameter.device)
         optimizer.state[parameter][kind] = value
+    if isinstance(optimizer, torch.optim.RMSprop):
+        _add_momentum(optimizer)
+
+
+def _add_momentum(optimizer: torch.optim.RMSprop) -> None:
+    """Allocate the momentum, zeros, of parameters whose state is that of a run without it: torch would not find it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            if optimizer.state.get(parameter):  # torch allocates a fresh one
+                optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter, requires_grad=False))

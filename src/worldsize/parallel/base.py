@@ -105,6 +105,7 @@ class Strategy(ABC):
         sharpens: whether `sharpness` works with it: all ranks have the same gradient after the last backward pass.
         unfreezes: whether parts of the network may begin to train during a run, see `parameters_added`.
         rehearses: whether `prepare_first_step` runs a rehearsal.
+        optimizer_names: how the names of the optimizer's tensors in `state` begin; None: it has none.
         stable_between_updates: whether weights and optimizer state change only in ``update``: a snapshot copies them during
             the next step.
         asynchronous: whether ranks do not step together, see `worldsize.training.asynchronous.trainer`.
@@ -129,6 +130,7 @@ class Strategy(ABC):
     sharpens: ClassVar[bool] = False
     unfreezes: ClassVar[bool] = True
     rehearses: ClassVar[bool] = False
+    optimizer_names: ClassVar[str | None] = None
     stable_between_updates: ClassVar[bool] = False
     asynchronous: ClassVar[bool] = False
     captured: ClassVar[bool] = False
@@ -268,7 +270,7 @@ class Strategy(ABC):
         return {}
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of `state`."""
+        """The inverse of `state`. The optimizer's tensors are left out if another optimizer has saved them."""
         return
 
 

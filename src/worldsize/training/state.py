@@ -100,7 +100,8 @@ class TrainState:
         self._load(snapshot.model)
         if self.margins is not None and world.is_main:
             self.margins.load(snapshot.samples)
-        if snapshot.state["optimizer"] == type(self.optimizer).__name__:
+        same_optimizer = snapshot.state["optimizer"] == type(self.optimizer).__name__
+        if same_optimizer:
             optimizers.load_state_tensors(self.optimizer, self.model, snapshot.optimizer)
         if self.scaler.is_enabled() and snapshot.state["scaler"]:
             self.scaler.load_state_dict(snapshot.state["scaler"])
@@ -111,7 +112,10 @@ class TrainState:
         own = snapshot.ranks.get(world.rank, {})  # a rank without any state has no file
         if changed is None or not self._follows_others(snapshot, own, changed):
             self._load_statistics(snapshot, own, world.rank)
-        self.strategy.load_state({k.removeprefix("strategy/"): v for k, v in own.items() if k.startswith("strategy/")})
+        state = {k.removeprefix("strategy/"): v for k, v in own.items() if k.startswith("strategy/")}
+        if not same_optimizer and self.strategy.optimizer_names is not None:
+            state = {k: v for k, v in state.items() if not k.startswith(self.strategy.optimizer_names)}
+        self.strategy.load_state(state)
 
     def _follows_others(self, snapshot: Snapshot, own: Tensors, recipe: Recipe) -> bool:
         """Whether the snapshot has running statistics of other layers than those that the recipe's run follows now.

@@ -35,6 +35,7 @@ class Strategy(base.Strategy):
     rate = "process"
     identity_settings = ("hierarchical",)
     settings = identity_settings
+    optimizer_names = ""
     local_gradients = True
 
     @classmethod

@@ -34,6 +34,7 @@ class Strategy(base.Strategy):
     identity_settings = ("compression", "op")
     settings = ("predivide", *identity_settings)
     needs_mpi = True
+    optimizer_names = ""
     unfreezes = False  # its optimizer has the parameters that it began with
 
     @classmethod

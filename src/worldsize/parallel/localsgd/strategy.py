@@ -26,6 +26,7 @@ class Strategy(base.Strategy):
     identity_settings = ("local_steps", "local_after", "average_momentum")
     settings = identity_settings
     averages = False
+    optimizer_names = "optimizer/"
     local_gradients = True
 
     def __init__(self, parts: base.StrategyInputs) -> None:
