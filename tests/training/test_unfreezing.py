@@ -243,10 +243,15 @@ def test_only_what_was_frozen_is_trained_again():
         (["--model.unfreeze-epoch", "1"], "model.unfreeze_epoch 1: no part is frozen; set model.freeze"),
         (["--model.freeze", "backbone", "--model.unfreeze-epoch", "0"], "must be at least 1 and less than epochs 3"),
         (["--model.freeze", "backbone", "--model.unfreeze-epoch", "3"], "must be at least 1 and less than epochs 3"),
+        (
+            ["--model.freeze", "backbone", "--model.unfreeze-epoch", "1", "--micro-batch", "1"],
+            "uses BatchNorm, which needs more than one sample; pass --micro-batch 2 or more",
+        ),
     ],
 )
 def test_mistakes_are_explained(fails, arguments, message):
-    assert message in fails("train", "digits", "--epochs", "3", *arguments)
+    small = ("--data.name", "synthetic", "--data.samples", "64", "--model.name", SMALL_NETWORK)
+    assert message in " ".join(fails("train", "digits", *small, "--epochs", "3", *arguments).split())
 
 
 @pytest.mark.parametrize("strategy", ["async", "horovod"])

@@ -41,11 +41,14 @@ def build(recipe: Recipe, classes: int, device: torch.device, dtype: torch.dtype
     return model
 
 
-def check_input(model: nn.Module, size: int, micro_batch: int, name: str, classes: int | None = None) -> None:
+def check_input(
+    model: nn.Module, size: int, micro_batch: int, name: str, classes: int | None = None, unfreezes: bool = False
+) -> None:
     """Check that the model accepts micro-batches of ``micro_batch`` images of ``size`` x ``size`` pixels.
 
     Args:
         classes: also check that it returns the logits of so many classes.
+        unfreezes: its frozen parts will be trained later.
 
     Raises:
         UserError: it does not (vision transformers support one size only; some models need larger images).
@@ -56,7 +59,7 @@ def check_input(model: nn.Module, size: int, micro_batch: int, name: str, classe
             f"{name} requires images of {fixed} pixels, not {size}: "
             f"set --data.train-crop-size and --data.val-crop-size to {fixed}"
         )
-    if micro_batch == 1 and norms(model):
+    if micro_batch == 1 and norms(model, unfreezes):
         raise UserError(f"{name} uses BatchNorm, which needs more than one sample; pass --micro-batch 2 or more")
     parameter = next(model.parameters())
     was_training = model.training
@@ -80,10 +83,10 @@ def check_input(model: nn.Module, size: int, micro_batch: int, name: str, classe
         )
 
 
-def norms(model: nn.Module) -> list[_BatchNorm]:
-    """The model's BatchNorm layers that update running statistics."""
+def norms(model: nn.Module, frozen: bool = False) -> list[_BatchNorm]:
+    """The model's BatchNorm layers that update running statistics, and with ``frozen`` also those that are frozen."""
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    return [layer for layer in layers if not isinstance(layer, FrozenBatchNorm2d)]
+    return [layer for layer in layers if frozen or not isinstance(layer, FrozenBatchNorm2d)]
 
 
 def uses_random_draws(model: nn.Module) -> bool:

@@ -190,8 +190,9 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
     network = factory.build(recipe, len(dataset.classes), setting.world.device, setting.precision.weights)
     if weights:
         pretrained.load(network, recipe)
+    unfreezes = recipe.model.unfreeze_epoch is not None
     for size in {recipe.data.val_crop_size, *crops.crop_sizes(recipe.data, recipe.epochs)}:
-        factory.check_input(network, size, recipe.micro_batch, recipe.model.name, len(dataset.classes))
+        factory.check_input(network, size, recipe.micro_batch, recipe.model.name, len(dataset.classes), unfreezes)
     shared = setting.world.size > 1 or parallel.strategy_class(recipe.parallel).same_bits
     refuses = shared and setting.request.resume is None  # older runs may have such a network
     training_pass.check(network, recipe, len(dataset.classes), setting.world, refuses)

@@ -60,7 +60,8 @@ def remedy(compute: GradientComputer) -> str:
     merged = [n for n in batch_plan.forward_batches(plan) if n < failed]
     if fitting := largest(trial.fits, merged):
         return f"a forward pass of {failed} images is too large, one of {fitting} fits: add --forward-batch {fitting}"
-    smaller = micro_batches(recipe, plan, factory.norms(compute.state.model) != [])
+    norms = factory.norms(compute.state.model, frozen=recipe.model.unfreeze_epoch is not None)
+    smaller = micro_batches(recipe, plan, norms != [])
     if fitting := largest(trial.fits, smaller):
         # Without it, a forward pass would again have as many micro-batches as usually fit.
         flags = f"--micro-batch {fitting} --forward-batch {fitting}"
@@ -73,7 +74,7 @@ def micro_batches(recipe: Recipe, plan: BatchPlan, norms: bool) -> list[int]:
     """The micro-batches smaller than the plan's that this run could have, ascending.
 
     Args:
-        norms: the network has BatchNorm, which has no statistics of one sample.
+        norms: the network has, or will have, BatchNorm in training, which has no statistics of one sample.
     """
     share = plan.per_process // plan.devices
     smaller = [n for n in batch_plan.divisors(share) if (2 if norms else 1) <= n < plan.micro_batch]
