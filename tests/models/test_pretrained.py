@@ -163,6 +163,13 @@ def test_a_head_of_zeros(tmp_path):
     assert torch.equal(network.conv1.weight, source.conv1.weight)
 
 
+def test_a_bias_of_the_head_replaces_that_of_the_weights(tmp_path):
+    source = torchvision.models.resnet18(num_classes=10)
+    save_file(plain(source), tmp_path / "w.safetensors")
+    network = build(weights=str(tmp_path / "w.safetensors"), head_bias=-2.5)
+    assert (network.fc.bias == -2.5).all() and torch.equal(network.fc.weight, source.fc.weight)
+
+
 def test_frozen_parts_are_not_trained_and_keep_their_statistics():
     network = build(freeze=("conv1", "bn1", "layer1")).train()
     frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}

@@ -31,7 +31,9 @@ def downloads(weights: str) -> bool:
 
 
 def load(network: nn.Module, recipe: Recipe) -> None:
-    """Load the recipe's initial weights into ``network``. A classifier of another number of classes stays as it is.
+    """Load the recipe's initial weights into ``network``.
+
+    A classifier of another number of classes stays as it is, and so does what the recipe's zero_head and head_bias set.
 
     Raises:
         UserError: they cannot be read, are not a state dict, or belong to another model.
@@ -52,6 +54,8 @@ def load(network: nn.Module, recipe: Recipe) -> None:
     fitting = {k: v for k, v in state.items() if k not in different}
     if recipe.model.zero_head:
         fitting = {k: v for k, v in fitting.items() if not k.startswith(head)}
+    if recipe.model.head_bias is not None:
+        fitting.pop(f"{head}bias", None)
     networks.load_state(network, fitting, strict=False)
 
 
