@@ -95,6 +95,21 @@ def test_six_steps_equal_the_published_algorithm(settings, update):
         np.testing.assert_allclose(ours[name], theirs, rtol=1e-12, atol=1e-14, err_msg=name)
 
 
+def test_a_weight_that_begins_later_does_not_change_the_others():
+    """As after a run resumed with more parts to train: it takes the steps of a fresh optimizer, they go on as alone."""
+    both, apart = (nn.ParameterList([torch.ones(3, 2), torch.ones(2, 4)]) for _ in range(2))
+    settings = Optimizer(name="lamb", lr=0.1)
+    together = optimizers.build(both, settings, CPU)
+    alone = [optimizers.build(nn.ParameterList([p]), settings, CPU) for p in apart]
+    dice = torch.Generator().manual_seed(0)
+    for step in range(6):
+        for number in (0, 1) if step >= 3 else (1,):  # the first in the group is the last to begin
+            both[number].grad = apart[number].grad = torch.randn(both[number].shape, generator=dice)
+            alone[number].step()
+        together.step()
+    assert all(torch.equal(a, b) for a, b in zip(both, apart, strict=True))
+
+
 def test_graphs_with_these_optimizers_are_refused():
     with pytest.raises(ValueError, match="cuda_graphs works with the optimizers sgd and adamw, not with lamb"):
         Recipe.model_validate({"cuda_graphs": True, "optimizer": {"name": "lamb"}})

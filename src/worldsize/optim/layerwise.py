@@ -59,15 +59,25 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            weights, gradients = _with_gradients(group)
-            if not weights:
-                continue
-            updates = self._updates(weights, gradients, group["betas"], group["eps"])
-            torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-            if group["adapt"]:
-                ratios = _ratio(_norms(weights), _norms(updates))
-                torch._foreach_mul_(updates, list(ratios.unbind()))
-            torch._foreach_sub_(weights, torch._foreach_mul(updates, group["lr"]))
+            for weights, gradients in self._by_steps(group):
+                updates = self._updates(weights, gradients, group["betas"], group["eps"])
+                torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+                if group["adapt"]:
+                    ratios = _ratio(_norms(weights), _norms(updates))
+                    torch._foreach_mul_(updates, list(ratios.unbind()))
+                torch._foreach_sub_(weights, torch._foreach_mul(updates, group["lr"]))
+
+    def _by_steps(self, group: dict[str, Any]) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """The group's parameters that have a gradient, and these gradients: those together that have done as many steps.
+
+        All have, unless the run resumed with more parts to train.
+        """
+        found: dict[float, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for weight, gradient in zip(*_with_gradients(group), strict=True):
+            weights, gradients = found.setdefault(float(self._moments(weight)["step"]), ([], []))
+            weights.append(weight)
+            gradients.append(gradient)
+        return list(found.values())
 
     def _updates(
         self, weights: list[torch.Tensor], gradients: list[torch.Tensor], betas: tuple[float, float], eps: float

@@ -86,7 +86,7 @@ def _groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
 def add_parameters(optimizer: torch.optim.Optimizer, model: nn.Module, settings: Optimizer) -> None:
     """Let the recipe's optimizer also update what the model trains now and did not before, from a fresh state.
 
-    It gets groups of its own: LAMB counts the steps of a group.
+    It gets groups of its own.
     """
     known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     lr = optimizer.param_groups[0]["lr"]
