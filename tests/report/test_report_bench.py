@@ -16,7 +16,7 @@ from worldsize.report import content, reading
 
 
 def test_benchmarks_of_several_kinds_of_jobs_share_a_page(tmp_path):
-    first, second = bench(tmp_path / "a"), bench(tmp_path / "b")
+    first, second, third = (bench(tmp_path / name) for name in "abc")
     results = (second / "results.jsonl").read_text()
     (second / "results.jsonl").write_text(
         results.replace("pytorchjob", "mpijob").replace('"efficiency": 0.8', '"efficiency": 0.6')
@@ -26,6 +26,9 @@ def test_benchmarks_of_several_kinds_of_jobs_share_a_page(tmp_path):
     assert {row["series"] for row in page.data[0].rows} == {"pytorchjob, ddp, weak", "mpijob, ddp, weak"}
     with pytest.raises(UserError, match="both measured pytorchjob, ddp, weak"):
         content.of_benches([reading.read_bench(first)] * 2)
+    (third / "results.jsonl").write_text((second / "results.jsonl").read_text())
+    with pytest.raises(UserError, match=r"^b and c cannot share a page: both measured mpijob, ddp, weak;"):
+        content.of_benches([reading.read_bench(one) for one in (first, second, third)])
 
 
 def test_predictions_are_drawn_next_to_what_was_measured(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import combinations
 
 from worldsize.attribution import advice, causes
 from worldsize.config.listing import flat, shown
@@ -101,11 +102,11 @@ def of_benches(benches: Sequence[Bench], plans: Sequence[Plan] = ()) -> Page:
 
 def _joined(benches: Sequence[Bench]) -> Bench:
     first = benches[0]
-    for bench in benches[1:]:
-        same = _series(bench) & _series(first)
-        if bench.kind != first.kind or same:
+    for one, other in combinations(benches, 2):
+        same = _series(one) & _series(other)
+        if one.kind != other.kind or same:
             why = f"both measured {min(same)}" if same else "they measured different things"
-            raise UserError(f"{first.name} and {bench.name} cannot share a page: {why}; write a report of each")
+            raise UserError(f"{one.name} and {other.name} cannot share a page: {why}; write a report of each")
     results: list[Record] = []
     steps: dict[int, list[Record]] = {}
     for bench in benches:
