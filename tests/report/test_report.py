@@ -172,6 +172,26 @@ def test_different_datasets_are_refused(tmp_path, capsys):
     assert not (tmp_path / "p.html").exists()
 
 
+def test_different_validation_images_are_refused(tmp_path, capsys):
+    """Also if the first run, of an older version, did not record its own."""
+    paths = [make(tmp_path, name) for name in ("old", "a", "b")]
+    for path, its in zip(paths, ({}, {"val": "bb" * 32}, {"val": "cc" * 32}), strict=True):
+        (path / "environment.json").write_text(json.dumps({"data": {"train": "aa"} | its}))
+    assert main(["report", *map(str, paths), "--out", str(tmp_path / "p.html")]) == 64
+    expected = "a and b have different validation images (digests bbbbbbbbbbbb, cccccccccccc)"
+    assert expected in capsys.readouterr().err
+    assert main(["report", *map(str, paths[:2]), "--out", str(tmp_path / "p.html")]) == 0
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    places = ("a/runs", "b/runs", "c")
+    paths = [make(tmp_path / place, "r", label_smoothing=0.1 * at) for at, place in enumerate(places)]
+    page = content.of_runs([reading.read(path) for path in (*paths, make(tmp_path / "c", "s", label_smoothing=0.4))])
+    names = ["a/runs/r", "b/runs/r", "c/r", "s"]
+    assert page.title == ", ".join(names)
+    assert list(dict.fromkeys(row["run"] for row in page.data[1].rows)) == names
+
+
 @pytest.mark.parametrize("command", [["report"], ["compare", "."], ["runs"]])
 def test_a_folder_that_is_not_a_run_gives_one_message(command, tmp_path, capsys):
     (tmp_path / "empty").mkdir()

@@ -10,7 +10,7 @@ from worldsize.attribution import advice, causes
 from worldsize.config.listing import flat, shown
 from worldsize.errors import UserError
 from worldsize.pages import Rows, Table
-from worldsize.report import bench_charts, data, differences, published, run_charts, statistics
+from worldsize.report import bench_charts, data, differences, published, reading, run_charts, statistics
 from worldsize.report.page import Page
 from worldsize.report.reading import Bench, Plan, Record, Run
 
@@ -44,13 +44,8 @@ def of_runs(runs: Sequence[Run], price_per_hour: float | None = None) -> Page:
     Raises:
         UserError: the runs have different datasets.
     """
-    first = runs[0]
-    for run in runs[1:]:
-        if run.dataset != first.dataset:
-            raise UserError(
-                f"{first.name} and {run.name} have different datasets ({first.dataset}, {run.dataset}), so their accuracies "
-                "cannot be compared: write one report for each dataset"
-            )
+    runs = reading.told_apart(runs)
+    _check_comparable(runs)
     tables = data.of_runs(runs)
     shared = (
         [Table("What the recipes differ in", _titled("setting", runs, differences.recipes(runs)))] if len(runs) > 1 else []
@@ -69,6 +64,21 @@ def of_runs(runs: Sequence[Run], price_per_hour: float | None = None) -> Page:
         facts=[fact for run in runs for fact in _facts(run)],
         data=tables,
     )
+
+
+def _check_comparable(runs: Sequence[Run]) -> None:
+    """Of every two runs: one that did not record its validation images can be compared with runs that differ in theirs."""
+    for one, other in combinations(runs, 2):
+        if one.dataset != other.dataset:
+            differ = f"datasets ({one.dataset}, {other.dataset})"
+        elif one.validation and other.validation and one.validation != other.validation:
+            differ = f"validation images (digests {one.validation[:12]}, {other.validation[:12]})"
+        else:
+            continue
+        raise UserError(
+            f"{one.name} and {other.name} have different {differ}, so their accuracies cannot be compared: write one report "
+            "for each dataset"
+        )
 
 
 def of_benches(benches: Sequence[Bench], plans: Sequence[Plan] = ()) -> Page:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Run:
     are None. ``damaged`` counts the lines that could not be read. ``modified`` is when a metric was last written and
     ``logged`` when the log was, seconds since 1970; None without the file. ``result`` is None if the run has not finished.
     ``history`` are the lines of history.jsonl, see `runs.history`; ``evidence`` is about the time of its steps. Older
-    runs have neither.
+    runs have neither. ``label`` is the name on a page that has another run of the same name, see `told_apart`.
     """
 
     path: Path
@@ -56,16 +56,25 @@ class Run:
     checkpoints: list[Event]
     history: list[Record] = field(default_factory=list)
     evidence: Evidence | None = None
+    label: str | None = None
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        return self.label or self.path.resolve().name
 
     @property
     def dataset(self) -> str:
-        """The dataset by name and content, as text."""
-        data = self.environment.get("data") or {}
-        return f"{self.recipe['data']['name']} {data.get('train', '')}".strip()
+        """The dataset by name and content of its training images, as text."""
+        return f"{self.recipe['data']['name']} {self._digests.get('train', '')}".strip()
+
+    @property
+    def validation(self) -> str | None:
+        """The content of the validation images; None if the run did not record it."""
+        return self._digests.get("val")
+
+    @property
+    def _digests(self) -> Record:
+        return self.environment.get("data") or {}
 
     @property
     def last_entry(self) -> str | None:
@@ -161,6 +170,17 @@ def read(path: Path) -> Run:
         history=_history(folder),
         evidence=_evidence(folder),
     )
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs; those with the name of another are labeled with as much of their paths as tells them apart."""
+    paths = [run.path.resolve().parts for run in runs]
+    found = []
+    for run, own in zip(runs, paths, strict=True):
+        others = [other for other in paths if other != own]
+        length = next(n for n in range(1, len(own) + 1) if all(other[-n:] != own[-n:] for other in others))
+        found.append(replace(run, label="/".join(own[-length:])) if length > 1 else run)
+    return found
 
 
 def read_bench(path: Path) -> Bench:
