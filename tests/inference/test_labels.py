@@ -282,7 +282,9 @@ def test_copies_with_different_labels(tmp_path: Path):
     [
         (("--out", "found.csv"), 64, "found.csv exists"),
         (("--top", "0"), 64, "--top 0: must be at least 1"),
-        (("--sheet", "no/page.html"), 64, "the folder no does not exist"),
+        (("--sheet", "no/page.html"), 64, "--sheet no/page.html: no such folder"),
+        (("--sheet", "."), 64, "--sheet . is a folder"),
+        (("--out", "new.csv", "--sheet", "new.csv"), 64, "--out and --sheet are the same file, new.csv"),
     ],
 )
 def test_wrong_words(brief: Path, found: Path, folder: Path, words: tuple[str, ...], code: int, message: str):
@@ -316,3 +318,5 @@ def test_a_full_disk_leaves_no_file_that_the_next_call_refuses(tmp_path):
     with files_up_to(8), pytest.raises(UserError, match="File too large"):
         write.table(tmp_path / "labels.csv", [])
     assert list(tmp_path.iterdir()) == []
+    with files_up_to(8), pytest.raises(UserError, match=r"cannot write .*page\.html: File too large"):
+        write.sheet(tmp_path / "page.html", "x", [], SimpleNamespace(classes=()))

@@ -313,9 +313,10 @@ def test_a_device_that_is_not_there_is_an_error_of_ours(run, monkeypatch, device
         (("-", "--procs", "2"), 64, "several processes cannot share"),
         (("--sheet-images", "-1"), 64, "--sheet-images -1: must be at least 1"),
         (("--topk", "0"), 64, "--topk 0: must be at least 1"),
-        (("--results-file", "no/where.csv"), 64, "the folder no does not exist"),
-        (("--results-file", "empty"), 64, "--results-file empty: is a folder, pass a file"),
-        (("--sheet", "empty"), 64, "--sheet empty: is a folder, pass a file"),
+        (("--results-file", "no/where.csv"), 64, "--results-file no/where.csv: no such folder"),
+        (("--results-file", "empty"), 64, "--results-file empty is a folder"),
+        (("--sheet", "empty"), 64, "--sheet empty is a folder"),
+        (("--results-file", "a", "--sheet", "empty/../a"), 64, "--results-file and --sheet are the same file, empty/../a"),
         (("--model.name", "resnet18"), 66, "does not fit resnet18"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,21 @@ def check(flag: str, path: Path) -> None:
         raise UserError(f"{flag} {path}: no such folder: {folder}")
     if path.is_dir():
         raise UserError(f"{flag} {path} is a folder: pass the name of a file in it")
+
+
+def check_each(files: Mapping[str, Path | None]) -> None:
+    """`check` each file by its option, if it is asked for, and refuse that one replaces another.
+
+    Raises:
+        UserError: as `check`, or two options name the same file.
+    """
+    flags: dict[Path, str] = {}
+    for flag, path in files.items():
+        if path is None:
+            continue
+        check(flag, path)
+        if (other := flags.setdefault(path.resolve(), flag)) != flag:
+            raise UserError(f"{other} and {flag} are the same file, {path}: pass another one for {flag}")
 
 
 @contextmanager

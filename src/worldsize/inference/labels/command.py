@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from worldsize import checkpoint
-from worldsize.config import command_line, recipe_files
+from worldsize.config import command_line, output_files, recipe_files
 from worldsize.config.wording import quoted
 from worldsize.distributed.rank import cores
 from worldsize.distributed.stop_signals import ends_at_once
@@ -54,9 +54,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"--top {asked.top}: must be at least 1")
     if asked.out.exists():
         raise UserError(f"--out {asked.out} exists, perhaps with labels that you corrected: pass another file")
-    for flag, file in (("--out", asked.out), ("--sheet", asked.sheet)):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise UserError(f"{flag} {file}: the folder {file.parent} does not exist")
+    output_files.check_each({"--out": asked.out, "--sheet": asked.sheet})
     with ends_at_once("the run and the dataset were not changed"), tempfile.TemporaryDirectory() as cache:
         return _work(asked, Path(cache))
 

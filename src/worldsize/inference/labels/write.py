@@ -71,7 +71,11 @@ def show(found: Sequence[Suspect]) -> None:
 
 
 def sheet(path: Path, title: str, found: Sequence[Suspect], dataset: Dataset) -> None:
-    """Write the page: every image with its labels, a choice of the correct one, and the file to download."""
+    """Write the page: every image with its labels, a choice of the correct one, and the file to download.
+
+    Raises:
+        UserError, StoreUnreachable: it cannot be written.
+    """
     text = pages.render(
         "labels.html",
         title=title,
@@ -84,7 +88,8 @@ def sheet(path: Path, title: str, found: Sequence[Suspect], dataset: Dataset) ->
             "rows": [dict(zip(COLUMNS, _row(one), strict=True)) for one in found],
         },
     )
-    path.write_text(text, "utf-8")
+    with output_files.written(path):
+        path.write_text(text, "utf-8")
 
 
 def _image(dataset: Dataset, one: Suspect) -> dict[str, object]:

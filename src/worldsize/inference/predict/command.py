@@ -98,11 +98,7 @@ def _check(asked: Predict, processes: int) -> None:
         rows.arrow_modules()
     if processes > 1 and STDIN in asked.paths:
         raise UserError("- reads standard input, which several processes cannot share: pass the paths, or leave --procs out")
-    for flag, file in (("--results-file", asked.results_file), ("--sheet", asked.sheet)):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise UserError(f"{flag} {file}: the folder {file.parent} does not exist")
-        if file is not None and file.is_dir():
-            raise UserError(f"{flag} {file}: is a folder, pass a file")
+    output_files.check_each({"--results-file": asked.results_file, "--sheet": asked.sheet})
 
 
 def _work(source: Source, asked: Predict, rank_info: RankInfo, stop: StopFlag) -> int:
