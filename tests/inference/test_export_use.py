@@ -27,6 +27,7 @@ from processes import environment, free_port
 from processes import worldsize as command
 from waiting import until
 from worldsize import checkpoint
+from worldsize.cli import main
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Data, Recipe
 from worldsize.data.images.pillow import BrokenImage
@@ -176,6 +177,17 @@ def triton_schema() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig"))()
+
+
+@pytest.mark.parametrize("checkpoint_itself", [False, True])
+def test_an_export_names_its_run_from_any_folder(
+    small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint_itself: bool
+):
+    path = checkpoint.find(small_run)
+    monkeypatch.chdir(path if checkpoint_itself else small_run)
+    assert main(["export", ".", "--to", "safetensors", "--parity", "1", "--out", str(tmp_path / "out")]) == 0
+    about = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert (about["run"], about["checkpoint"]) == (small_run.name, path.name)
 
 
 @pytest.mark.slow

@@ -85,7 +85,8 @@ def brief(ranks, folder: Path, planted: dict[int, str]) -> Path:
 def labels(run: Path, folder: Path, name: str) -> Path:
     """What `worldsize labels` finds, NAME.csv; its page is NAME.html, and what it prints NAME.txt."""
     out = folder / f"{name}.csv"
-    done = worldsize("labels", run, "--top", "144", "--out", out, "--sheet", folder / f"{name}.html", cwd=folder)
+    step, page = newest(run), folder / f"{name}.html"
+    done = worldsize("labels", step.name, "--top", "144", "--out", out, "--sheet", page, cwd=step.parent)
     assert done.returncode == 0, done.stderr
     assert " of 1,437 training images; the label of " in done.stdout
     out.with_suffix(".txt").write_text(done.stdout)
@@ -125,8 +126,9 @@ def test_images_that_training_has_not_visited_are_counted(found: Path):
     assert "1,408 of the 1,437 were ranked; training has not visited the others\n" in found.with_suffix(".txt").read_text()
 
 
-def test_the_page_has_every_image_and_asks_nobody(found: Path, folder: Path):
+def test_the_page_has_every_image_and_asks_nobody(found: Path, brief: Path, folder: Path):
     page = (folder / "found.html").read_text()
+    assert f"<title>{brief.name}: suspicious labels</title>" in page
     assert page.count("<figure data-row") == len(lines(found))
     assert "http" not in page.replace("http-equiv", "")
 

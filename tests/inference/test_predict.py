@@ -24,7 +24,7 @@ from processes import worldsize as command
 from worldsize import checkpoint
 from worldsize.cli import main
 from worldsize.errors import DataError, UserError
-from worldsize.inference import opening
+from worldsize.inference import opening, trained
 from worldsize.inference.predict import images
 from worldsize.inference.predict.model import Model
 from worldsize.training.precision import Precision
@@ -64,6 +64,18 @@ def run(data: Path) -> Path:
 @pytest.fixture(scope="module")
 def model(run: Path) -> Model:
     return worldsize.load(run, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("folder", "target"), [("", "."), ("checkpoints", "STEP"), ("checkpoints", ".."), ("checkpoints/STEP", ".")]
+)
+def test_the_run_of_a_relative_path(run: Path, monkeypatch: pytest.MonkeyPatch, folder: str, target: str):
+    step = checkpoint.find(run).name
+    monkeypatch.chdir(run / folder.replace("STEP", step))
+    found = opening.find(Path(target.replace("STEP", step)))
+    assert (found.title, found.cache) == (run.name, run.parent / ".cache")
+    identity = trained.identity(found.path, raw=False)
+    assert (identity["run"], identity["checkpoint"]) == (run.name, step)
 
 
 def listed(data: Path) -> list[str]:

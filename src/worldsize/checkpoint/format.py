@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -237,6 +238,14 @@ def find(target: Path) -> Path:
         resumable.check(folder)
         raise CheckpointError(f"{target} has no checkpoint yet")
     return newest
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The absolute path of the run, of RUN/checkpoints/step-N, which may be relative to a folder in the run.
+
+    Links are not followed: their names are those that the user knows.
+    """
+    return Path(os.path.normpath(checkpoint.absolute())).parent.parent
 
 
 def step_of(checkpoint: Path) -> int:

@@ -48,8 +48,7 @@ def _evaluated(path: Path, asked: Evaluate, rank_info: RankInfo) -> Result:
     recipe = asked.settings
     check(asked)
     world = join(rank_info, recipe, parallel.threads(recipe.parallel))
-    # Of RUN/checkpoints/step-N: listings are cached next to the run.
-    cache = path.absolute().parents[2] / ".cache"
+    cache = checkpoint.run_of(path).parent / ".cache"  # listings are cached next to the run
     snapshot = world.collectively(lambda: checkpoint.read(path))
     classes = tuple(snapshot.state["classes"])
     samples = world.collectively(lambda: _samples(asked, classes, path, cache), local_first=True)

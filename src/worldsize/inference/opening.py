@@ -49,9 +49,9 @@ def find(target: Path) -> Source:
     def load(recipe: Recipe, precision: Precision, raw: bool) -> Trained:
         return trained.load(path, checkpoint.read(path), recipe, precision, raw)
 
-    # Of RUN/checkpoints/step-N: listings are cached next to the run.
-    cache = path.absolute().parents[2] / ".cache"
-    return Source(path, path.parents[1].name, recipe_files.load(str(path / "recipe.yaml")), cache, load)
+    run = checkpoint.run_of(path)
+    cache = run.parent / ".cache"  # listings are cached next to the run
+    return Source(path, run.name, recipe_files.load(str(path / "recipe.yaml")), cache, load)
 
 
 def _export(path: Path) -> Source:

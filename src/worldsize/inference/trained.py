@@ -99,4 +99,4 @@ def identity(path: Path, raw: bool) -> dict[str, str]:
     """Which weights `load` takes of the checkpoint ``path``: its run and its name, their file and its SHA-256."""
     name = "model.safetensors" if raw or not (path / checkpoint.AVERAGE).is_file() else checkpoint.AVERAGE
     digest = checkpoint.digest(path, name)
-    return {"run": path.absolute().parents[1].name, "checkpoint": path.name, "weights": name, "sha256": digest}
+    return {"run": checkpoint.run_of(path).name, "checkpoint": path.absolute().name, "weights": name, "sha256": digest}

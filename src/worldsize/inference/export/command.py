@@ -199,8 +199,8 @@ def _work(path: Path, asked: Export, form: Format, options: Options, folder: Pat
     recipe = asked.settings.model_copy(update=settings)
     world = join(discover_rank_info(), recipe, parallel.threads(recipe.parallel))
     snapshot = checkpoint.read(path)
-    # Of RUN/checkpoints/step-N: listings are cached next to the run.
-    dataset = open_dataset(recipe.data, path.absolute().parents[2] / ".cache")
+    # Listings are cached next to the run.
+    dataset = open_dataset(recipe.data, checkpoint.run_of(path).parent / ".cache")
     source = _source(path, snapshot, recipe, asked.raw, dataset, world)
     use = form.write(folder, source, options)
     about = _about(source, snapshot.state, asked, options)
@@ -242,7 +242,7 @@ def _source(path: Path, snapshot: Any, recipe: Recipe, raw: bool, dataset: Datas
     def images(count: int) -> torch.Tensor:
         return _training_images(dataset, found, world, count)
 
-    return Source(found, path.parents[1].name, path.name, snapshot.state["data"], images)
+    return Source(found, checkpoint.run_of(path).name, path.absolute().name, snapshot.state["data"], images)
 
 
 def _training_images(dataset: Dataset, found: Any, world: World, count: int) -> torch.Tensor:

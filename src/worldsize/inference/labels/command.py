@@ -79,7 +79,7 @@ def _work(asked: Labels, cache: Path) -> int:
     found = suspects.find(ranked, asked.top, given, used, model.load(path), copies)
     write.table(asked.out, found)
     if asked.sheet is not None:
-        write.sheet(asked.sheet, f"{path.parents[1].name}: suspicious labels", found, used)
+        write.sheet(asked.sheet, f"{checkpoint.run_of(path).name}: suspicious labels", found, used)
     _report(asked, found, len(ranked.indices), len(used.train))
     return SUCCESS
 
