@@ -9,11 +9,15 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from paths import SMALL_NETWORK
 from processes import worldsize
+from worldsize.config.recipe import Track
+from worldsize.runs.run_folder import RunFolder
+from worldsize.track import base, kubeflow
 
 SETTINGS = (
     *("--data.name", "synthetic", "--data.samples", "96", "--data.classes", "10", "--precision", "fp32"),
@@ -85,6 +89,22 @@ def test_a_run_reports_its_progress_where_the_trainer_asks_for_it(server, tmp_pa
     result = json.loads((tmp_path / "runs/a/result.json").read_text())
     assert metrics["val_top1"] == pytest.approx(result["top1"], rel=1e-5)
     assert "secret-token" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("known", "left"), [(True, {"estimatedRemainingSeconds": 20}), (False, {})])
+def test_an_evaluation_keeps_the_speed_of_the_last_steps(server, tmp_path, monkeypatch, known, left):
+    """The time since the last evaluation says nothing of the steps before it; a resumed run may begin with one."""
+    for name, value in reporting(server, tmp_path, "KUBEFLOW_TRAINER_STATUS").items():
+        monkeypatch.setenv(name, value)
+    tracker = kubeflow.Tracker(Track(), RunFolder(tmp_path), 0)
+    tracker.begin(SimpleNamespace(total_steps=100))
+    if known:
+        tracker.steps([base.Step(60, 3.0, 1.0, 0.5, 0.1, 1.0, 100.0, [], 500.0, 0.0, 0.0, 0.0, 0, 0)])
+    tracker.epoch(base.Epoch(3, 60, 1.0, 0.5, 1.0, 0.5, 1.0, 360, 0, 100.0, 10.0, 3.0))
+    tracker.end(None)
+    status = server.received[-1][2]["trainerStatus"]
+    assert status["progressPercentage"] == 60
+    assert {name: value for name, value in status.items() if name == "estimatedRemainingSeconds"} == left
 
 
 def test_a_server_that_does_not_answer_does_not_disturb_the_run(server, tmp_path):

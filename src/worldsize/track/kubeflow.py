@@ -41,6 +41,7 @@ class Tracker(base.Tracker):
         self._token = Path(os.environ[f"{name}_TOKEN"])
         self._tls = ssl.create_default_context(cafile=os.environ[f"{name}_CA_CERT"])
         self._total = 1
+        self._step_s: float | None = None  # of the last steps
         self._newest: dict[str, Any] | None = None
         self._wake = threading.Event()
         self._ended = threading.Event()
@@ -54,28 +55,30 @@ class Tracker(base.Tracker):
         if not steps:
             return
         last = steps[-1]
-        seconds = sum(step.step_ms for step in steps) / len(steps) / 1000
+        self._step_s = sum(step.step_ms for step in steps) / len(steps) / 1000
         metrics = {"epoch": last.epoch, "loss": last.loss, "images_per_s": last.images_per_s}
-        self._report(last.step, (self._total - last.step) * seconds, metrics)
+        self._report(last.step, metrics)
 
     def epoch(self, epoch: base.Epoch) -> None:
-        left = (self._total - epoch.step) * epoch.train_s / max(1, epoch.step)
-        self._report(epoch.step, left, {"val_loss": epoch.val_loss, "val_top1": epoch.val_top1})
+        self._report(epoch.step, {"val_loss": epoch.val_loss, "val_top1": epoch.val_top1})
 
     def end(self, summary: base.Summary | None) -> None:
         if summary is not None:
-            self._report(self._total, 0.0, {"val_loss": summary.loss, "val_top1": summary.top1})
+            self._report(self._total, {"val_loss": summary.loss, "val_top1": summary.top1})
         self._ended.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(2 * _TIMEOUT_S)
 
-    def _report(self, step: int, left_s: float, metrics: Mapping[str, float]) -> None:
+    def _report(self, step: int, metrics: Mapping[str, float]) -> None:
         known = {} if self._newest is None else {one["name"]: one["value"] for one in self._newest["metrics"]}
         known |= {name: f"{value:.6g}" for name, value in metrics.items()}
+        left = max(0, self._total - step)
+        # Unknown if a resumed run begins with an evaluation: then left out.
+        left_s = 0.0 if left == 0 else None if self._step_s is None else left * self._step_s
         self._newest = {
             "progressPercentage": min(100, 100 * step // self._total),
-            "estimatedRemainingSeconds": max(0, round(left_s)),
+            **({} if left_s is None else {"estimatedRemainingSeconds": round(left_s)}),
             "metrics": [{"name": name, "value": value} for name, value in known.items()],
             "lastUpdatedTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
