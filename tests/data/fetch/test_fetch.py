@@ -88,6 +88,11 @@ def test_a_downloaded_archive_is_deleted_and_a_local_one_is_kept(archive, tmp_pa
     assert not (tmp_path / "b" / FOLDER / "archive").exists()
 
 
+def test_a_file_url_is_decoded(archive, tmp_path):
+    url = archive.rename(tmp_path / "a b#1%.zip").as_uri()
+    assert url.endswith("/a%20b%231%25.zip") and fetched(url, tmp_path / "dataset") == 0
+
+
 def test_imagenet_as_kaggle_packs_it(challenge, tmp_path):
     put(challenge / "ILSVRC/Annotations/CLS-LOC/train/n01440764/n01440764_1.xml", b"<boxes/>")
     put(challenge / "ILSVRC/Data/CLS-LOC/test/ILSVRC2012_test_00000001.JPEG", b"unlabeled")

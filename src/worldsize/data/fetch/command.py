@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import tyro
 
@@ -117,7 +117,7 @@ def _local(source: str, state: FetchState) -> Path | None:
     parts = urlsplit(source)
     if parts.scheme not in ("", "file"):
         return None
-    path = Path(parts.path if parts.scheme else source)
+    path = Path(unquote(parts.path) if parts.scheme else source)
     if not path.is_file():
         raise UserError(f"--from {path}: no such file")
     current = (path.stat().st_size, str(path.stat().st_mtime_ns))
