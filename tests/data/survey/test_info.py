@@ -115,6 +115,13 @@ def test_a_png_sheet_shows_the_images(tmp_path):
     assert np.asarray(image)[137:156, 8:136].min() < 100, "the class name is missing"
 
 
+def test_a_png_sheet_shows_class_names_of_any_characters(tmp_path):
+    names = ("two\nlines", "\udcff")
+    root = tree(tmp_path / "root", *(f"{split}/{name}/{split}.png" for split in ("train", "val") for name in names))
+    assert data("info", root, "--sheet", tmp_path / "sheet.png") == 0
+    assert Image.open(tmp_path / "sheet.png").size == (8 + 2 * 136, 8 + 154)
+
+
 def test_another_kind_of_sheet_is_refused(fails, root):
     assert "must end in .png or .html" in fails("data", "info", root, "--sheet", "sheet.pdf")
     assert "must be at least 1" in fails("data", "info", root, "--images", "0")

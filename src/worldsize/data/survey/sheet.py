@@ -115,7 +115,8 @@ def _shortened(name: str, draw: ImageDraw.ImageDraw, font: ImageFont.ImageFont |
 
 
 def _printable(name: str) -> str:
-    return name.encode("utf-8", "replace").decode("utf-8")
+    """The name in one line of characters that fonts have: PIL does not measure several lines, or bytes outside UTF-8."""
+    return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def data_uri(image: Image.Image | None) -> str:
