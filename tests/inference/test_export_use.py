@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 import subprocess
@@ -215,6 +216,12 @@ def test_layouts(exported: Exported, model: Model):
     assert service["kind"] == "InferenceService" and service["metadata"]["name"] == "digits-1"
     assert service["spec"]["predictor"]["model"]["storageUri"] == "pvc://models/digits-1"
     assert layout.model_name("My run_2.0") == "my-run-2-0" and layout.model_name("...") == "model"
+
+
+def test_labels_of_a_layout_that_are_not_utf_8(tmp_path: Path):
+    (tmp_path / "model.onnx").touch()
+    layout.arrange(tmp_path, "triton", "a", [os.fsdecode(b"\xff"), "b"], 16, preprocessed=False)
+    assert (tmp_path / "a" / "labels.txt").read_text().splitlines() == ["\\udcff", "b"]
 
 
 def test_the_server_of_the_docs_answers_as_predict(small_exported: Exported, small_model: Model, tmp_path: Path):

@@ -32,7 +32,8 @@ def arrange(folder: Path, layout: str, run: str, classes: Sequence[str], size: i
     (folder / "model.onnx").rename(target)
     (folder / name / "config.pbtxt").write_text(triton_config(name, len(classes), size, preprocessed), "utf-8")
     lines = (re.sub(r"\s+", " ", one) for one in classes)
-    (folder / name / "labels.txt").write_text("".join(f"{one}\n" for one in lines), "utf-8")
+    # Clients decode the names as UTF-8: bytes of others become escapes such as \udcff.
+    (folder / name / "labels.txt").write_text("".join(f"{one}\n" for one in lines), "utf-8", errors="backslashreplace")
     if layout == "kserve":
         about = f"# Copy this folder as {name} to the volume claim `models`, or change storageUri to where it is.\n"
         text = about + yaml.safe_dump(inference_service(name), sort_keys=False)

@@ -74,7 +74,7 @@ def write_parquet(path: Path, rows: Sequence[Row], columns: Columns, classes: Se
     """
     arrow, parquet = arrow_modules()
     broken = any(row.broken is not None for row in rows)
-    rows = [replace(row, name=printable(row.name)) for row in rows]
+    rows, classes = [replace(row, name=printable(row.name)) for row in rows], [printable(name) for name in classes]
     parquet.write_table(arrow.Table.from_pylist([columns.flat(row, classes, broken) for row in rows]), path)
 
 
