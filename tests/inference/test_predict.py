@@ -25,8 +25,9 @@ from worldsize import checkpoint
 from worldsize.cli import main
 from worldsize.errors import DataError, UserError
 from worldsize.inference import opening, trained
-from worldsize.inference.predict import images
+from worldsize.inference.predict import images, rows
 from worldsize.inference.predict.model import Model
+from worldsize.inference.predict.top import Row
 from worldsize.training.precision import Precision
 
 CLASSES = ("blue", "green", "red")
@@ -251,6 +252,12 @@ def test_what_standard_input_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Path("BMW").mkdir()
     picture(0).save("BMW/1.png")
     picture(0).save("1.bmp")
+    names = [f"a{separator}b.png" for separator in "\u2028\x85\v\f\x1c"]
+    for name in names:
+        picture(0).save(name)
+    for end in ("\n", "\r\n"):
+        listed = images.find("-", CLASSES, lambda end=end: end.join([*names, ""]).encode())
+        assert [listed.name(i) for i in range(len(listed))] == names
     assert images.find("-", CLASSES, lambda: b"BMW/1.png\nBMW/1.png\n").name(1) == "BMW/1.png"
     assert images.find("-", CLASSES, Path("1.bmp").read_bytes).name(0) == "standard input"
     with pytest.raises(UserError, match="neither an image of a known format nor a list of paths"):
@@ -268,6 +275,13 @@ def test_names_that_are_not_utf_8(run: Path, tmp_path: Path, capsysbinary: pytes
     assert main([*words, "--sheet", str(tmp_path / "page.html")]) == 0
     pytest.importorskip("pyarrow", reason="no pyarrow")
     assert main([*words, "--format", "parquet", "--results-file", str(tmp_path / "a.parquet")]) == 0
+
+
+def test_classes_that_are_not_utf_8(tmp_path: Path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="no pyarrow")
+    columns = rows.Columns("image", "label", None, None, 1)
+    rows.write_parquet(tmp_path / "a.parquet", [Row("a.jpg", (0,), (0.5,))], columns, [os.fsdecode(b"\xff")])
+    assert parquet.read_table(tmp_path / "a.parquet").to_pylist() == [{"image": "a.jpg", "label_0": "\\udcff"}]
 
 
 def test_broken_images_are_rows_of_their_own(run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

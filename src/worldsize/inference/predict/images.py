@@ -173,7 +173,8 @@ def _expanded(paths: Iterable[str], read_stdin: Callable[[], bytes]) -> Iterable
         elif b"\0" in content:
             raise UserError("standard input is neither an image of a known format nor a list of paths, one per line")
         else:
-            yield from filter(None, os.fsdecode(content).splitlines())
+            # Not splitlines(): a name may contain U+2028. Lists from Windows end lines with \r\n.
+            yield from filter(None, (line.removesuffix("\r") for line in os.fsdecode(content).split("\n")))
 
 
 def _is_plain(path: str) -> bool:
