@@ -44,7 +44,7 @@ def test_dropped_inputs_are_zero_and_the_others_scaled():
 @pytest.mark.parametrize(("name", "layers"), [("mobilenet_v3_small", 1), ("vgg11", 2), ("squeezenet1_1", 1)])
 def test_dropout_layers_next_to_the_classifier_get_the_probability(name, layers):
     assert [m.p for m in network(name, 0.3).modules() if isinstance(m, nn.Dropout)] == [0.3] * layers
-    assert type(networks.classifier(network(name, 0.3))[1]) in (nn.Linear, nn.Conv2d)
+    assert all(type(layer) in (nn.Linear, nn.Conv2d) for layer in networks.classifiers(network(name, 0.3)).values())
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "timm:resnet18", "timm:vit_tiny_patch16_224"])

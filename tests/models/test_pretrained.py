@@ -151,7 +151,7 @@ def test_networks_of_timm(monkeypatch):
     assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
     assert factory.uses_random_draws(network)
     assert any(parameter is network.pos_embed for parameter in factory.parameter_kinds(network).others)
-    assert networks.classifier(network)[0] == "head"
+    assert list(networks.classifiers(network)) == ["head"]
     with pytest.raises(UserError, match="did you mean timm:resnet18"):
         build(name="timm:resnet_18")
     with pytest.raises(UserError, match="known prefixes are timm:, worldsize: and none"):
@@ -171,6 +171,49 @@ def test_a_bias_of_the_head_replaces_that_of_the_weights(tmp_path):
     save_file(plain(source), tmp_path / "w.safetensors")
     network = build(weights=str(tmp_path / "w.safetensors"), head_bias=-2.5)
     assert (network.fc.bias == -2.5).all() and torch.equal(network.fc.weight, source.fc.weight)
+
+
+# Their logits are the mean of two classifiers'; repvit's are inside other modules.
+DISTILLED = {
+    "timm:deit_tiny_distilled_patch16_224": ("head", "head_dist"),
+    "timm:repvit_m0_9": ("head.head.l", "head.head_dist.l"),
+}
+
+
+@pytest.mark.parametrize("name", DISTILLED)
+def test_weights_load_except_for_all_classifiers(tmp_path, name):
+    source = factory.build(recipe(name=name), 7, CPU, torch.float32)
+    save_file(plain(source), tmp_path / "w.safetensors")
+    network = build(name=name, weights=str(tmp_path / "w.safetensors"))
+    heads = {f"{head}.{kind}" for head in DISTILLED[name] for kind in ("weight", "bias")}
+    loaded, given = network.state_dict(), source.state_dict()
+    assert all(torch.equal(loaded[key], given[key]) for key in given if key not in heads)
+    assert all(len(loaded[key]) == 10 for key in heads)
+
+
+def test_all_classifiers_are_trained_if_the_backbone_is_frozen():
+    network = build(name="timm:deit_tiny_distilled_patch16_224", freeze=("backbone",))
+    trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    assert trained == {"head.weight", "head.bias", "head_dist.weight", "head_dist.bias"}
+
+
+@pytest.mark.parametrize("name", DISTILLED)
+def test_all_classifiers_start_with_the_same_bias_and_no_weights(tmp_path, name):
+    save_file(plain(build(name=name)), tmp_path / "w.safetensors")
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.all(build(name=name, zero_head=True, head_bias=-2.0).eval()(images) == -2)
+    assert not build(name=name, zero_head=True, weights=str(tmp_path / "w.safetensors")).eval()(images).any()
+
+
+@pytest.mark.parametrize("name", DISTILLED)
+def test_all_classifiers_have_a_learning_rate_of_their_own_and_no_update_of_muon(name):
+    network = build(name=name)
+    groups = optimizers.build(network, Optimizer(name="muon", lr=0.1, head_lr=10), CPU).param_groups
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    faster = {names[p] for group in groups if group["lr_scale"] == 10 for p in group["params"]}
+    assert faster == {f"{head}.{kind}" for head in DISTILLED[name] for kind in ("weight", "bias")}
+    adapted = {names[p] for group in groups if group["adapt"] for p in group["params"]}
+    assert adapted and not adapted & faster
 
 
 def test_frozen_parts_are_not_trained_and_keep_their_statistics():

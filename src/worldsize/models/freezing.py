@@ -64,7 +64,7 @@ def unfreeze(network: nn.Module) -> None:
 
 def _is_in(name: str, part: str, network: nn.Module) -> bool:
     if part == BACKBONE:
-        return not f"{name}.".startswith(f"{networks.classifier(network)[0]}.")
+        return not f"{name}.".startswith(networks.classifier_prefixes(network))
     return f"{name}.".startswith(f"{part}.")
 
 

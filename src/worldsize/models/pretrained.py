@@ -43,19 +43,19 @@ def load(network: nn.Module, recipe: Recipe) -> None:
     assert weights is not None
     given, own = _state(weights, recipe), network.state_dict()
     state = state_dicts.adapted(given, own)
-    head = networks.classifier(network)[0] + "."
+    heads = networks.classifier_prefixes(network)
     different = state_dicts.missing(state, own) | {
         key for key, tensor in state.items() if key not in own or own[key].shape != tensor.shape
     }
-    if wrong := sorted(key for key in different if not key.startswith(head)):
+    if wrong := sorted(key for key in different if not key.startswith(heads)):
         raise UserError(f"--model.weights {weights} belongs to another model: {_difference(wrong, state, own)}")
     if state_dicts.auxiliary(given, own) and ":" not in weights:
         _compare_normalization(weights, *_OF_INCEPTION, recipe)
     fitting = {k: v for k, v in state.items() if k not in different}
     if recipe.model.zero_head:
-        fitting = {k: v for k, v in fitting.items() if not k.startswith(head)}
+        fitting = {k: v for k, v in fitting.items() if not k.startswith(heads)}
     if recipe.model.head_bias is not None:
-        fitting.pop(f"{head}bias", None)
+        fitting = {k: v for k, v in fitting.items() if k not in [f"{head}bias" for head in heads]}
     networks.load_state(network, fitting, strict=False)
 
 

@@ -69,9 +69,9 @@ def _groups(model: nn.Module, settings: Optimizer) -> list[dict[str, Any]]:
     vectors = [(biases, bias_decay, False), (others, settings.norm_weight_decay, False)]
     kinds = [(weights, settings.weight_decay, True), *vectors]
     if settings.name == "muon":
-        head = set(networks.classifier(model)[1].parameters())
-        matrices = [p for p in weights if p.ndim in (2, 4) and p not in head]
-        rest = [p for p in weights if p.ndim not in (2, 4) or p in head]
+        heads = {p for layer in networks.classifiers(model).values() for p in layer.parameters()}
+        matrices = [p for p in weights if p.ndim in (2, 4) and p not in heads]
+        rest = [p for p in weights if p.ndim not in (2, 4) or p in heads]
         kinds = [(matrices, settings.weight_decay, True), (rest, settings.weight_decay, False), *vectors]
     scales = _lr_scales(model, settings)
     groups = []
@@ -103,9 +103,9 @@ def _lr_scales(model: nn.Module, settings: Optimizer) -> dict[nn.Parameter, floa
     """Each parameter's learning rate relative to the run's: ``layer_decay`` to the power of its depth, and ``head_lr``."""
     if settings.layer_decay == settings.head_lr == 1:
         return dict.fromkeys(model.parameters(), 1.0)
-    depths, head = networks.depths(model), f"{networks.classifier(model)[0]}."
+    depths, heads = networks.depths(model), networks.classifier_prefixes(model)
     return {
-        parameter: settings.layer_decay ** depths[name] * (settings.head_lr if name.startswith(head) else 1.0)
+        parameter: settings.layer_decay ** depths[name] * (settings.head_lr if name.startswith(heads) else 1.0)
         for name, parameter in model.named_parameters()
     }
 

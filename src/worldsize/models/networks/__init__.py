@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -40,22 +40,28 @@ def build(recipe: Recipe, classes: int) -> nn.Module:
         source, _, name = settings.name.rpartition(":")
         network = _SOURCES[source](name, classes, recipe)
         if settings.dropout is not None and source != "timm":  # timm has an option for it
-            dropout.apply(network, classifier(network)[0], settings.dropout)
+            [name] = classifiers(network)
+            dropout.apply(network, name, settings.dropout)
     if settings.blurpool and not blurpool.blur(network):
         raise UserError(f"--model.blurpool: {settings.name} has no convolution that it could blur; leave it out")
+    heads = classifiers(network).values()
+    if not heads and (settings.zero_head or settings.head_bias is not None):
+        flag = "--model.zero-head" if settings.zero_head else "--model.head-bias"
+        raise UserError(f"{flag}: {settings.name} has no linear or convolution layer as its classifier; leave it out")
     if settings.zero_head:
-        for parameter in classifier(network)[1].parameters():
+        for parameter in (parameter for layer in heads for parameter in layer.parameters()):
             nn.init.zeros_(parameter)
     if settings.head_bias is not None:
-        _fill_bias(network, settings.head_bias, settings.name)
+        _fill_biases(heads, settings.head_bias, settings.name)
     return network
 
 
-def _fill_bias(network: nn.Module, value: float, name: str) -> None:
-    bias = getattr(classifier(network)[1], "bias", None)
-    if bias is None:
-        raise UserError(f"--model.head-bias {value:g}: the classifier of {name} has no bias")
-    nn.init.constant_(bias, value)
+def _fill_biases(heads: Iterable[nn.Module], value: float, name: str) -> None:
+    for layer in heads:
+        bias = getattr(layer, "bias", None)
+        if bias is None:
+            raise UserError(f"--model.head-bias {value:g}: the classifier of {name} has no bias")
+        nn.init.constant_(bias, value)
 
 
 def load_state(network: nn.Module, state: Mapping[str, torch.Tensor], strict: bool = True) -> None:
@@ -71,12 +77,20 @@ def load_state(network: nn.Module, state: Mapping[str, torch.Tensor], strict: bo
     network.load_state_dict(versioned, strict)
 
 
-def classifier(network: nn.Module) -> tuple[str, nn.Module]:
-    """The name of the layer that computes the logits, and the layer: the last linear or convolution layer."""
-    name = getattr(network, "pretrained_cfg", {}).get("classifier")  # timm says so
-    if isinstance(name, str):
-        return name, network.get_submodule(name)
-    return [(name, m) for name, m in network.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
+def classifiers(network: nn.Module) -> dict[str, nn.Module]:
+    """The layers that compute the logits, by name: the last linear or convolution layer, or those that timm lists.
+
+    Some of timm's networks have several, such as one for distillation, and average their logits or add them up.
+    """
+    names = getattr(network, "pretrained_cfg", {}).get("classifier")
+    if names:
+        return {name: network.get_submodule(name) for name in ([names] if isinstance(names, str) else names)}
+    return dict([(name, m) for name, m in network.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:])
+
+
+def classifier_prefixes(network: nn.Module) -> tuple[str, ...]:
+    """What the names of the classifiers' parameters begin with, for ``str.startswith``."""
+    return tuple(f"{name}." for name in classifiers(network))
 
 
 def depths(network: nn.Module) -> dict[str, int]:
