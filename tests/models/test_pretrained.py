@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,46 @@ def test_torchvisions_transformer_has_as_many_layers_as_blocks():
         0,
         0,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "classifier", "depth"),
+    [
+        ("resnet18", "fc", 9),
+        ("regnet_y_400mf", "fc", 18),
+        ("densenet121", "classifier", 59),
+        ("googlenet", "fc", 10),
+        ("inception_v3", "fc", 12),
+        ("vit_b_16", "heads.head", 13),
+        ("vgg11", "classifier.6", 10),
+        ("convnext_tiny", "classifier.2", 27),
+        ("efficientnet_b0", "classifier.1", 20),
+        ("maxvit_t", "classifier.5", 9),
+        ("mnasnet0_5", "classifier.1", 24),
+        ("mobilenet_v3_small", "classifier.3", 16),
+        ("squeezenet1_1", "classifier.1", 9),
+    ],
+)
+def test_learning_rates_decrease_from_the_classifier_to_the_first_layer(name, classifier, depth):
+    # RegNets compute their widths with tensors; the others need no memory.
+    with torch.device("cpu" if name.startswith("regnet") else "meta"):
+        network = networks.build(recipe(name=name), 10)
+    groups = optimizers.build(network, Optimizer(lr=0.1, layer_decay=0.5), CPU).param_groups
+    scales = {parameter: group["lr_scale"] for group in groups for parameter in group["params"]}
+    ordered = [scales[parameter] for parameter in network.parameters()]
+    assert ordered == sorted(ordered)
+    assert {scales[p] for p in network.get_submodule(classifier).parameters()} == {1}
+    assert ordered[0] == 0.5**depth
+
+
+def test_learning_rates_by_layer_need_blocks():
+    network = nn.Sequential(OrderedDict(first=nn.Conv2d(3, 4, 3), second=nn.Linear(4, 2)))
+    with pytest.raises(UserError, match=r"--optimizer\.layer-decay: the network has no numbered blocks"):
+        optimizers.build(network, Optimizer(lr=0.1, layer_decay=0.5), CPU)
+    assert {group["lr_scale"] for group in optimizers.build(network, Optimizer(lr=0.1, head_lr=2), CPU).param_groups} == {
+        1,
+        2,
+    }
 
 
 def test_the_head_may_learn_faster():

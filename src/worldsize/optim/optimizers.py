@@ -103,9 +103,10 @@ def _lr_scales(model: nn.Module, settings: Optimizer) -> dict[nn.Parameter, floa
     """Each parameter's learning rate relative to the run's: ``layer_decay`` to the power of its depth, and ``head_lr``."""
     if settings.layer_decay == settings.head_lr == 1:
         return dict.fromkeys(model.parameters(), 1.0)
-    depths, heads = networks.depths(model), networks.classifier_prefixes(model)
+    depths = networks.depths(model) if settings.layer_decay != 1 else {}
+    heads = networks.classifier_prefixes(model)
     return {
-        parameter: settings.layer_decay ** depths[name] * (settings.head_lr if name.startswith(heads) else 1.0)
+        parameter: settings.layer_decay ** depths.get(name, 0) * (settings.head_lr if name.startswith(heads) else 1.0)
         for name, parameter in model.named_parameters()
     }
 

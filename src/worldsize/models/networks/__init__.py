@@ -94,25 +94,52 @@ def classifier_prefixes(network: nn.Module) -> tuple[str, ...]:
 
 
 def depths(network: nn.Module) -> dict[str, int]:
-    """How many blocks lie behind each parameter's block: 0 for the classifier and what else follows the last block.
+    """How many blocks lie behind each parameter's block: 0 for the classifiers and what else follows the last block.
 
-    What comes before the first block counts as one block. A block is an entry of torchvision's nested sequences, such as
-    ``layer1.0``; timm's networks list their own.
+    What comes before the first block counts as one block, and what is between two blocks belongs to the first of them. A
+    block is an entry of torchvision's nested sequences, such as ``layer1.0``; timm's networks list their own.
+
+    Raises:
+        UserError: it has no blocks.
     """
+    heads = classifier_prefixes(network)
+    names = [name for name, _ in network.named_parameters()]
     if hasattr(network, "group_matcher"):
-        return from_timm.depths(network)
-    keys = {name: _block(name) for name, _ in network.named_parameters()}
+        found = from_timm.depths(network)
+    else:
+        found = _depths([name for name in names if not name.startswith(heads)])
+    if not any(found.values()):
+        raise UserError(
+            "--optimizer.layer-decay: the network has no numbered blocks, such as layer1.0, by which the learning rate "
+            "could decrease; leave it out"
+        )
+    return found | {name: 0 for name in names if name.startswith(heads)}
+
+
+def _depths(names: list[str]) -> dict[str, int]:
+    """The depths of these parameters by the numbers in their names; empty: none has a number."""
+    keys = {name: _block(name) for name in names}
     order = {key: i for i, key in enumerate(dict.fromkeys(key for key in keys.values() if key))}
-    found, seen = {}, False
+    if not order:
+        return {}
+    depth, found = len(order) + 1, {}
     for name, key in keys.items():
-        seen = seen or bool(key)
-        found[name] = len(order) - order[key] if key else 0 if seen else len(order) + 1
+        depth = len(order) - order[key] if key else depth
+        found[name] = depth
+    for name in reversed(names):
+        if keys[name]:
+            break
+        found[name] = 0
     return found
+
+
+# A number, or a name that ends with one; the blocks of torchvision's RegNets, DenseNets and Inceptions.
+_NUMBERED = r"(\w+_)?\d+(\.\d+)*|block\d+-\d+|denselayer\d+|inception\d[a-z]|Mixed_\d[a-z]"
 
 
 def _block(name: str) -> str:
     """The leading parts of a parameter's name up to the first number and numbers directly behind it; empty: no number."""
-    match = re.match(r"(\w+\.)*?(\w+_)?\d+(\.\d+)*(?=\.)", name)
+    match = re.match(rf"(\w+\.)*?({_NUMBERED})(?=\.)", name)
     return match[0] if match else ""
 
 
