@@ -13,7 +13,8 @@ from packing import encode, noise
 from processes import records
 from worldsize.cli import main
 from worldsize.config import recipe_files
-from worldsize.initialize import fine_tuning, survey
+from worldsize.initialize import fine_tuning, survey, writing
+from worldsize.initialize.writing import Choice
 
 
 @pytest.fixture
@@ -70,6 +71,34 @@ def test_a_recipe_that_cannot_be_written_is_refused_before_the_work(small, capsy
     monkeypatch.setattr(survey, "take", lambda *_: pytest.fail("the images were read"))
     assert main(["init", "small", "--out", out, "--force"]) == 64
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--model resnet81", "--model resnet81: torchvision has no classification model 'resnet81'; did you mean resnet"),
+        ("--model timm:resnet_18 --weights none", "did you mean timm:resnet18"),
+        ("--model keras:resnet18 --weights none", "--model keras:resnet18: known prefixes are timm:"),
+        ("--model gone.py:build --weights none", "gone.py"),
+        ("--weights gone.pth", "--weights gone.pth: --model.weights gone.pth: file not found"),
+    ],
+)
+def test_a_network_that_there_is_not_is_refused_before_the_work(small, capsys, monkeypatch, flags, message):
+    monkeypatch.setattr(survey, "take", lambda *_: pytest.fail("the images were read"))
+    assert main(["init", "small", *flags.split()]) == 64
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("weights", "resize"), [(None, 224), ("w.pth", 256)])
+def test_the_images_have_the_size_that_the_network_requires(weights, resize):
+    assert writing._sizes(48, Choice("vit_b_16", weights, 0, 224)) == (resize, 224)
+    assert writing._sizes(48, Choice("resnet18", None, 0, None)) == (48, 48)
+
+
+def test_the_recipe_of_a_network_with_one_size_has_it(small):
+    assert main(["init", "small", "--model", "vit_b_16", "--weights", "none"]) == 0
+    data = recipe_files.load("small.yaml").data
+    assert (data.train_crop_size, data.val_crop_size, data.val_resize_size) == (224, 224, 224)
 
 
 def test_a_full_disk_leaves_nothing_that_the_next_call_refuses(small, capsys):

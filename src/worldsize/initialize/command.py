@@ -61,7 +61,7 @@ def run(options: Init) -> int:
     """Run the command; returns its exit code.
 
     Raises:
-        UserError: the folder has no usable layout, or a file already exists or cannot be written.
+        UserError: the folder has no usable layout, a file already exists or cannot be written, or there is no such network.
     """
     root, labels = _root(options)
     if not 0 < options.val_share < 1:
@@ -75,12 +75,12 @@ def run(options: Init) -> int:
         _check_new(path, options.force)
 
     check(out)
+    choice = _choose(options)  # before the images are read, which may take long: mistakes in its flags show at once
     if options.unpack is not None:
         packed.unpack(root, options.unpack.expanduser())
         root = options.unpack.expanduser()
     hints = Hints(labels, options.label_column, options.kind, options.class_level, options.group_by, options.ignore)
     found = survey.take(root, out, options.val_share, hints, check)
-    choice = _choose(options)
     _write(found, out, writing.text(found, choice, root))
     recipe = recipe_files.load(str(out))
     print(f"\n{out} {'fine-tunes' if choice.weights else 'trains'} {choice.model} for {recipe.epochs} epochs.")
@@ -141,19 +141,42 @@ def _choose(options: Init) -> Choice:
 
     gpus = torch.cuda.device_count()
     model = options.model or ("resnet50" if gpus else "resnet18")
+    side = _only_side(model)
     if options.weights == "none":
-        return Choice(model, None, gpus)
+        return Choice(model, None, gpus, side)
     weights = options.weights or _published(model)
     if weights is not None and Path(weights).exists():
         weights = str(Path(weights).resolve())  # the recipe may be used in another folder
     problem = f"torchvision publishes none for {model}" if weights is None else _problem(model, weights)
     if problem is None:
-        return Choice(model, weights, gpus)
+        return Choice(model, weights, gpus, side)
     if options.weights is not None:
         raise UserError(f"--weights {options.weights}: {problem}")
     print(f"no pretrained weights: {problem}")
     print("The recipe trains from random weights. --weights FILE, --weights RUN or --weights timm:NAME would be better.")
-    return Choice(model, None, gpus)
+    return Choice(model, None, gpus, side)
+
+
+def _only_side(model: str) -> int | None:
+    """The size of the images, in pixels, if the network accepts no other.
+
+    Raises:
+        UserError: there is no such network.
+    """
+    import torch
+
+    from worldsize.models import factory as models
+    from worldsize.models import network_names, trusted_code
+
+    network_names.check("--model", model)
+    recipe = recipe_files.validate({"model": {"name": model}}, f"--model {model}")
+    trusted_code.trust(recipe)
+    try:
+        network = models.build(recipe, 2, torch.device("cpu"), torch.float32)
+    except UserError as error:
+        raise UserError(f"--model {model}: {error}") from None
+    side = getattr(network, "image_size", None)
+    return side if isinstance(side, int) else None
 
 
 def _published(model: str) -> str | None:

@@ -18,11 +18,12 @@ _SMALL_IMAGE = 96  # pixels; BiT-HyperRule has another size for images of fewer 
 
 @dataclass(frozen=True)
 class Choice:
-    """The network, its initial weights (None: random), and the number of GPUs."""
+    """The network, its initial weights (None: random), the number of GPUs, and the only size of images that it accepts."""
 
     model: str
     weights: str | None
     gpus: int
+    side: int | None  # pixels; None: any
 
 
 def text(survey: Survey, choice: Choice, root: Path) -> str:
@@ -57,8 +58,10 @@ def _quoted(value: object) -> str:
 def _sizes(side: int, choice: Choice) -> tuple[int, int]:
     """(size after resizing, size of the crop): those of the pretrained networks, or less on a CPU and for small images."""
     if choice.weights is None and side < _SMALL_IMAGE:
-        return side, side
-    return (256, 224) if choice.gpus and side >= _SMALL_IMAGE else (146, 128)
+        resize, size = side, side
+    else:
+        resize, size = (256, 224) if choice.gpus and side >= _SMALL_IMAGE else (146, 128)
+    return (resize, size) if choice.side is None else (round(resize * choice.side / size), choice.side)
 
 
 def _listed(survey: Survey) -> list[str]:
