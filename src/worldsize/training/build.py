@@ -184,9 +184,8 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
         weights: load the recipe's initial weights.
     """
     recipe, dataset = setting.request.recipe, setting.dataset
-    per_epoch = setting.plan.steps_per_epoch(len(dataset.train))
     if setting.request.resume is None:  # older runs may have an average that nothing enters
-        averaging.check(recipe.average, recipe.epochs, per_epoch)
+        averaging.check(recipe.average, recipe.epochs, setting.plan.steps_per_epoch(len(dataset.train)))
     network = factory.build(recipe, len(dataset.classes), setting.world.device, setting.precision.weights)
     if weights:
         pretrained.load(network, recipe)
@@ -258,8 +257,7 @@ def _assemble(
     if unfreezing.done(recipe.model, progress):
         unfreezing.unfreeze(compute)
     if snapshot is not None:
-        changed = recipe if setting.request.allow_changes else None
-        world.collectively(lambda: state.restore(snapshot, mine, changed))
+        world.collectively(lambda: state.restore(snapshot, mine, recipe if setting.request.allow_changes else None))
     saved = partial(History(folder.history).add, "saved")
     return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
         recipe=recipe,
