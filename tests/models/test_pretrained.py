@@ -322,7 +322,7 @@ SMALL = (
     *("--precision", "fp64", "--model.name", SMALL_NETWORK, "--schedule.warmup-epochs", "0", "--optimizer.lr", "0.001"),
 )
 TUNING = (
-    *("--data.classes", "4", "--model.zero-head", "--optimizer.head-lr", "4", "--optimizer.layer-decay", "0.7"),
+    *("--data.classes", "4", "--model.zero-head", "--optimizer.head-lr", "4"),
     *("--model.freeze", "conv1", "bn1", "layer1"),
 )
 

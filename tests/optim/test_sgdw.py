@@ -59,7 +59,7 @@ def test_the_classifier_starts_at_its_bias():
     recipe = Recipe.model_validate({"model": {"name": "resnet18", "head_bias": -math.log(10)}})
     assert torch.equal(build(recipe, 10).fc.bias, torch.full((10,), -math.log(10)))
     with pytest.raises(UserError, match=r"--model\.head-bias 1: the classifier of plain has no bias"):
-        networks._fill_bias(nn.Sequential(nn.Linear(2, 2, bias=False)), 1.0, "plain")
+        networks._fill_biases([nn.Linear(2, 2, bias=False)], 1.0, "plain")
 
 
 @pytest.mark.slow
