@@ -23,7 +23,7 @@ SINFO = "cpu*|up|infinite|4|64|256000|(null)\ngpu|up|4:00:00|2|32|512000|gpu:2\n
     [
         ({}, None),
         ({"partition": "gpu,cpu", "nodes": 4}, None),
-        ({"partition": "gpu,cpu", "nodes": 5}, "--nodes 5: partitions cpu, gpu has 4"),
+        ({"partition": "gpu,cpu", "nodes": 5}, "--nodes 5: partitions cpu, gpu have 4"),
         ({"partition": "gpu,gpo"}, "--partition gpo does not exist; partitions: big, cpu, gpu; did you mean 'gpu'?"),
         ({"partition": "big"}, "partition big is down"),
         ({"partition": "gpu,big", "time": "5:00:00"}, None),

@@ -98,12 +98,13 @@ def _partition_problems(spec: SlurmSpec, known: list[Partition]) -> Iterable[str
 def _limit_problems(spec: SlurmSpec, chosen: list[Partition]) -> Iterable[str]:
     """What no partition in ``chosen`` allows; with several, Slurm uses the one where the job starts first."""
     names = sorted({one.name for one in chosen})
-    partition = f"partition {names[0]}" if len(names) == 1 else f"partitions {', '.join(names)}"
+    single = len(names) == 1
+    partition = f"partition {names[0]}" if single else f"partitions {', '.join(names)}"
+    are, has, allows = ("is", "has", "allows") if single else ("are", "have", "allow")
     if not any(one.up for one in chosen):
-        down = "is down" if len(names) == 1 else "are down"
-        yield f"{partition} {down}: choose another --partition, or ask the cluster's administrator"
+        yield f"{partition} {are} down: choose another --partition, or ask the cluster's administrator"
     if (nodes := max(sum(one.nodes for one in chosen if one.name == name) for name in names)) < spec.nodes:
-        yield f"--nodes {spec.nodes}: {partition} has {nodes}"
+        yield f"--nodes {spec.nodes}: {partition} {has} {nodes}"
     cores = (spec.cores_per_process or 1) * spec.procs
     if (most := max(one.cores for one in chosen)) < cores:
         yield f"--procs {spec.procs} needs {cores} cores per node; nodes of {partition} have at most {most}"
@@ -114,7 +115,7 @@ def _limit_problems(spec: SlurmSpec, chosen: list[Partition]) -> Iterable[str]:
         yield f"--gpus {spec.resources.gpus}: nodes of {partition} have at most {most}; {remedy}"
     limit = max((one.time_limit for one in chosen), key=_seconds)
     if spec.time_s is not None and spec.time_s > _seconds(limit):
-        yield f"--time {spec.time}: {partition} allows {limit}; pass that, the run continues in further allocations"
+        yield f"--time {spec.time}: {partition} {allows} {limit}; pass that, the run continues in further allocations"
 
 
 def _seconds(limit: str) -> float:
