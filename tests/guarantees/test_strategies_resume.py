@@ -76,6 +76,13 @@ def test_another_optimizer_begins_with_a_fresh_state(runs, fresh, name, argument
     assert not [key for key in ranks_own(run) if "momentum_buffer" in key]
 
 
+@pytest.mark.parametrize(("name", "before", "after"), [("adasum", ADASUM, LOCAL[:2]), ("local", LOCAL[:2], ADASUM)])
+def test_another_strategy_begins_with_the_optimizer_of_rank_0(runs, fresh, name, before, after):
+    run = runs(f"{name}-first", *before, *ADAMW, "--max-steps", "6")
+    fresh.run("train", "--resume", run, *after, "--max-steps", "7", "--allow-changes")
+    assert {float(steps) for key, steps in ranks_own(run).items() if "/step/" in key} == {7.0}
+
+
 STRATEGIES = [("adasum", ADASUM), ("local", LOCAL), ("powersgd", POWERSGD)]
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from worldsize import checkpoint
+from worldsize import checkpoint, parallel
 from worldsize.checkpoint import Snapshot, Tensors
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.world import World
@@ -89,7 +89,8 @@ class TrainState:
 
         Args:
             changed: this run's recipe, if the snapshot may be of another one. If other layers were frozen, the running
-                statistics of all begin with their averages over the ranks.
+                statistics of all begin with their averages over the ranks; with another strategy, the ranks' weights and
+                optimizers do.
 
         Raises:
             CheckpointError: it belongs to another model.
@@ -112,6 +113,8 @@ class TrainState:
         own = snapshot.ranks.get(world.rank, {})  # a rank without any state has no file
         if changed is None or not self._follows_others(snapshot, own, changed):
             self._load_statistics(snapshot, own, world.rank)
+        if changed is not None and _had_another_strategy(snapshot, changed):
+            return
         state = {k.removeprefix("strategy/"): v for k, v in own.items() if k.startswith("strategy/")}
         if not same_optimizer and self.strategy.optimizer_names is not None:
             state = {k: v for k, v in state.items() if not k.startswith(self.strategy.optimizer_names)}
@@ -148,6 +151,11 @@ class TrainState:
                 "--model.weights CHECKPOINT/model.safetensors"
             ) from None
         self.statistics.load_from_model()
+
+
+def _had_another_strategy(snapshot: Snapshot, recipe: Recipe) -> bool:
+    before, now = snapshot.state["identity"].get("parallel", {}), parallel.identity(recipe).get("parallel", {})
+    return bool(before.get("strategy") != now.get("strategy"))
 
 
 def gather(tensors: Tensors, world: World) -> list[Tensors]:
