@@ -171,6 +171,9 @@ def test_a_base_learning_rate_is_scaled_as_timm_does(tmp_path, opt, scale, peak)
         ({"clip_grad": 5.0}, "optimizer.clip_norm", 1.0),  # LAMB's own
         ({"clip_grad": 0.5}, "optimizer.clip_norm", 0.5),
         ({"clip_grad": 5.0, "opt": "sgd"}, "optimizer.clip_norm", 5.0),
+        ({"clip_grad": 0.1, "opt": "sgd", "clip_mode": "value"}, "optimizer.clip_value", 0.1),
+        ({"clip_grad": 0.01, "opt": "sgd", "clip_mode": "agc"}, "optimizer.clip_agc", 0.01),
+        ({"clip_grad": None, "opt": "sgd", "clip_mode": "agc"}, "optimizer.clips", []),
         ({"smoothing": 0.1, "bce_target_thresh": 0.2}, "label_smoothing", 0.0),  # timm's threshold erases it
         ({"smoothing": 0.1, "bce_target_thresh": 0.2, "bce_loss": False}, "label_smoothing", 0.1),
         ({"drop": 0.0}, "model.dropout", None),
@@ -185,6 +188,14 @@ def test_what_a_key_of_timm_becomes(tmp_path, changes, setting, value):
     recipe, left = timm_settings(tmp_path, **changes)
     assert not left
     assert attrgetter(setting)(recipe) == value
+
+
+@pytest.mark.parametrize(
+    ("opt", "mode", "reason"), [("lamb", "agc", "also clips the norm to 1"), ("sgd", "x", "norm, value, agc")]
+)
+def test_a_way_to_clip_that_has_no_equivalent_is_listed(tmp_path, opt, mode, reason):
+    _, left = timm_settings(tmp_path, opt=opt, clip_grad=0.01, clip_mode=mode)
+    assert reason in left["clip_mode"]
 
 
 def test_without_timm_the_defaults_of_the_network_are_listed(tmp_path, monkeypatch):
@@ -224,7 +235,6 @@ def test_an_ffcv_file_becomes_a_recipe(tmp_path):
     ("key", "value"),
     [
         ("mixup_mode", "elem"),
-        ("clip_mode", "agc"),
         ("aa", "augmix-m5"),
         ("aa", "rand-m9-mstd101-inc1"),  # a uniform magnitude
         ("opt", "lion"),

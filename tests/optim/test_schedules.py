@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from worldsize.config.recipe import Optimizer, Recipe, Schedule
 from worldsize.optim.schedules import factor, peak_lr
 
-NAMES = ["cosine", "linear", "polynomial", "step", "constant", "onecycle"]
+NAMES = ["cosine", "linear", "polynomial", "exponential", "step", "constant", "onecycle"]
 
 
 def factors(schedule: Schedule, steps_per_epoch: int, epochs: int) -> list[float]:
@@ -43,6 +43,8 @@ def torch_rates(make, steps: int, lr: float = 1.0) -> list[float]:
         (Schedule(name="linear", warmup_epochs=0.75), [0, 2 / 3, 12 / 13, 10 / 13, 8 / 13, 6 / 13, 4 / 13, 2 / 13]),
         (Schedule(name="step", milestones=(1, 3), gamma=0.1), [1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01]),
         (Schedule(name="step", milestones=(2.5,), gamma=0.5, warmup_epochs=1), [0, 0.5, 1, 1, 1, 0.5, 0.5, 0.5]),
+        (Schedule(name="exponential", gamma=0.25), [1, 0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125]),
+        (Schedule(name="exponential", gamma=0.25, warmup_epochs=1), [0, 0.5, 1, 0.5, 0.25, 0.125, 0.0625, 0.03125]),
         (Schedule(name="constant", warmup_epochs=1), [0, 0.5, 1, 1, 1, 1, 1, 1]),
         (Schedule(name="constant"), [1] * 8),
         (Schedule(name="polynomial", end=0.2), [1, 0.8125, 0.65, 0.5125, 0.4, 0.3125, 0.25, 0.2125]),

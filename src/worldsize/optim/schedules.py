@@ -24,11 +24,12 @@ def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> 
 
     Warmup rises linearly from ``warmup_start`` and reaches 1 at the first step after warmup (Goyal et al. 2017,
     section 2.2). ``cosine`` and ``linear`` then fall to ``end``, which the step after the last one would use.
-    ``step`` multiplies by ``gamma`` at each milestone. ``onecycle`` has its own warmup: a cosine from 1/25 up to 1
-    over the warmup epochs, then a cosine down to ``end`` at the last step (Smith and Topin 2018, arXiv 1708.07120,
-    in the cosine form of torch's OneCycleLR). ``polynomial`` falls to ``end`` as (1 - progress) ** power. ``restarts``
-    repeats the cosine, each cycle ``cycle_growth`` times as long as the one before it (Loshchilov and Hutter 2017, arXiv
-    1608.03983). ``piecewise`` interpolates between ``values`` at the epochs ``milestones``, without warmup.
+    ``step`` multiplies by ``gamma`` at each milestone, ``exponential`` by ``gamma`` per epoch after warmup, smoothly.
+    ``onecycle`` has its own warmup: a cosine from 1/25 up to 1 over the warmup epochs, then a cosine down to ``end`` at
+    the last step (Smith and Topin 2018, arXiv 1708.07120, in the cosine form of torch's OneCycleLR). ``polynomial``
+    falls to ``end`` as (1 - progress) ** power. ``restarts`` repeats the cosine, each cycle ``cycle_growth`` times as long
+    as the one before it (Loshchilov and Hutter 2017, arXiv 1608.03983). ``piecewise`` interpolates
+    between ``values`` at the epochs ``milestones``, without warmup.
     """
     total = steps_per_epoch * epochs
     warmup = schedule.warmup_epochs * steps_per_epoch
@@ -50,6 +51,8 @@ def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> 
             return schedule.end + (1 - schedule.end) * (1 - progress)
         case "polynomial":
             return schedule.end + (1 - schedule.end) * (1 - progress) ** schedule.power
+        case "exponential":
+            return schedule.gamma ** ((step - warmup) / steps_per_epoch)
         case "step":
             # Not m * steps_per_epoch: of 1.1 epochs of 100 steps, that is more than 110.
             return schedule.gamma ** sum(step / steps_per_epoch >= m for m in schedule.milestones)

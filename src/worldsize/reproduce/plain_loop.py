@@ -19,7 +19,7 @@ from worldsize.distributed import batch_plan
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import join
 from worldsize.models import factory, freezing, pretrained
-from worldsize.optim import optimizers, schedules
+from worldsize.optim import clipping, optimizers, schedules
 from worldsize.training import precision, supervision
 from worldsize.training.objective import Objective
 from worldsize.training.precision import Precision
@@ -86,8 +86,8 @@ class _Loop:
         if recipe.optimizer.sam_rho and step % recipe.optimizer.sam_every == 0:
             self._sharpen(step, micro_batches)
         self.scaler.unscale_(self.optimizer)
-        if recipe.optimizer.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.network.parameters(), recipe.optimizer.clip_norm)
+        norm = nn.utils.get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None])
+        clipping.clip(self.network, recipe.optimizer, norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()

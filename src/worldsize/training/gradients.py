@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from worldsize.config.recipe import Recipe
 from worldsize.data.augmentation.mixing import WIDTH
@@ -21,6 +21,7 @@ from worldsize.data.loading.loader import Batch
 from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.device_timer import elapsed_ms, stamp
+from worldsize.optim import clipping
 from worldsize.training import lost_gradients
 from worldsize.training.cuda_graph import Graphed, add_gradient
 from worldsize.training.margins import Answers
@@ -198,10 +199,8 @@ class GradientComputer:
     def unscale_and_clip(self) -> torch.Tensor:
         """Unscale the gradient and clip it. Returns its norm before clipping, a scalar on the device."""
         self.state.scaler.unscale_(self.state.optimizer)
-        parameters = [p for p in self.state.model.parameters() if p.grad is not None]
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.recipe.optimizer.clip_norm is not None:
-            clip_grads_with_norm_(parameters, self.recipe.optimizer.clip_norm, norm)
+        norm = get_total_norm([p.grad for p in self.state.model.parameters() if p.grad is not None])
+        clipping.clip(self.state.model, self.recipe.optimizer, norm)
         return norm
 
     def rehearse(self, size: int) -> None:

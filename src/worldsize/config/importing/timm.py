@@ -19,6 +19,7 @@ _IGNORED = (
     *("channels_last", "fuser", "fast_norm", "grad_checkpointing", "torchscript", "torchcompile", "torchcompile_mode"),
     *("synchronize_step", "amp_impl", "amp_dtype", "dist_bn", "model_ema_force_cpu"),
     *("img_size", "input_size", "crop_pct", "mean", "std", "interpolation"),  # with `model`
+    "clip_mode",  # with `clip_grad`
     *("lr_base_size", "lr_base_scale", "grad_accum_steps"),  # with `lr` and `batch_size`
     *("decay_epochs", "decay_milestones", "decay_rate", "patience_epochs"),  # with `sched`
     *("lr_noise_pct", "lr_noise_std", "lr_cycle_mul", "lr_cycle_decay"),
@@ -124,9 +125,16 @@ def _optimizer(conversion: Conversion, key: str, value: str) -> None:
 
 
 def _clip(conversion: Conversion, key: str, value: float | None) -> None:
-    if value is not None:
+    mode, lamb = conversion.given.get("clip_mode") or "norm", conversion.given.get("opt") == "lamb"
+    if value is None:
+        return
+    if mode == "norm":
         # timm's LAMB clips to 1 by itself, after the training loop.
-        conversion.settings["optimizer.clip_norm"] = min(value, 1.0) if conversion.given.get("opt") == "lamb" else value
+        conversion.settings["optimizer.clip_norm"] = min(value, 1.0) if lamb else value
+    elif lamb or mode not in ("value", "agc"):
+        conversion.left["clip_mode"] = "timm's LAMB also clips the norm to 1" if lamb else "supported: norm, value, agc"
+    else:
+        conversion.settings[f"optimizer.clip_{mode}"] = value
 
 
 def _dropout(conversion: Conversion, key: str, value: float) -> None:
@@ -278,7 +286,6 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "weight_decay": to("optimizer.weight_decay"),
     "layer_decay": to("optimizer.layer_decay"),
     "clip_grad": _clip,
-    "clip_mode": only("norm", because="gradients are clipped by their norm"),
     "sched": _schedule,
     "sched_on_updates": only(True, False, because="supported: true, false"),  # here always by step
     "lr_cycle_limit": only(0, 1, because="the schedule has one cycle: see schedule.name restarts"),

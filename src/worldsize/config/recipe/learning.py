@@ -103,6 +103,13 @@ class Optimizer(Section):
         None, ge=0, description="weight decay of the biases of other layers; None: norm_weight_decay"
     )
     clip_norm: float | None = Field(None, gt=0, description="clip gradients to this global L2 norm")
+    clip_value: float | None = Field(None, gt=0, description="clip each element of the gradients to this absolute value")
+    clip_agc: float | None = Field(
+        None,
+        gt=0,
+        description="clip each unit's gradient to this fraction of its weights' norm, except the classifier's (Brock et al. "
+        "2021, arXiv 2102.06171: 0.01 for large batches)",
+    )
     sam_rho: float = Field(
         0.0, ge=0, description="sharpness-aware minimization: how far to move along the gradient; 0: off (usually 0.05)"
     )
@@ -118,13 +125,24 @@ class Optimizer(Section):
             raise ValueError("nesterov requires momentum > 0: pass --optimizer.no-nesterov or set momentum")
         return self
 
+    @model_validator(mode="after")
+    def _clips_once(self) -> Optimizer:
+        if len(self.clips) > 1:
+            raise ValueError(f"{' and '.join(self.clips)} exclude each other: set one of them")
+        return self
+
+    @property
+    def clips(self) -> list[str]:
+        """The settings by which gradients are clipped, at most one."""
+        return [name for name in ("clip_norm", "clip_value", "clip_agc") if getattr(self, name) is not None]
+
 
 class Schedule(Section):
     """The learning rate over the run, set before every step."""
 
-    name: Literal["cosine", "linear", "polynomial", "restarts", "step", "constant", "onecycle", "piecewise"] = Field(
-        "cosine", description="shape after warmup"
-    )
+    name: Literal[
+        "cosine", "linear", "polynomial", "exponential", "restarts", "step", "constant", "onecycle", "piecewise"
+    ] = Field("cosine", description="shape after warmup")
     warmup_epochs: float = Field(0.0, ge=0, description="epochs of linear warmup, by step")
     warmup_start: float = Field(
         0.0, ge=0, le=1, description="initial learning rate of the warmup, as a fraction of the peak"
@@ -138,7 +156,7 @@ class Schedule(Section):
     milestones: tuple[float, ...] = Field(
         (30.0, 60.0, 80.0), description="step: multiply by gamma at these epochs; piecewise: the epochs of the values"
     )
-    gamma: float = Field(0.1, gt=0, le=1, description="step: factor at each milestone")
+    gamma: float = Field(0.1, gt=0, le=1, description="step: factor at each milestone; exponential: factor per epoch")
     values: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
         (), description="piecewise: learning rates at the milestones, as fractions of the peak; linear between them"
     )

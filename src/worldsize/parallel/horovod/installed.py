@@ -127,10 +127,10 @@ def _check_adasum(recipe: Recipe, rank_info: RankInfo, build: Build) -> None:
             "a Horovod built with NCCL averages inside a machine and uses Adasum only between machines; all processes "
             "are on this one: use --parallel.strategy adasum, or --parallel.op average"
         )
-    if recipe.optimizer.clip_norm is not None:
+    for name in recipe.optimizer.clips:
         raise UserError(
-            "Horovod's Adasum steps each parameter as soon as its gradient is ready, before the norm is known: "
-            "leave --optimizer.clip-norm out, or use --parallel.strategy adasum"
+            "Horovod's Adasum steps each parameter as soon as its gradient is ready, before it can be clipped: "
+            f"leave --optimizer.{name.replace('_', '-')} out, or use --parallel.strategy adasum"
         )
     if recipe.precision == "fp16":
         raise UserError(
