@@ -1,6 +1,7 @@
 /* All operations of augmentation policies. Compiled once for each instruction set, by files that define WS_APPLY as the name
    of the function. The compiler's own vectorization gives the same bytes in each: no sum is reordered. */
 #include "affine.h"
+#include "blur.h"
 #include "kernels.h"
 #include "tone.h"
 
@@ -37,6 +38,7 @@ void WS_APPLY(const ws_operation *o, const uint8_t fill[3], int32_t size, uint8_
         case WS_EQUALIZE: equalize(pixels, image); break;
         case WS_HUE: hue((int)p[0], pixels, image); break;
         case WS_ERASE: erase(p, size, image); break;
+        case WS_BLUR: blur(p[0], size, copy, image); break;
         case WS_SHIFT: shift(p, pixels, image); break;
         default: break;
     }

@@ -28,6 +28,7 @@ static int valid(const ws_operation *o, int32_t size) {
         case WS_POSTERIZE: return integer(p[0], 0, 8);
         case WS_SOLARIZE: return p[0] == p[0];
         case WS_SOLARIZE_ADD: return integer(p[0], 0, 255) && p[1] == p[1];
+        case WS_BLUR: return p[0] >= 0 && p[0] <= WS_MAX_BLUR;
         case WS_HUE: return integer(p[0], 0, 255);
         case WS_SHIFT: return integer(p[0], -255, 255) && integer(p[1], -255, 255) && integer(p[2], -255, 255);
         case WS_ERASE:
@@ -49,7 +50,7 @@ int ws_augment(int n, int slots, const ws_operation *operations, const uint8_t *
         if (!valid(operations + i, size)) return WS_INVALID_OPERATION;
     }
     const ws_kernels *const kernels = ws_choose();
-    uint8_t *copy = malloc((size_t)size * (size_t)size * 4 + WS_SLACK);
+    uint8_t *copy = malloc((size_t)size * ((size_t)size * 4 + WS_BLUR_ROWS * 3) + WS_SLACK);
     if (!copy) return WS_NO_MEMORY;
     for (int64_t i = 0; i < count; i++) kernels->apply(operations + i, fill, size, copy, images + i / slots * bytes);
     free(copy);

@@ -7,6 +7,8 @@
 
 /* Bytes that must be readable (in outputs: writable) after the last byte of every row passed to a kernel. */
 #define WS_SLACK 64
+/* Rows around an image from which a blur with WS_MAX_BLUR takes pixels, above and below it. */
+#define WS_BLUR_ROWS 4
 
 typedef struct {
     const char *name;
@@ -18,7 +20,7 @@ typedef struct {
     /* Converts 3-byte pixels to 4-byte pixels; the fourth byte is undefined. source needs no slack. */
     void (*widen)(const uint8_t *source, int64_t pixels, uint8_t *target);
     /* Applies one operation, which must be valid, to an image in place; fill as in ws_augment. copy: space for 4 bytes
-       per pixel and slack. */
+       per pixel, WS_BLUR_ROWS rows of 3-byte pixels, and slack. */
     void (*apply)(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, uint8_t *image);
 } ws_kernels;
 

@@ -18,7 +18,7 @@
 
 /* Version of this interface; increase it with every change below. worldsize.data.images.native checks it first, because a library
    built from older sources stays in place until worldsize is installed again. */
-enum { WS_INTERFACE = 6 };
+enum { WS_INTERFACE = 7 };
 WS_API int ws_interface(void);
 
 enum {
@@ -81,8 +81,11 @@ enum {
     WS_HUE = 13,            /* added to the hue modulo 256, 0 to 255 [convert("HSV") and back] */
     WS_ERASE = 14,          /* top, left, height, width; the color: red, green, blue */
     WS_SHIFT = 15,          /* added to red, green and blue, -255 to 255; the results are clipped to 0..255 */
-    WS_OPERATIONS = 16
+    WS_BLUR = 16,           /* standard deviation in pixels, 0 to WS_MAX_BLUR [ImageFilter.GaussianBlur] */
+    WS_OPERATIONS = 17
 };
+
+enum { WS_MAX_BLUR = 2 };
 
 typedef struct {
     double code;     /* one of the above */

@@ -143,7 +143,7 @@ def test_our_loader_is_configured_as_in_training(tmp_path, monkeypatch, crop, sc
     ("name", "lacks"),
     [
         ("torchvision", ("cutout", "lighting", "rotate90", "vflip")),
-        ("timm", ("color_jitter", "cutout", "lighting", "rotate90", "vflip")),
+        ("timm", ("cutout", "lighting", "rotate90", "vflip")),
         ("torchcodec", ("color_jitter", "cutout", "erasing", "lighting", "policy", "rotate90", "vflip")),
         ("dali", ("color_jitter", "cutout", "erasing", "lighting", "policy", "repeats", "rotate90", "vflip")),
     ],
@@ -159,6 +159,23 @@ def test_a_loader_that_lacks_an_augmentation_is_not_compared(tmp_path, name, lac
         changed = recipe.Recipe.model_validate({"augment": {setting: values.get(setting, "trivialaugment")}})
         with pytest.raises(other_loaders.Unavailable, match=rf"compared without augment\.{setting} only"):
             other_loaders.PEERS[name](samples, changed, 8, 1)
+
+
+def test_timm_is_compared_with_the_jitter_that_it_applies(tmp_path):
+    pytest.importorskip("timm")
+    some_images(tmp_path / "data")
+    samples = loader._samples(tmp_path / "data", BenchLoader((tmp_path / "data",), batch=8))
+    jitter = {"color_jitter": (0.3, 0.3, 0.3, 0.0)}
+    for policy, names in ((None, ["ColorJitter"]), ("3-augment", ["AutoAugment", "ColorJitter"])):
+        changed = recipe.Recipe.model_validate({"augment": {"policy": policy} | jitter})
+        peer = other_loaders.PEERS["timm"](samples, changed, 8, 1)
+        steps = [type(step).__name__ for step in peer._loader.dataset._transform.transforms]
+        assert steps[2:-1] == names
+        assert next(iter(peer.batches())) == 8
+    with pytest.raises(other_loaders.Unavailable, match=r"compared without augment\.color_jitter only"):
+        other_loaders.PEERS["timm"](
+            samples, recipe.Recipe.model_validate({"augment": {"policy": "randaugment-timm"} | jitter}), 8, 1
+        )
 
 
 def test_crops_of_other_loaders_are_those_of_the_recipe():

@@ -181,6 +181,9 @@ def test_a_base_learning_rate_is_scaled_as_timm_does(tmp_path, opt, scale, peak)
         ({"hflip": 0.0}, "data.flip", False),
         ({"vflip": 0.5}, "augment.vflip", 0.5),
         ({"aa": "rand-m7-inc1"}, "augment.magnitude_std", 0),
+        ({"aa": "3a"}, "augment.policy", "3-augment"),
+        ({"aa": "3a", "color_jitter": 0.3}, "augment.color_jitter", (0.3, 0.3, 0.3, 0)),
+        ({"color_jitter": 0.3}, "augment.color_jitter", (0, 0, 0, 0)),  # next to RandAugment
         ({"aa": "rand-mstd0.5-inc1"}, "augment.magnitude", 10),  # timm's default
     ],
 )

@@ -112,6 +112,8 @@ def _transforms(recipe: Recipe) -> v2.Compose:
             steps.append(v2.AutoAugment(v2.AutoAugmentPolicy(name.removeprefix("autoaugment-")), **options))
         case "randaugment-timm":
             raise Unavailable("torchvision does not have timm's RandAugment")
+        case "3-augment":
+            raise Unavailable("torchvision does not have 3-augment")
     if any(augment.color_jitter):
         steps.append(v2.ColorJitter(*augment.color_jitter))
     steps.append(v2.PILToTensor())
@@ -148,11 +150,14 @@ def timm(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> P
         raise Unavailable(f"timm cannot be imported ({first_line(error)})") from None
     from torchvision.datasets.folder import pil_loader
 
-    _refuse(recipe, "timm", "vflip", "rotate90", "color_jitter", "lighting", "cutout")
+    _refuse(recipe, "timm", "vflip", "rotate90", "lighting", "cutout")
     data, augment = recipe.data, recipe.augment
-    if augment.policy not in (None, "randaugment-timm"):
+    rand = f"rand-m{augment.magnitude:g}-n{augment.operations}-mstd{augment.magnitude_std:g}-inc1"
+    names = {None: None, "randaugment-timm": rand, "3-augment": "3a"}
+    if augment.policy not in names:
         raise Unavailable(f"timm does not have {augment.policy} in torchvision's form")
-    policy = f"rand-m{augment.magnitude:g}-n{augment.operations}-mstd{augment.magnitude_std:g}-inc1"
+    if augment.policy == "randaugment-timm":
+        _refuse(recipe, "timm", "color_jitter")  # which it leaves out then
     transform = create_transform(
         data.train_crop_size,
         is_training=True,
@@ -160,8 +165,8 @@ def timm(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int) -> P
         scale=data.crop_area,
         ratio=data.crop_ratio,
         hflip=0.5 if data.flip else 0.0,
-        color_jitter=cast(Any, None),  # its annotation forgets None
-        auto_augment=policy if augment.policy else None,
+        color_jitter=augment.color_jitter if any(augment.color_jitter) else cast(Any, None),  # None is not in its type
+        auto_augment=names[augment.policy],
         interpolation=data.interpolation,
     )
     files, sampler = _Files(samples, pil_loader, transform), _Shuffled(samples, recipe)

@@ -20,6 +20,7 @@ from worldsize.data.augmentation.policies import build
 from worldsize.data.augmentation.policies.base import Chain
 from worldsize.data.augmentation.policies.simple import ColorJitter, Cutout, Lighting, RandomErasing
 from worldsize.data.augmentation.policies.symmetries import QuarterTurns, VerticalFlip
+from worldsize.data.augmentation.policies.three_augment import ThreeAugment
 from worldsize.data.augmentation.policies.timm import TimmRandAugment
 from worldsize.data.augmentation.policies.torchvision import AutoAugment, RandAugment, TrivialAugmentWide
 from worldsize.data.images import native
@@ -68,6 +69,7 @@ def rows_of_every_operation(size: int) -> list[operations.Row]:
     found += [operations.row(Op.SOLARIZE, threshold) for threshold in (0, 0.5, 77, 128.2, 255, 256)]
     found += [operations.row(Op.SOLARIZE_ADD, added, 128) for added in (0, 55, 110, 128, 255)]
     found += [operations.row(Op.HUE, shift) for shift in (0, 1, 12, 128, 255)]
+    found += [operations.row(Op.BLUR, sigma) for sigma in (0, 0.01, 0.1, 0.7, 1.4142, 1.5, 1.999, 2)]
     found += [operations.row(Op.SHIFT, *color) for color in ((0, 0, 0), (10, -20, 3), (-255, 255, 128))]
     found += [operations.row(Op.ERASE, 1, 2, 3, 4, 9, 8, 7), operations.row(Op.ERASE, 0, 0, size, size, 1, 2, 3)]
     return [*found, operations.row(Op.AUTOCONTRAST), operations.row(Op.EQUALIZE), operations.IDENTITY]
@@ -118,6 +120,15 @@ def test_any_affine_map_has_pillows_pixels(maps, size):
 
 
 @needs_native
+@settings(max_examples=300, deadline=None)
+@given(st.floats(0, 2), st.integers(1, 40), st.sampled_from(KINDS))
+def test_any_blur_has_pillows_pixels(sigma, size, kind):
+    pixels, row = image(kind, size), operations.row(Op.BLUR, sigma)
+    expected = applied(pixels, [row], way=operations.with_pillow)
+    assert np.array_equal(applied(pixels, [row], way=native.load().augment), expected)
+
+
+@needs_native
 @pytest.mark.parametrize(
     "row",
     [
@@ -131,7 +142,10 @@ def test_any_affine_map_has_pillows_pixels(maps, size):
         operations.row(Op.AFFINE_BILINEAR, float("inf"), 0, 0, 0, 1, 0),
         operations.row(Op.SHIFT, 0, 256, 0),
         operations.row(Op.SHIFT, 0.5, 0, 0),
-        (16.0, *[0.0] * 7),
+        operations.row(Op.BLUR, -0.1),
+        operations.row(Op.BLUR, 2.01),
+        operations.row(Op.BLUR, float("nan")),
+        (17.0, *[0.0] * 7),
         (0.5, *[0.0] * 7),
     ],
 )
@@ -225,6 +239,18 @@ def test_timm_levels_are_normally_distributed():
     levels = (policy.program(draws)[:, 0, 1] - 1) / 0.9 * 10
     assert abs(levels.mean() - 5) < 0.02
     assert abs(levels.std() - 0.5) < 0.02
+
+
+def test_3_augment_is_timms():
+    theirs = pytest.importorskip("timm.data.auto_augment", reason="timm is not installed")
+    pixels = image("noise", 40)
+    choices = [ops for (ops,) in theirs.auto_augment_policy_3a({})]  # solarize, gray, blur
+    for index, op in enumerate([choices[1], choices[0], choices[2]]):
+        for u in (0.0, 0.3, 0.99):
+            with mock.patch.object(theirs.random, "uniform", lambda low, high, u=u: low + (high - low) * u):
+                expected = np.asarray(op(Image.fromarray(pixels)))
+            draws = np.array([[(index + 0.5) / 3, u]])
+            assert np.array_equal(applied(pixels, ThreeAugment().program(draws)[0]), expected), (op.name, u)
 
 
 def test_color_jitter_is_torchvisions():

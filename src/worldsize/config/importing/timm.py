@@ -206,6 +206,9 @@ def _head_scale(conversion: Conversion, key: str, value: float | None) -> None:
 def _policy(conversion: Conversion, key: str, value: str | None) -> None:
     if not value:
         return
+    if value == "3a":
+        conversion.settings["augment.policy"] = "3-augment"
+        return
     settings: dict[str, Any] = {"policy": "randaugment-timm", "fill": "mean", "magnitude": 10.0, "magnitude_std": 0.0}
     kind, *parts = value.split("-")
     for part in parts:
@@ -224,7 +227,7 @@ def _policy(conversion: Conversion, key: str, value: str | None) -> None:
                 conversion.left[key] = f"{part}: supported are m, n, mstd up to 100 and inc1"
                 return
     if kind != "rand" or not settings.pop("increasing", False):
-        conversion.left[key] = "supported: rand-m9-mstd0.5-inc1, with other numbers"
+        conversion.left[key] = "supported: 3a, and rand-m9-mstd0.5-inc1 with other numbers"
         return
     interpolation = conversion.given.get("train_interpolation")
     settings["interpolation"] = interpolation if interpolation in ("bilinear", "bicubic") else "bilinear"
@@ -232,7 +235,7 @@ def _policy(conversion: Conversion, key: str, value: str | None) -> None:
 
 
 def _jitter(conversion: Conversion, key: str, value: Any) -> None:
-    if value and not conversion.given.get("aa"):  # timm leaves it out next to a policy
+    if value and conversion.given.get("aa") in (None, "", "3a"):  # timm leaves it out next to other policies
         conversion.settings["augment.color_jitter"] = [value, value, value, 0.0]
 
 

@@ -12,7 +12,9 @@ from worldsize.config.recipe.base import Section, operational
 from worldsize.errors import UserError
 
 DatasetName = Literal["digits", "cifar10", "imagenet", "folder", "multilabel", "synthetic"]
-PolicyName = Literal["randaugment", "randaugment-timm", "trivialaugment", "autoaugment-imagenet", "autoaugment-cifar10"]
+PolicyName = Literal[
+    "randaugment", "randaugment-timm", "trivialaugment", "autoaugment-imagenet", "autoaugment-cifar10", "3-augment"
+]
 
 
 class Data(Section):
@@ -197,7 +199,9 @@ class Augment(Section):
         0.0, ge=0, le=1, description="probability of turning an image by 0, 90, 180 or 270 degrees, each as likely"
     )
     policy: PolicyName | None = Field(
-        None, description="random operations on colors and geometry; randaugment-timm is timm's form of RandAugment"
+        None,
+        description="random operations on colors and geometry; randaugment-timm is timm's form of RandAugment; 3-augment "
+        "makes images gray, solarizes or blurs them (DeiT III)",
     )
     operations: int = Field(2, ge=1, le=16, description="randaugment: operations per image")
     magnitude: float = Field(9.0, ge=0, le=30, description="randaugment: 0 to 30; randaugment-timm: 0 to 10")

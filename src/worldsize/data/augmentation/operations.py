@@ -1,6 +1,6 @@
 """Operations of augmentation policies on uint8 RGB images, with Pillow's pixels.
 
-An operation is a row of eight float64: its code and its values. native/src/augment.h applies rows outside the GIL;
+An operation is a row of eight float64: its code and its values. native/src/augment.c applies rows outside the GIL;
 `with_pillow` applies them with Pillow, to the same pixels.
 """
 
@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 Pixels = NDArray[np.uint8]
 Program = NDArray[np.float64]  # (n, slots, 8): the rows of n images, in order
@@ -43,6 +43,7 @@ class Op(IntEnum):
     HUE = 13
     ERASE = 14
     SHIFT = 15
+    BLUR = 16
 
 
 _AFFINE = {"nearest": Op.AFFINE_NEAREST, "bilinear": Op.AFFINE_BILINEAR, "bicubic": Op.AFFINE_BICUBIC}
@@ -148,6 +149,8 @@ def _apply(image: Image.Image, values: NDArray[np.float64], fill: Color) -> Imag
             top, left, height, width, *color = (int(v) for v in values[1:])
             image.paste(tuple(color), (left, top, left + width, top + height))
             return image
+        case Op.BLUR:
+            return image.filter(ImageFilter.GaussianBlur(first))
         case Op.SHIFT:
             return image.point([min(max(v + int(added), 0), 255) for added in values[1:4] for v in range(256)])
         case _:

@@ -9,6 +9,7 @@ from worldsize.data.augmentation.operations import Color
 from worldsize.data.augmentation.policies.base import Chain, Policy
 from worldsize.data.augmentation.policies.simple import ColorJitter, Cutout, Lighting, RandomErasing
 from worldsize.data.augmentation.policies.symmetries import QuarterTurns, VerticalFlip
+from worldsize.data.augmentation.policies.three_augment import ThreeAugment
 from worldsize.data.augmentation.policies.timm import TimmRandAugment
 from worldsize.data.augmentation.policies.torchvision import AutoAugment, RandAugment, TrivialAugmentWide
 
@@ -24,6 +25,7 @@ _POLICIES: dict[str, Callable[[Augment, int], Policy]] = {
     ),
     "autoaugment-imagenet": lambda settings, size: AutoAugment(size, "imagenet", settings.interpolation),
     "autoaugment-cifar10": lambda settings, size: AutoAugment(size, "cifar10", settings.interpolation),
+    "3-augment": lambda _, __: ThreeAugment(),
 }
 
 
