@@ -16,8 +16,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import worldsize
-from exporting import Exported
+from exporting import QUICK, Exported
 from processes import start
+from processes import worldsize as command
 from waiting import until
 from worldsize.cli import main
 from worldsize.config.recipe import Data
@@ -130,6 +131,40 @@ def test_what_cannot_be_exported_is_one_message(run, tmp_path, monkeypatch, caps
     err = capsys.readouterr().err
     assert message in err and "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+OWN = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, classes)
+
+    def forward(self, x):
+        return self.fc(torch.special.bessel_j0(x.mean((2, 3))))
+"""
+
+
+def test_an_operator_without_an_equivalent_in_onnx_is_one_message(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(OWN)
+    done = command(
+        "train", "digits", "--model.name", "own.py:Net", *QUICK, "--max-steps", "1", "--name", "own", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "own"
+    assert main(["export", str(run), "--to", "onnx", "--out", str(tmp_path / "out")]) == 64
+    err = capsys.readouterr().err
+    assert "cannot convert own.py:Net" in err and "bessel_j0" in err and "--to pt2 can" in err and "Traceback" not in err
+    assert main(["export", str(run), "--to", "pt2", "--out", str(tmp_path / "out")]) == 0
+
+
+def test_compiled_exports_need_a_compiler(small_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert main(["export", str(small_run), "--to", "pt2", "--aoti", "--out", str(tmp_path / "out")]) == 64
+    err = capsys.readouterr().err
+    assert "--aoti compiles the network: it needs a C++ compiler, and CXX=no-such-compiler is no program" in err
+    assert not list(tmp_path.iterdir())
 
 
 def test_evaluation_refuses_other_classes_in_the_words_of_resuming(run, tmp_path, capsys):

@@ -12,7 +12,7 @@ from torch import nn
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.crops import Pixels
 from worldsize.data.images.native import PILLOW_13
-from worldsize.errors import UserError
+from worldsize.errors import UserError, first_line
 from worldsize.inference.export import layout as layouts
 from worldsize.inference.export import onnx_packages, preprocess, quantize, to_pt2
 from worldsize.inference.export.base import Format, Options, Runner, Source
@@ -65,18 +65,28 @@ def _input(preprocessed: bool) -> str:
 
 
 def _network(source: Source, options: Options) -> Any:
-    """The ModelProto from normalized images to logits."""
+    """The ModelProto from normalized images to logits.
+
+    Raises:
+        UserError: torch cannot export the network, or not as ONNX.
+    """
     program = to_pt2.exported(source, options)
-    with to_pt2.quiet():
-        written = torch.onnx.export(
-            program,
-            input_names=[preprocess.OUTPUT],
-            output_names=[LOGITS],
-            opset_version=options.opset,
-            external_data=False,
-            dynamo=True,
-            verbose=False,
-        )
+    try:
+        with to_pt2.quiet():
+            written = torch.onnx.export(
+                program,
+                input_names=[preprocess.OUTPUT],
+                output_names=[LOGITS],
+                opset_version=options.opset,
+                external_data=False,
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as error:  # an operator without an equivalent, or versions of packages that do not fit together
+        reason = first_line(to_pt2.first_cause(error))
+        raise UserError(
+            f"torch {torch.__version__} cannot convert {source.recipe.model.name} to ONNX: {reason}; --to pt2 can"
+        ) from None
     assert written is not None
     model = written.model_proto
     for value in (*model.graph.input, *model.graph.output):

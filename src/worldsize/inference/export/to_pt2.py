@@ -18,6 +18,7 @@ from worldsize.errors import UserError
 from worldsize.inference.export import fold
 from worldsize.inference.export.base import Format, Options, Runner, Source
 from worldsize.inference.export.served import Served
+from worldsize.training import compilation
 
 FILE = "model.pt2"
 
@@ -30,7 +31,9 @@ class Form(Format):
     mirrors = True
 
     def check(self, recipe: Recipe, options: Options) -> None:
-        """It expresses every network."""
+        lack = compilation.missing(torch.device("cpu")) if options.aoti else None
+        if lack is not None:
+            raise UserError(f"--aoti compiles the network: {lack}")
 
     def write(self, folder: Path, source: Source, options: Options) -> list[str]:
         program = exported(source, options)
@@ -90,6 +93,13 @@ def exported(source: Source, options: Options) -> torch.export.ExportedProgram:
         raise UserError(
             f"torch.export cannot export {source.recipe.model.name}: {type(error).__name__}; --to safetensors can"
         ) from None
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What led to an exception, in the end."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 @contextmanager
