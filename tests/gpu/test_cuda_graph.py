@@ -105,6 +105,7 @@ CASES = {
     "sgd": {},
     "one forward pass": {"micro_batch": 8},
     "clipped": {"optimizer": {"clip_norm": 0.5}},
+    "clipped adaptively": {"optimizer": {"clip_agc": 0.01}},
     "ghost": {"micro_batch": 2, "forward_batch": 4},
     "bf16": {"precision": "bf16"},
     "fp16": {"precision": "fp16"},

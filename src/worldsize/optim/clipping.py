@@ -41,8 +41,7 @@ def clip_adaptively(parameters: Sequence[nn.Parameter], factor: float) -> None:
         gradient = parameter.grad
         assert gradient is not None
         most = _unit_norms(parameter).clamp_(min=_LEAST_NORM).mul_(factor)
-        norms = _unit_norms(gradient)
-        gradient.mul_(torch.where(norms > most, most / norms, 1.0))
+        gradient.mul_(most.div_(_unit_norms(gradient)).clamp_(max=1.0))
 
 
 def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:
