@@ -81,9 +81,9 @@ def test_weights_that_torchvision_published(tmp_path, monkeypatch):
     assert torch.equal(network.layer4[1].conv2.weight, source.layer4[1].conv2.weight)
     with pytest.raises(UserError, match="called like torchvision:ResNet50_Weights"):
         build(weights="torchvision:ResNet18_Weights.NONE")
-    for other in ("FasterRCNN_ResNet50_FPN_Weights", "Raft_Small_Weights"):
-        with pytest.raises(UserError, match=f"torchvision:{other}.DEFAULT are not the weights of an image classifier"):
-            build(weights=f"torchvision:{other}.DEFAULT")
+    for kind in ("FasterRCNN_ResNet50_FPN_", "Raft_Small_", "FCN_ResNet50_", "R3D_18_", "ResNet18_Quantized"):
+        with pytest.raises(UserError, match=f"torchvision:{kind}Weights.DEFAULT are not floating-point weights"):
+            build(weights=f"torchvision:{kind}Weights.DEFAULT")
 
 
 def in_the_cache_of_the_hub(folder: Path, repository: str, state: dict[str, torch.Tensor]) -> None:

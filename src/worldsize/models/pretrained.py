@@ -97,9 +97,10 @@ def _from_torchvision(name: str, recipe: Recipe) -> State:
         ) from None
     transforms = published.transforms()
     converted = name.startswith(("GoogLeNet", "Inception"))
-    if not hasattr(transforms, "mean"):  # those of detectors and of optical flow
+    # The others are those of detection, segmentation, video and optical flow.
+    if type(transforms).__name__ != "ImageClassification" or "Quantized" in name:
         raise UserError(
-            f"torchvision:{name} are not the weights of an image classifier: those are called like "
+            f"torchvision:{name} are not floating-point weights of an image classifier: those are called like "
             "torchvision:ResNet50_Weights.IMAGENET1K_V2"
         )
     mean, std = _OF_INCEPTION if converted else (transforms.mean, transforms.std)
