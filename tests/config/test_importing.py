@@ -181,6 +181,11 @@ def test_a_base_learning_rate_is_scaled_as_timm_does(tmp_path, opt, scale, peak)
         ({"hflip": 0.0}, "data.flip", False),
         ({"vflip": 0.5}, "augment.vflip", 0.5),
         ({"aa": "rand-m7-inc1"}, "augment.magnitude_std", 0),
+        ({"aa": "rand-m15-mstd0.5-inc1"}, "augment.magnitude", 10),
+        ({"aa": "rand-m15-mstd0.5-inc1"}, "augment.magnitude_std", 0),  # nearly all draws are above 10, and are clipped
+        ({"dataset": "torch/cifar10"}, "data.name", "cifar10"),
+        ({"dataset": "hfds/timm/imagenet-1k-wds"}, "data.name", "imagenet"),
+        ({"sched": "multistep", "epochs": 50}, "schedule.milestones", (30,)),
         ({"aa": "3a"}, "augment.policy", "3-augment"),
         ({"aa": "3a", "color_jitter": 0.3}, "augment.color_jitter", (0.3, 0.3, 0.3, 0)),
         ({"color_jitter": 0.3}, "augment.color_jitter", (0, 0, 0, 0)),  # next to RandAugment
@@ -240,6 +245,11 @@ def test_an_ffcv_file_becomes_a_recipe(tmp_path):
         ("mixup_mode", "elem"),
         ("aa", "augmix-m5"),
         ("aa", "rand-m9-mstd101-inc1"),  # a uniform magnitude
+        ("aa", "rand-m11-mstd0.5-inc1"),  # half of what is drawn above 10 would be below it here
+        ("aa", True),
+        ("dataset", "tfds/oxford_iiit_pet"),
+        ("warmup_lr", 1.0),
+        ("min_lr", 1.0),
         ("opt", "lion"),
         ("train_interpolation", "random"),
         ("cooldown_epochs", 10),

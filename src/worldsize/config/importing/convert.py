@@ -43,7 +43,8 @@ def convert(path: Path, world_size: int | None) -> Conversion:
             for key, value in conversion.given.items():
                 try:
                     table.get(key, _unknown)(conversion, key, value)
-                except (TypeError, ValueError):  # a word instead of a number, for example
+                # a word instead of a number, for example, or a 0 to divide by
+                except (TypeError, ValueError, AttributeError, ArithmeticError):
                     conversion.left[key] = "this value is not supported"
             return conversion
     marks = " or ".join(f"`{mark}`" for mark, *_ in _FORMATS)

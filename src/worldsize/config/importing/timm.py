@@ -10,7 +10,7 @@ from worldsize.config.importing.base import Conversion, Convert, ignore, one_of,
 
 # Where and how a run executes, and numbers that only matter together with another key.
 _IGNORED = (
-    *("config", "data", "data_dir", "dataset", "dataset_download", "dataset_trust_remote_code", "train_split", "val_split"),
+    *("config", "data", "data_dir", "dataset_download", "dataset_trust_remote_code", "train_split", "val_split"),
     *("train_num_samples", "val_num_samples", "class_map", "input_key", "target_key", "num_classes"),
     *("workers", "pin_mem", "no_prefetcher", "prefetcher", "use_multi_epochs_loader", "worker_seeding", "seed"),
     *("output", "experiment", "log_interval", "log_wandb", "wandb_project", "wandb_tags", "wandb_resume_id", "save_images"),
@@ -27,6 +27,16 @@ _IGNORED = (
     *("kd_distill_type", "kd_loss_type", "kd_temperature", "kd_student_feature_dim", "kd_teacher_feature_dim"),
     *("kd_token_distill_type", "distill_loss_weight", "task_loss_weight"),
 )
+
+_MOST = 10.0  # magnitude of timm's RandAugment
+
+
+def _dataset(conversion: Conversion, key: str, value: str | None) -> None:
+    name = str(value or "").lower()
+    if name.endswith("/cifar10"):
+        conversion.settings["data.name"] = "cifar10"
+    elif name not in ("", "folder", "imagefolder") and "imagenet" not in name:
+        conversion.left[key] = "set data.name and data.root by hand"
 
 
 def _model(conversion: Conversion, key: str, value: str) -> None:
@@ -102,11 +112,18 @@ def _lr(conversion: Conversion, key: str, value: float | None) -> None:
             "optimizer.lr_reference_batch": size,
             "optimizer.lr_scaling": "sqrt" if scaling == "sqrt" else "linear",
         }
-    # These are fractions of the peak here; 12 digits turn 9.999999999999999e-05 into 1e-4.
-    if given.get("warmup_lr") and given.get("warmup_epochs", 1):
-        conversion.settings["schedule.warmup_start"] = float(f"{given['warmup_lr'] / peak:.12g}")
-    if given.get("min_lr"):
-        conversion.settings["schedule.end"] = float(f"{given['min_lr'] / peak:.12g}")
+    if given.get("warmup_epochs", 1):
+        _fraction(conversion, "warmup_lr", peak, "schedule.warmup_start")
+    _fraction(conversion, "min_lr", peak, "schedule.end")
+
+
+def _fraction(conversion: Conversion, key: str, peak: float, setting: str) -> None:
+    """A learning rate, which is a fraction of the peak here."""
+    rate = conversion.given.get(key)
+    if rate and rate > peak:
+        conversion.left[key] = f"supported: at most the peak learning rate, {peak:g}"
+    elif rate:
+        conversion.settings[setting] = float(f"{rate / peak:.12g}")  # turns 9.999999999999999e-05 into 1e-4
 
 
 def _optimizer(conversion: Conversion, key: str, value: str) -> None:
@@ -159,7 +176,8 @@ def _schedule(conversion: Conversion, key: str, value: str) -> None:
     if value == "poly":
         conversion.settings["schedule.power"] = rate
     if value == "multistep":
-        milestones = given.get("decay_milestones", [90, 180, 270])
+        epochs = given.get("epochs", 300)
+        milestones = [epoch for epoch in given.get("decay_milestones", [90, 180, 270]) if epoch < epochs]
         conversion.settings |= {"schedule.milestones": milestones, "schedule.gamma": rate}
     if value == "step":
         every, epochs = given.get("decay_epochs", 90), given.get("epochs", 300)
@@ -210,7 +228,7 @@ def _policy(conversion: Conversion, key: str, value: str | None) -> None:
         conversion.settings["augment.policy"] = "3-augment"
         return
     settings: dict[str, Any] = {"policy": "randaugment-timm", "fill": "mean", "magnitude": 10.0, "magnitude_std": 0.0}
-    kind, *parts = value.split("-")
+    kind, *parts = str(value).split("-")
     for part in parts:
         match = re.fullmatch(r"([a-z]+)([\d.]+)", part)
         name, number = (match[1], float(match[2])) if match else (part, 0.0)
@@ -229,6 +247,11 @@ def _policy(conversion: Conversion, key: str, value: str | None) -> None:
     if kind != "rand" or not settings.pop("increasing", False):
         conversion.left[key] = "supported: 3a, and rand-m9-mstd0.5-inc1 with other numbers"
         return
+    if settings["magnitude"] > _MOST:
+        if settings["magnitude"] - _MOST < 4 * settings["magnitude_std"]:
+            conversion.left[key] = f"supported: magnitudes up to {_MOST}"
+            return
+        settings |= {"magnitude": _MOST, "magnitude_std": 0.0}  # timm clips what it draws
     interpolation = conversion.given.get("train_interpolation")
     settings["interpolation"] = interpolation if interpolation in ("bilinear", "bicubic") else "bilinear"
     conversion.settings |= {f"augment.{name}": setting for name, setting in settings.items()}
@@ -303,6 +326,7 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "ratio": to("data.crop_ratio"),
     "hflip": one_of("data.flip", {0.5: True, 0.0: False}),
     "vflip": to("augment.vflip"),
+    "dataset": _dataset,
     "aa": _policy,
     "color_jitter": _jitter,
     "aug_repeats": lambda conversion, key, value: to("augment.repeats")(conversion, key, int(value) or None),
