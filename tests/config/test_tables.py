@@ -1,8 +1,9 @@
-"""Names in tables are whole, wherever the table goes."""
+"""Names and values in tables are whole, wherever the table goes."""
 
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,19 @@ def test_a_narrow_terminal_folds_names(monkeypatch, columns):
     lines = written.getvalue().splitlines()
     assert all(len(line) <= int(columns) for line in lines)
     assert sorted("".join("".join(lines).split())) == sorted(f"setting{LONG}optimizer.no-weight-decay-onx")
+
+
+def test_brackets_and_all_digits_of_a_value_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("m[a].yaml").write_text('base: digits\nmodel: {weights: "runs/[v2]/w.pth"}\noptimizer: {lr: 0.0300000001}\n')
+    assert cli.main(["recipes", "m[a].yaml", "--against", "digits"]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["setting", "m[a].yaml", "digits"],
+        ["model.weights", "runs/[v2]/w.pth", "None"],
+        ["optimizer.lr", "0.0300000001", "0.03"],
+    ]
+    old, new = (make(tmp_path, name, model={"weights": f"{name}/w.pth"}) for name in ("[old]", "[new]"))
+    assert cli.main(["compare", str(old), str(new)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == [[str(old), str(new)], ["model.weights", "[old]/w.pth", "[new]/w.pth"]]

@@ -293,6 +293,7 @@ def test_the_recipe_finetune_is_the_plan_for_5000_images():
         (["ROOT", "--val-share", "1"], "must be between 0 and 1"),
         (["ROOT", "--weights", "gone.pth"], "file not found"),
         (["ROOT", "--out", "there.yaml"], "there.yaml already exists"),
+        (["ROOT", "--out", "digits"], "--out digits is the name of a shipped recipe"),
     ],
 )
 def test_mistakes_are_explained_and_nothing_is_written(mixed, capsys, arguments, message):

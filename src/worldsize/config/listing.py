@@ -86,6 +86,7 @@ def _import(argv: list[str]) -> int:
 
 
 def _compare(name: str, other: str) -> None:
+    from rich.text import Text
 
     from worldsize.config import tables
 
@@ -93,7 +94,7 @@ def _compare(name: str, other: str) -> None:
     table = tables.table("setting", name, other)
     for setting in ours:
         if ours[setting] != theirs[setting] and setting not in PROSE:
-            table.add_row(setting, shown(ours[setting]), shown(theirs[setting]))
+            table.add_row(setting, Text(shown(ours[setting])), Text(shown(theirs[setting])))
     if table.row_count:
         tables.console().print(table)
     else:
@@ -115,4 +116,6 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(shown, value)) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)

@@ -8,6 +8,7 @@ from typing import IO
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 # Wider than any line: what is no terminal, such as grep or a file, gets whole names and one line for each row.
 _WHOLE = 100_000
@@ -30,5 +31,5 @@ def table(*titles: str) -> Table:
     """A table without lines. A narrow terminal folds what does not fit, because a name that is cut is no name."""
     made = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for title in titles:
-        made.add_column(title, overflow="fold")
+        made.add_column(Text(title), overflow="fold")
     return made

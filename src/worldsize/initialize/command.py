@@ -74,6 +74,8 @@ def run(options: Init) -> int:
             output_files.check("--out", path)
         _check_new(path, options.force)
 
+    if str(out) in recipe_files.names():
+        raise UserError(f"--out {out} is the name of a shipped recipe, which worldsize train would take: pass {out}.yaml")
     check(out)
     choice = _choose(options)  # before the images are read, which may take long: mistakes in its flags show at once
     if options.unpack is not None:

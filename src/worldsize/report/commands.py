@@ -122,10 +122,11 @@ def compare(argv: list[str]) -> int:
 
 
 def _print(rows: list[tuple[str, ...]]) -> None:
+    from rich.text import Text
 
     from worldsize.config import tables
 
     table = tables.table(*rows[0])
     for row in rows[1:]:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     tables.console().print(table)
