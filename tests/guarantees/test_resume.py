@@ -136,6 +136,16 @@ def test_a_finished_run_has_nothing_left_to_do(resume, uninterrupted):
     assert newest(run) == before
 
 
+def test_a_finished_run_that_goes_on_has_no_result_until_it_ends_again(train, resume):
+    run = train("again", 1, "--max-steps", "2")
+    resume(run, 1)
+    assert json.loads((run / "result.json").read_text())["steps"] == 2
+    resume(run, 1, "--max-steps", "4", "--stop-after", "3", code=75)
+    assert not (run / "result.json").exists()
+    resume(run, 1)
+    assert json.loads((run / "result.json").read_text())["steps"] == 4
+
+
 @pytest.mark.slow
 def test_a_finished_run_can_be_extended(train, resume, uninterrupted):
     run = train("longer", 1, "--max-steps", "5")

@@ -36,7 +36,6 @@ from worldsize.distributed.world import World, join
 from worldsize.errors import Stopped
 from worldsize.models import factory, ghost_batchnorm, one_pixel, pretrained, training_pass
 from worldsize.optim import averaging, optimizers, schedules
-from worldsize.optim.averaging import Averaging
 from worldsize.parallel.base import StrategyInputs
 from worldsize.runs import atomic, run_folder, step_hashes
 from worldsize.runs.history import History
@@ -225,6 +224,7 @@ def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
 
 def _write_recipe(folder: RunFolder, request: TrainRequest) -> None:
     atomic.write_text(folder.recipe, recipe_files.to_yaml(request.recipe))
+    folder.result.unlink(missing_ok=True)  # of a run that had ended and goes on; if killed before this, it still goes on
 
 
 def _assemble(
@@ -304,7 +304,7 @@ def build_state(
     scaler = number_format.scaler(strategy.local_gradients)
     average = None
     if recipe.average.name != "none":
-        average = Averaging(recipe.average, network, statistics, steps_per_epoch)
+        average = averaging.Averaging(recipe.average, network, statistics, steps_per_epoch)
     return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average, compiled=compiles, graphs=graphs)
 
 
