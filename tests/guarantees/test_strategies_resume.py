@@ -83,6 +83,21 @@ def test_another_strategy_begins_with_the_optimizer_of_rank_0(runs, fresh, name,
     assert {float(steps) for key, steps in ranks_own(run).items() if "/step/" in key} == {7.0}
 
 
+def test_another_rank_of_powersgd_counts_from_the_next_step(runs, fresh):
+    run = runs("powersgd-narrower", *POWERSGD, "--max-steps", "4")
+    fresh.run("train", "--resume", run, "--parallel.powersgd-rank", "1", "--max-steps", "5", "--allow-changes")
+    assert {q.shape[1] for key, q in ranks_own(run).items() if ".q." in key} == {1}
+
+
+def test_synchronous_steps_in_the_middle_of_a_round_leave_no_difference_between_ranks(runs, fresh):
+    run = runs("local-ended", *LOCAL, "--max-steps", "6")
+    assert [key for key in ranks_own(run) if "/weight/" in key]
+    fresh.run("train", "--resume", run, "--parallel.local-after", "9", "--max-steps", "8", "--allow-changes")
+    # Weight decay brings a difference between weights into the momentum.
+    own = {key: tensor for key, tensor in ranks_own(run).items() if "momentum_buffer" in key}
+    assert own and all(torch.equal(tensor, own[f"1{key[1:]}"]) for key, tensor in own.items())
+
+
 STRATEGIES = [("adasum", ADASUM), ("local", LOCAL), ("powersgd", POWERSGD)]
 
 

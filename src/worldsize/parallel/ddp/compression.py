@@ -138,7 +138,7 @@ class PowerSGD(Average):
         matrices = {name: g for name, g in gradients.items() if self._shrinks(g)}
         whole = [g for name, g in gradients.items() if name not in matrices]
         ms = {name: g.reshape(g.shape[0], -1) + self._memory.get(f"error.{name}", 0) for name, g in matrices.items()}
-        qs = [self._memory[f"q.{name}"] if f"q.{name}" in self._memory else self._first_q(name, m) for name, m in ms.items()]
+        qs = [self._previous_q(name, m) for name, m in ms.items()]
         # An orthonormal Q also covers directions that the last gradient lacked: at full rank nothing is lost.
         ps = [m @ torch.linalg.qr(q).Q for m, q in zip(ms.values(), qs, strict=True)]
         self._average(ps + whole)
@@ -156,10 +156,13 @@ class PowerSGD(Average):
         n, m = gradient.shape[0], gradient[0].numel()
         return (n + m) * min(self._rank, n, m) * self.min_compression < n * m
 
-    def _first_q(self, name: str, m: torch.Tensor) -> torch.Tensor:
-        """(m, r), the same draw on all ranks."""
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    def _previous_q(self, name: str, m: torch.Tensor) -> torch.Tensor:
+        """(m, r); without one, or with another r (powersgd_rank has changed): a draw, the same on all ranks."""
         shape = (m.shape[1], min(self._rank, *m.shape))
+        stored = self._memory.get(f"q.{name}")
+        if stored is not None and stored.shape == shape:
+            return stored
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(m)
 
     def _average(self, tensors: list[torch.Tensor]) -> None:

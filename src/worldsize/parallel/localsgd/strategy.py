@@ -102,10 +102,15 @@ class Strategy(base.Strategy):
 
         from worldsize.optim import optimizers
 
+        # By now the model has the mean of the saved weights, and the optimizer the state of rank 0.
+        if self._step < self._begins:
+            return  # gradients are averaged: what differs between ranks, because other settings saved it, would remain so
         parameters = dict(self._parts.model.named_parameters())
         kinds = (key.partition("/") for key in state)
         optimizer = {name: state[f"optimizer/{name}"] for kind, _, name in kinds if kind == "optimizer"}
         optimizers.load_state_tensors(self.optimizer, self._parts.model, optimizer)
+        if self._agreed:
+            return  # with other settings, the round that was saved in its middle has ended
         with torch.no_grad():
             for key, tensor in state.items():
                 if key.startswith("weight/"):
