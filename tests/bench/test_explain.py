@@ -21,8 +21,10 @@ from waiting import until
 from worldsize.attribution import advice, causes, evidence, verdict
 from worldsize.attribution.evidence import Evidence
 from worldsize.attribution.step_time import PARTS, TOTALS, USAGE, Steps, window
+from worldsize.cli import main
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
+from worldsize.runs.history import History
 from worldsize.runs.run_folder import RunFolder
 from worldsize.track.base import Window
 
@@ -241,6 +243,20 @@ def test_older_runs_have_no_time_of_copying(tmp_path: Path):
     assert "copy_ms" in lines and "copy_ms" not in run.timing.read_text()
     seen = evidence.read(run)
     assert (seen.damaged, seen.mean["copy_ms"]) == (0, 0) and seen.mean["step_ms"] == pytest.approx(4)
+
+
+def test_of_a_run_that_was_resumed_at_another_world_size_the_last_one_counts(tmp_path: Path, capsys):
+    alone, two = made([times(compute_ms=8)]), made([times(compute_ms=4), times(compute_ms=5)])
+    run = folder(tmp_path / "a", replace(two, windows=[*alone.windows, *(replace(w, step=90) for w in two.windows)]))
+    History(run.history).add("started", 0, world_size=1)
+    History(run.history).add("started", 80, world_size=2)
+    seen = evidence.read(run)
+    assert (sorted(seen.ranks), seen.mean["step_ms"], seen.left_out) == ([0, 1], pytest.approx(4.5), 80)
+    assert main(["explain", str(tmp_path / "a"), "--no-measure"]) == 0
+    assert "The first 80 steps are left out: the run had another number of processes" in capsys.readouterr().out
+    History(run.history).add("started", 100, world_size=4)
+    with pytest.raises(UserError, match="no step was recorded yet since the run was resumed at another world size"):
+        evidence.read(run)
 
 
 def test_a_run_without_timing_is_a_user_error(tmp_path: Path):

@@ -14,6 +14,7 @@ from worldsize.config.recipe import Recipe
 from worldsize.plan import measured as measurements
 from worldsize.plan import model, network
 from worldsize.plan.model import Cluster
+from worldsize.runs.history import History
 
 # Real measurements --------------------------------------------------------------------------------------------------------
 
@@ -121,6 +122,29 @@ def test_of_several_kinds_of_jobs_one_is_used(tmp_path, capsys):
     plan(*words)
     assert "of several kinds of jobs, only local is used." in " ".join(capsys.readouterr().out.split())
     assert forecasts(out) == alone
+
+
+def test_of_a_run_that_was_resumed_at_another_world_size_the_last_one_is_used(tmp_path, capfd, fails):
+    run, out = tmp_path / "run", tmp_path / "plan.json"
+    run.mkdir()
+    asked = ("cifar10", *OF_RESULTS, "--global-batch", "32", "--devices", "2", "--from", run, "--json", out)
+    _, recipe, sent = results(tmp_path / "bench")
+    changes = {"global_batch": 32, "micro_batch": 16, "device": "cpu"}
+    (run / "recipe.yaml").write_text(recipe_files.to_yaml(recipe.model_copy(update=changes)))
+    (run / "environment.json").write_text(json.dumps({"world_size": 2, "hardware": {"cuda": None}}))
+    times = {"data_ms": 0.0, "communication_ms": 10.0, "straggler_ms": 5.0, "sent_bytes": sent.size}
+    # Runs of older versions have no history.
+    lines = [{"kind": "step", "step": n, "step_ms": 900.0 if n <= 30 else 500.0 + n % 3, **times} for n in range(1, 51)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan(*asked)
+    assert forecasts(out)[2]["step_s"]["value"] > 0.7 and "left out" not in capfd.readouterr().out
+    History(run / "history.jsonl").add("started", 0, world_size=1)
+    History(run / "history.jsonl").add("started", 30, world_size=2)
+    plan(*asked)
+    assert forecasts(out)[2]["step_s"]["value"] == pytest.approx(0.5, rel=0.05)
+    assert "the first 30 steps are left out: the run had another number" in " ".join(capfd.readouterr().out.split())
+    History(run / "history.jsonl").add("started", 44, world_size=1)
+    assert "has 3 steps after its first 3 since it was resumed at another world size, after step 44" in fails("plan", *asked)
 
 
 @pytest.mark.parametrize("content", [None, "{}", "[", '{"world_size": 1, "hardware": null}'])

@@ -10,7 +10,7 @@ import pytest
 from paths import SMALL_NETWORK
 from worldsize.cli import main
 from worldsize.errors import Stopped, UserError
-from worldsize.runs.history import History
+from worldsize.runs.history import History, steps_at_other_sizes
 
 QUICK = (
     *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", SMALL_NETWORK),
@@ -36,6 +36,19 @@ def test_a_stopped_and_resumed_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert history[0]["world_size"] == 1 and list(history[0]["hosts"].values()) == [1]
     assert history[2]["reason"].startswith("stopped after step 1 of 4")
     assert [line["time"] for line in history] == sorted(line["time"] for line in history)
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"),
+    [([], 0), ([(0, 4)], 0), ([(0, 4), (9, 4)], 0), ([(0, 32), (9, 64), (12, 64)], 9), ([(0, 1), (9, 2), (12, 1)], 12)],
+)
+def test_the_steps_at_other_world_sizes(tmp_path: Path, starts: list[tuple[int, int]], expected: int):
+    assert steps_at_other_sizes(tmp_path / "h") == 0
+    for step, size in starts:
+        History(tmp_path / "h").add("started", step, world_size=size)
+        History(tmp_path / "h").add("saved", step + 1)
+    (tmp_path / "h").open("a").write('{"event": "started", "st')
+    assert steps_at_other_sizes(tmp_path / "h") == expected
 
 
 @pytest.mark.parametrize(("error", "event"), [(Stopped("at step 3"), "stopped"), (UserError("no\nway"), "failed")])

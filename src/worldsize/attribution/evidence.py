@@ -12,6 +12,7 @@ import yaml
 
 from worldsize.attribution.step_time import NEWER, PARTS
 from worldsize.errors import UserError
+from worldsize.runs import history
 from worldsize.runs.run_folder import RunFolder
 from worldsize.track.base import Window
 
@@ -22,12 +23,14 @@ Times = dict[str, float]
 
 @dataclass(frozen=True)
 class Evidence:
-    """The windows of a run, and what it ran. ``damaged`` counts the lines that could not be read."""
+    """The windows of a run, and what it ran. ``damaged`` counts the lines that could not be read, ``left_out`` the steps
+    with another number of processes, before the run was resumed with that of ``environment``."""
 
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]
     windows: Sequence[Window]
     damaged: int = 0
+    left_out: int = 0
 
     @property
     def world_size(self) -> int:
@@ -123,7 +126,13 @@ def read(folder: RunFolder) -> Evidence:
         window = _window(line)
         windows.extend([] if window is None else [window])
         damaged += window is None
-    evidence = Evidence(recipe, environment, windows, damaged)
+    before = history.steps_at_other_sizes(folder.history)
+    # Windows of different sizes have no common ranks or speed.
+    kept = [window for window in windows if window.step > before]
+    left_out = sum(window.steps for window in windows if window.step <= before)
+    evidence = Evidence(recipe, environment, kept, damaged, left_out)
+    if not evidence.steps and left_out:
+        raise UserError(f"{folder.path}: no step was recorded yet since the run was resumed at another world size")
     if not evidence.steps:
         raise UserError(f"{folder.timing} has no complete line with steps: the run has not done any, or the file is damaged")
     return evidence

@@ -123,6 +123,8 @@ def _show(path: Path, seen: Evidence, found: list[Advice]) -> None:
     console.print(_headline(path, seen), style="bold")
     if seen.damaged:
         console.print(f"{seen.damaged} damaged lines of timing.jsonl are left out")
+    if seen.left_out:
+        console.print(f"The first {seen.left_out:,} steps are left out: the run had another number of processes")
     console.print(_shares(seen), "", "Milliseconds of a step, by rank", _by_rank(seen), "", sep="\n")
     if causes.launch_bound(seen):
         console.print(
@@ -180,6 +182,7 @@ def _write(path: Path, seen: Evidence, found: list[Advice]) -> None:
     """Everything as JSON: milliseconds, seconds, and shares from 0 to 1."""
     values: dict[str, Any] = {
         "steps": seen.steps,
+        "left_out": seen.left_out,
         "seconds": seen.seconds,
         "between_s": seen.between_s,
         "ranks_ms": {rank: {"step_ms": times["step_ms"], **causes.split(times)} for rank, times in seen.ranks.items()},

@@ -20,6 +20,7 @@ from worldsize.plan.forecast import cluster_of
 from worldsize.plan.job import Job
 from worldsize.plan.model import Cluster
 from worldsize.report import reading
+from worldsize.runs import history
 
 _WARMUP = 3  # steps of a run that are not counted
 _LEAST_STEPS = 5
@@ -68,13 +69,17 @@ def _run(path: Path, job: Job, per_node: int) -> Calibration:
     recipe = recipe_files.load(str(path / "recipe.yaml"))
     _check_network(path, recipe, job.recipe)
     facts = _facts(path / "environment.json")
-    lines, notes = _lines(path / "metrics.jsonl")
-    steps = [line for line in lines if line.get("kind") == "step"][_WARMUP:]
-    if len(steps) < _LEAST_STEPS:
-        raise UserError(
-            f"--from {path}: the run has {len(steps)} steps after its first {_WARMUP}; {_LEAST_STEPS} are needed"
-        )
     size, cpu = int(facts["world_size"]), _on_cpu(facts)
+    lines, notes = _lines(path / "metrics.jsonl")
+    before = history.steps_at_other_sizes(path / "history.jsonl")
+    steps = [line for line in lines if line.get("kind") == "step" and line["step"] > before][_WARMUP:]
+    if len(steps) < _LEAST_STEPS:
+        since = f" since it was resumed at another world size, after step {before:,}" if before else ""
+        raise UserError(
+            f"--from {path}: the run has {len(steps)} steps after its first {_WARMUP}{since}; {_LEAST_STEPS} are needed"
+        )
+    if before:
+        notes = (*notes, f"{path}: the first {before:,} steps are left out: the run had another number of processes.")
     own = Job(recipe.model_copy(update={"device": "cpu"}) if cpu else recipe, job.images, job.network)
     plan = own.plan(size)
     measurement = _measurement(path, cluster_of(size, per_node), own, plan.per_process, plan.accumulation, steps)

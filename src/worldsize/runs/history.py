@@ -30,6 +30,31 @@ log = logging.getLogger(__name__)
 _MOST_HOSTS = 32  # that are listed by name
 
 
+def steps_at_other_sizes(path: Path) -> int:
+    """The steps that were done when the run got its last number of processes. 0 if it always had it, or has no history."""
+    try:
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return 0
+    found = 0
+    size = None
+    for line in filter(None, map(_started, lines)):
+        if size not in (None, line["world_size"]):
+            found = line["step"]
+        size = line["world_size"]
+    return found
+
+
+def _started(line: str) -> dict[str, Any] | None:
+    """The line if it is a complete one about a start."""
+    try:
+        found = json.loads(line)
+        int(found["step"]), int(found["world_size"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if found.get("event") == "started" else None
+
+
 class History:
     """Appends to the file. A line that cannot be written is a warning: training continues."""
 
