@@ -83,11 +83,33 @@ def test_only_the_measured_batch_is_known(tmp_path, monkeypatch):
 def test_evaluations_with_several_views_cost_more():
     def work(**data):
         recipe = Recipe.model_validate({"data": {"name": "imagenet", **data}, "model": {"name": "squeezenet1_1"}})
-        return describe(recipe, Feed(), 1, False).evaluation_work()
+        job = describe(recipe, Feed(), 1, False)
+        return job.evaluation_work(job.plan(1))
 
     assert work() == pytest.approx(90 * 50_000 / 3)
     assert work(val_mirror=True) == pytest.approx(2 * work())
     assert work(val_ten_crop=True) == pytest.approx(10 * work())
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "every", "evaluations", "saves"),
+    [
+        (None, 1, 90, 31),
+        (None, 4, 23, 31),
+        (1000, 1, 1, 1),
+        (0, 1, 1, 1),
+        (5004, 1, 1, 1),
+        (5005, 1, 2, 1),
+        (15012, 2, 2, 2),
+    ],
+)
+def test_a_run_that_ends_early_evaluates_and_saves_less(max_steps, every, evaluations, saves):
+    """5,004 steps of 256 images are an epoch."""
+    values = {"max_steps": max_steps, "evaluate_every": every, "model": {"name": "squeezenet1_1"}}
+    values |= {"data": {"name": "imagenet"}, "checkpoint": {"every_epochs": 3, "every_seconds": None}}
+    job = describe(Recipe.model_validate(values), Feed(), 1, False)
+    assert (job.evaluations(job.plan(8)), job.saves(job.plan(8), 1e6)) == (evaluations, saves)
+    assert job.evaluation_work(job.plan(8)) == pytest.approx(evaluations * 50_000 / 3)
 
 
 def test_progressive_resizing_costs_less():

@@ -191,11 +191,10 @@ class _Case:
         return self.plan.total_steps(recipe, images.train) * self.step(hardware).total_s
 
     def evaluation_s(self, hardware: Hardware) -> float:
-        return self.common.job.evaluation_work() * hardware.image_s / self.cluster.devices
+        return self.common.job.evaluation_work(self.plan) * hardware.image_s / self.cluster.devices
 
     def saving_s(self, hardware: Hardware) -> float:
-        steps = self.plan.total_steps(self.common.job.recipe, self.common.job.images.train)
-        return CHECKPOINT_S * self.common.job.saves(self.training_s(hardware), steps)
+        return CHECKPOINT_S * self.common.job.saves(self.plan, self.training_s(hardware))
 
     def duration_s(self, hardware: Hardware) -> float:
         return self.training_s(hardware) + self.evaluation_s(hardware) + self.saving_s(hardware)

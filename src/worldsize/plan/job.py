@@ -92,20 +92,26 @@ class Job:
         data, epochs = self.recipe.data, self.recipe.epochs
         return sum((crop_size(data, epoch) / data.train_crop_size) ** 2 for epoch in range(epochs)) / epochs
 
-    def evaluation_work(self) -> float:
+    def evaluations(self, plan: BatchPlan) -> int:
+        """How often a run evaluates: after every some epochs and at its end, which may be within its first epoch."""
+        between = plan.steps_per_epoch(self.images.train) * self.recipe.evaluate_every
+        return max(1, -(-plan.total_steps(self.recipe, self.images.train) // between))
+
+    def evaluation_work(self, plan: BatchPlan) -> float:
         """Work of all evaluations in training images: forward passes only, at the evaluation's size."""
         recipe, data = self.recipe, self.recipe.data
         views = 10 if data.val_ten_crop else 1 + data.val_mirror
-        evaluations = -(-recipe.epochs // recipe.evaluate_every) * (1 + (recipe.average.name != "none"))
+        evaluations = self.evaluations(plan) * (1 + (recipe.average.name != "none"))
         work = (1 - BACKWARD) * (data.val_crop_size / data.train_crop_size) ** 2
         return views * evaluations * self.images.val * work
 
-    def saves(self, seconds: float, steps: int) -> float:
-        """Checkpoints in a run of this length."""
-        when = self.recipe.checkpoint
+    def saves(self, plan: BatchPlan, seconds: float) -> float:
+        """Checkpoints in a run that trains for this long."""
+        when, images = self.recipe.checkpoint, self.images.train
+        steps = plan.total_steps(self.recipe, images)
         return (
             seconds / (when.every_seconds or float("inf"))
-            + self.recipe.epochs / (when.every_epochs or float("inf"))
+            + steps // plan.steps_per_epoch(images) // (when.every_epochs or float("inf"))
             + steps / (when.every_steps or float("inf"))
             + 1
         )
