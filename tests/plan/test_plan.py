@@ -112,6 +112,17 @@ def test_a_run_that_ends_early_evaluates_and_saves_less(max_steps, every, evalua
     assert job.evaluation_work(job.plan(8)) == pytest.approx(evaluations * 50_000 / 3)
 
 
+@pytest.mark.parametrize(("every", "gradients"), [(1, 2), (4, 1.25)])
+def test_sharpness_aware_minimization_costs_a_second_gradient(tmp_path, every, gradients):
+    def parts(*more):
+        plan("imagenet", "--devices", "8", "--json", tmp_path / "plan.json", *more)
+        return forecasts(tmp_path / "plan.json")[8]["step"]
+
+    before, after = parts(), parts("--optimizer.sam-rho", "0.5", "--optimizer.sam-every", every)
+    for part in ("images_s", "fixed_s", "straggler_s", "exposed_s", "busy_s", "total_s"):
+        assert after[part] == pytest.approx(gradients * before[part])
+
+
 def test_progressive_resizing_costs_less():
     job = describe(recipe_files.load("imagenet-ffcv-rn50-16"), Feed(), 1, False)
     assert 0.5 < job.relative_work() < 1

@@ -147,6 +147,26 @@ def test_of_a_run_that_was_resumed_at_another_world_size_the_last_one_is_used(tm
     assert "has 3 steps after its first 3 since it was resumed at another world size, after step 44" in fails("plan", *asked)
 
 
+def test_a_run_with_sharpness_aware_minimization_calibrates_its_own_plan(tmp_path):
+    """Every fourth step takes twice as long and sends twice as much."""
+    run, out = tmp_path / "run", tmp_path / "plan.json"
+    run.mkdir()
+    _, recipe, sent = results(tmp_path / "bench")
+    sam = recipe.optimizer.model_copy(update={"sam_rho": 0.05, "sam_every": 4})
+    changes = {"global_batch": 32, "micro_batch": 16, "device": "cpu", "optimizer": sam}
+    (run / "recipe.yaml").write_text(recipe_files.to_yaml(recipe.model_copy(update=changes)))
+    (run / "environment.json").write_text(json.dumps({"world_size": 2, "hardware": {"cuda": None}}))
+    lines = []
+    for number in range(43):
+        twice = 1 + (number % 4 == 0)
+        times = {"step_ms": 400.0 * twice, "communication_ms": 10.0 * twice, "straggler_ms": 5.0 * twice, "data_ms": 0.0}
+        lines.append({"kind": "step", "step": number + 1, "sent_bytes": sent.size * twice, **times})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    more = ("--optimizer.sam-rho", "0.05", "--optimizer.sam-every", "4", "--global-batch", "32", "--devices", "2")
+    plan("cifar10", *OF_RESULTS, *more, "--from", run, "--json", out)
+    assert forecasts(out)[2]["step_s"]["value"] == pytest.approx(0.5, rel=0.05)
+
+
 @pytest.mark.parametrize("content", [None, "{}", "[", '{"world_size": 1, "hardware": null}'])
 def test_a_run_without_its_environment_is_refused(tmp_path, fails, content):
     run = tmp_path / "run"

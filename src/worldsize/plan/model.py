@@ -17,7 +17,7 @@ transformed beta-variables").
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from statistics import NormalDist
 
 BACKWARD = 2 / 3  # share of the compute time of a pass
@@ -60,11 +60,13 @@ class Message:
 class Traffic:
     """What each device sends in a step: all-reduces during or after the backward pass, in order; see `model`.
 
-    ``every`` is the mean number of steps between two steps that send: 1, or more for local SGD.
+    ``every`` is the mean number of steps between two steps that send: 1, or more for local SGD. ``gradients`` is the mean
+    number of gradients that a step computes and sends: 1, or more for sharpness-aware minimization.
     """
 
     messages: tuple[Message, ...]
     every: float = 1.0
+    gradients: float = 1.0
 
     @property
     def size(self) -> float:
@@ -143,8 +145,10 @@ def step(
     exposed_s = max(0.0, ends - compute_s) / traffic.every
     # The sum of n independent steps has sqrt(n) times the standard deviation of one.
     straggler_s = compute_s * hardware.jitter * expected_maximum(cluster.devices) / math.sqrt(traffic.every)
-    data_s = max(0.0, batch / supply - compute_s - exposed_s - straggler_s)
-    return Step(images_s, fixed_s, contention_s, straggler_s, exposed_s, data_s, busy_s / traffic.every)
+    once = Step(images_s, fixed_s, contention_s, straggler_s, exposed_s, 0.0, busy_s / traffic.every)
+    # Further gradients are of the same images, which are loaded once.
+    whole = Step(*(traffic.gradients * part for part in astuple(once)))
+    return replace(whole, data_s=max(0.0, batch / supply - whole.total_s))
 
 
 def all_reduce_s(size: float, cluster: Cluster, hardware: Hardware) -> float:

@@ -62,7 +62,14 @@ def of_recipe(recipe: Recipe, tensors: Sequence[Tensor], fusion: float = FUSION)
     else:
         # torch's DDP starts with a small bucket only without an explicit bucket size. Its hooks compress filled buckets.
         filled = buckets(tensors, element, limit, first=_FIRST_BUCKET if settings.strategy == "bitwise" else limit)
-    return Traffic(tuple(Message(b[-1].done, sent * sum(t.elements for t in b)) for b in filled))
+    messages = tuple(Message(b[-1].done, sent * sum(t.elements for t in b)) for b in filled)
+    return Traffic(messages, gradients=gradients(recipe))
+
+
+def gradients(recipe: Recipe) -> float:
+    """How many gradients a step computes, the mean over steps: sharpness-aware minimization computes two in some."""
+    settings = recipe.optimizer
+    return 1 + 1 / settings.sam_every if settings.sam_rho else 1.0
 
 
 def buckets(
