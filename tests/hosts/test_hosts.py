@@ -16,9 +16,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from waiting import all_end
+from processes import free_port
+from waiting import all_end, until
 from worldsize import __version__, cli
 from worldsize.hosts import preflight, probe
+from worldsize.hosts.connection import Connection
 from worldsize.hosts.scheduler import state_of
 from worldsize.hosts.spec import HostsSpec, agent, by_hand, problems, remote
 from worldsize.jobs.folder import JobFolder
@@ -92,6 +94,36 @@ def test_a_machine_without_ssh_is_told_so(fails, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     for options in ((), ("--no-preflight",)):
         assert "ssh is not on this machine" in fails("train", "digits", "--on", "ssh", "--hosts", "h1:1", *options)
+
+
+@pytest.fixture
+def local_ssh(monkeypatch, tmp_path):
+    """An ssh that runs the command on this machine."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/sh\nfor command; do :; done\nexec sh -c "$command"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(ssh.parent), prepend=os.pathsep)
+
+
+def test_content_that_fills_the_pipe_arrives_whole_and_nothing_within_it(local_ssh, tmp_path):
+    recipe = b"0123456789" * 100_000
+    go, received = tmp_path / "go", tmp_path / "received"
+    os.mkfifo(go)
+    one = Connection("h1", f"read word < {go}; cat > {received}", lambda _: None, None)
+    one.send(recipe)
+    one.offer(b"beat\n")  # dropped
+    one.send(b"stop\n")
+    go.write_text("go\n")
+    one.finish()
+    assert until(lambda: one.poll() is not None, "the command has ended") and one.wait() == 0
+    assert received.read_bytes() == recipe + b"stop\n"
+
+
+def test_a_host_is_asked_about_a_recipe_of_any_length(local_ssh, tmp_path):
+    recipe = "data: {name: digits}\nmodel: {name: resnet18}\n" + "# a comment of a network\n" * 8_000
+    spec = replace(SPEC, hosts=("localhost",), nodes=1, procs=1, resources=Resources(), recipe=recipe)
+    assert preflight.problems(replace(spec, folder=tmp_path, python=sys.executable, port=free_port()), None) == []
 
 
 def test_a_job_that_another_machine_started_is_not_taken_for_a_failed_one(fails, monkeypatch, tmp_path):

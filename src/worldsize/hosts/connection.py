@@ -46,6 +46,8 @@ class Connection:
 
     def __init__(self, host: str, command: str, line: Callable[[str], None], config: Path | None) -> None:
         self.host = host
+        self._unsent = b""
+        self._finished = False
         self.errors: list[str] = []
         options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
         where = ["-F", str(config)] if config is not None else []
@@ -70,19 +72,23 @@ class Connection:
             thread.start()
 
     def send(self, content: bytes) -> None:
-        """Write to the command's stdin; content that a stalled connection cannot take is dropped."""
-        assert self._process.stdin is not None
-        with suppress(OSError, ValueError):
-            os.write(self._process.stdin.fileno(), content)
+        """Write to the command's stdin; `poll` writes what a full pipe does not take now."""
+        self._unsent += content
+        self._write()
+
+    def offer(self, content: bytes) -> None:
+        """The same, but drop the content if earlier content waits: a stalled connection must not collect it."""
+        if not self._unsent:
+            self.send(content)
 
     def finish(self) -> None:
-        """End the command's stdin."""
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
+        """End the command's stdin, after what waits."""
+        self._finished = True
+        self._write()
 
     def poll(self) -> int | None:
         """The command's exit code, or `LOST`; None while it runs."""
+        self._write()
         return self._process.poll()
 
     def wait(self, timeout: float | None = None) -> int:
@@ -108,6 +114,21 @@ class Connection:
             if text in said:
                 return f"{self.host} {meaning.format(host=self.host)}"
         return f"the connection to {self.host} was lost" + (f": {self.errors[-1]}" if self.errors else "")
+
+    def _write(self) -> None:
+        """Write what waits, as far as the pipe takes it without waiting."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(stdin.fileno(), self._unsent) :]
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):  # the command has ended; its exit code says why
+            self._unsent = b""
+        if self._finished:
+            with suppress(OSError):
+                stdin.close()
 
     def _read(self, stream: object, line: Callable[[str], None], keep: bool) -> None:
         for content in stream:  # type: ignore[attr-defined]

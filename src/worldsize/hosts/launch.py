@@ -128,7 +128,7 @@ class Launcher:
         if time.monotonic() - self._beat_at >= BEAT_S:
             self._beat_at = time.monotonic()
             for one in self._connections:
-                one.send(b"beat\n")
+                one.offer(b"beat\n")
 
     def _stop(self) -> None:
         """Ask every host to save and stop."""
