@@ -60,6 +60,15 @@ def test_hosts_are_read_as_written(given, expected, capsys, tmp_path, monkeypatc
     assert text.count("PET_NPROC_PER_NODE=8") == 2
 
 
+def test_without_gpus_the_recipe_trains_on_the_cpu(capsys):
+    def rendered(*options: str) -> str:
+        assert cli.main(["render", "digits", "--on", "ssh", "--micro-batch", "4", "--hosts", "h1:2,h2:2", *options]) == 0
+        return capsys.readouterr().out
+
+    assert "device: cpu" in rendered("--gpus", "0")
+    assert "device: auto" in rendered() == rendered("--gpus", "2")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
