@@ -110,6 +110,24 @@ def test_a_name_is_not_used_twice_and_a_folder_is_no_run(folder, run):
         worldsize.Run(folder)
 
 
+def test_a_recipe_whose_file_no_run_can_be_named_after_trains(folder, run):
+    file = folder / "my recipe.yaml"
+    file.write_text((run.path / "recipe.yaml").read_text().replace("max_steps: null", "max_steps: 1"))
+    assert worldsize.train(file, out=folder, quiet=True).name == "my-recipe-1"
+
+
+def test_what_is_no_number_of_processes_is_named(folder, run):
+    for procs in ("two", 1.5, True):
+        for start in (worldsize.train, worldsize.resume):
+            with pytest.raises(UserError, match=f"procs is {procs!r}: pass a whole number"):
+                start(run.path, procs=procs, quiet=True)
+
+
+def test_a_refused_command_line_is_said_without_its_box(run):
+    with pytest.raises(UserError, match=r"^Missing value for argument '--out'[^│─╰]*$"):
+        worldsize.train(run.recipe, out="-x", quiet=True)
+
+
 def test_under_a_launcher_it_refuses(folder, run, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

@@ -32,6 +32,14 @@ def test_a_stem_is_not_a_pattern(tmp_path):
     assert run_folder.create(tmp_path, None, "res.et").name == "res.et-1"
 
 
+@pytest.mark.parametrize(
+    ("stem", "name"), [("my recipe", "my-recipe-1"), (".hidden", "hidden-1"), ("ü", "run-1"), ("a" * 250, "a" * 180 + "-1")]
+)
+def test_a_stem_becomes_a_valid_name(tmp_path, stem, name):
+    assert run_folder.free_name(tmp_path, stem) == run_folder.create(tmp_path, None, stem).name == name
+    run_folder.check_name(tmp_path, run_folder.free_name(tmp_path, stem))
+
+
 def test_a_named_run_gets_its_name(tmp_path):
     folder = run_folder.create(tmp_path / "deep" / "er", "My_run.2-b", "digits")
     assert folder.path == tmp_path / "deep" / "er" / "My_run.2-b"

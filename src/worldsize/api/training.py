@@ -7,7 +7,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from numbers import Integral
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -83,6 +86,7 @@ def train(
         Stopped: interrupted; everything up to the last step is saved, and `resume` continues.
         WorldsizeError: anything else that ends a run; ``exit_code`` is that of the command.
     """
+    count = _count(procs)
     out, stem = Path(out), Path(recipe).stem if isinstance(recipe, (str, Path)) else "run"
     chosen = recipe if isinstance(recipe, Recipe) else recipe_files.load(str(recipe))
     run_folder.check_name(out, name)
@@ -90,7 +94,7 @@ def train(
     with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
         file = Path(folder) / f"{stem}.yaml"
         file.write_text(recipe_files.to_yaml(chosen), "utf-8")
-        words = [str(file), "--procs", str(procs), "--out", str(out), "--name", path.name]
+        words = [str(file), "--procs", count, "--out", str(out), "--name", path.name]
         _run(words, Path(folder), quiet)
     return Run(path)
 
@@ -107,11 +111,18 @@ def resume(run: Run | str | Path, *, procs: int = 1, allow_changes: bool = False
         CheckpointError: it has no intact checkpoint.
         WorldsizeError: see `train`.
     """
-    path = run.path if isinstance(run, Run) else Path(run)
+    count, path = _count(procs), run.path if isinstance(run, Run) else Path(run)
     with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
         more = ["--allow-changes"] if allow_changes else []
-        _run(["--resume", str(path), "--procs", str(procs), *more], Path(folder), quiet)
+        _run(["--resume", str(path), "--procs", count, *more], Path(folder), quiet)
     return Run(path)
+
+
+def _count(procs: object) -> str:
+    """The number of processes as a word of the command line."""
+    if isinstance(procs, bool) or not isinstance(procs, Integral):
+        raise UserError(f"procs is {procs!r}: pass a whole number of processes, such as 2")
+    return str(procs)
 
 
 def _run(words: list[str], reported: Path, quiet: bool) -> None:
@@ -121,18 +132,26 @@ def _run(words: list[str], reported: Path, quiet: bool) -> None:
             "worldsize.train starts its own processes: under torchrun, mpirun or srun use the command `worldsize train`"
         )
     environment = os.environ | {ERROR_VARIABLE: str(reported / "error.json"), "PYTHONUNBUFFERED": "1"}
-    code, last = _follow([*entry_point.command(sys.executable), "train", *words], environment, quiet)
+    code, said = _follow([*entry_point.command(sys.executable), "train", *words], environment, quiet)
     if code == 0:
         return
     found = reports(reported)
-    message = found[0][1].message if found else last
+    message = found[0][1].message if found else _reason(said)
     raised = _ERRORS.get(code, WorldsizeError)(message or f"the training ended with exit code {code}")
     raised.exit_code = code
     raise raised
 
 
-def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> tuple[int, str]:
-    """Run a command; returns its exit code and its last line on stderr.
+def _reason(lines: Sequence[str]) -> str:
+    """The last line; or, if a box ends there, in which the command line is refused, the box's first paragraph."""
+    if not lines or not lines[-1].startswith("╰"):
+        return lines[-1] if lines else ""
+    inside = [line.strip("│ ") for line in lines if line.startswith("│")]
+    return " ".join(takewhile(lambda text: text.strip("─"), inside))
+
+
+def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> tuple[int, Sequence[str]]:
+    """Run a command; returns its exit code and its last lines on stderr.
 
     It has a session of its own: Ctrl-C reaches it once, through this process, as a request to save and stop. A second Ctrl-C
     ends it at once. If this process is killed, or its thread ends, it saves and stops, too.
@@ -140,8 +159,8 @@ def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> 
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
     text: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     process = subprocess.Popen(command, env=dict(environment), preexec_fn=end_with_parent, **text, **pipes)
-    last: list[str] = []
-    errors_copied = threading.Thread(target=lambda: last.append(_copy(process.stderr, sys.stderr, quiet)), daemon=True)
+    said: deque[str] = deque(maxlen=100)
+    errors_copied = threading.Thread(target=_copy, args=(process.stderr, sys.stderr, quiet, said), daemon=True)
     errors_copied.start()
     try:
         try:
@@ -153,14 +172,13 @@ def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> 
     finally:
         process.kill()  # does nothing if it has ended; processes that it started end with it
     errors_copied.join()
-    return process.returncode, last[0]
+    return process.returncode, list(said)
 
 
-def _copy(source: IO[str] | None, target: TextIO, quiet: bool) -> str:
-    """Print a stream to one of this process, which a notebook shows. Returns its last line."""
-    last = ""
+def _copy(source: IO[str] | None, target: TextIO, quiet: bool, said: deque[str] | None = None) -> None:
+    """Print a stream to one of this process, which a notebook shows; add its lines to ``said``, without empty ones."""
     for line in source or ():
-        last = line.strip() or last
+        if said is not None and line.strip():
+            said.append(line.strip())
         if not quiet:
             print(line, end="", file=target, flush=True)
-    return last

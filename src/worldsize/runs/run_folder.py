@@ -70,7 +70,7 @@ class RunFolder:
 
 
 def create(out: Path, name: str | None, stem: str) -> RunFolder:
-    """A new folder ``out/name``; without a name, the next free ``stem-N``.
+    """A new folder ``out/name``; without a name, the next free ``stem-N``, with '-' for characters that a name cannot have.
 
     Raises:
         UserError: the name exists or is not a valid folder name, or ``out`` cannot be written.
@@ -81,6 +81,7 @@ def create(out: Path, name: str | None, stem: str) -> RunFolder:
         if name is not None:
             (out / name).mkdir()
             return RunFolder(out / name)
+        stem = _valid(stem)
         number = _free_number(out, stem)
         while True:
             try:
@@ -106,7 +107,13 @@ def removed_if_unwritten(folder: RunFolder) -> Iterator[None]:
 
 def free_name(out: Path, stem: str) -> str:
     """The next free ``stem-N`` in ``out``."""
+    stem = _valid(stem)
     return f"{stem}-{_free_number(out, stem) if out.is_dir() else 1}"
+
+
+def _valid(stem: str) -> str:
+    """The stem with '-' for what a name cannot have, so that a recipe's file can have any name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-")[: _LONGEST_NAME - 20] or "run"
 
 
 def _free_number(out: Path, stem: str) -> int:
