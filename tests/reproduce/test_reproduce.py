@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from forging import rewrite_state, seal
 from paths import SMALL_NETWORK
 from processes import records, worldsize
 from worldsize import cli
@@ -172,22 +173,6 @@ def damage_checkpoint(run: Path) -> str:
     content[-1] ^= 1
     path.write_bytes(content)
     return f"{path.parent}: optimizer.safetensors is damaged"
-
-
-def rewrite_state(checkpoint: Path, change) -> None:
-    """Change state.json as a forger would, with a valid manifest."""
-    state = json.loads((checkpoint / "state.json").read_text())
-    change(state)
-    (checkpoint / "state.json").write_text(json.dumps(state))
-    seal(checkpoint)
-
-
-def seal(checkpoint: Path) -> None:
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    for name in manifest["files"]:
-        content = (checkpoint / name).read_bytes()
-        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
 FORGERIES = (

@@ -19,7 +19,7 @@ from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data import file_sizes, open_dataset
 from worldsize.errors import CheckpointError
-from worldsize.reproduce import compare, promise, scratch_runs, world_sizes
+from worldsize.reproduce import compare, evaluations, promise, scratch_runs, world_sizes
 from worldsize.reproduce.compare import StepDifference, processes
 from worldsize.reproduce.promise import Promise
 from worldsize.runs import step_hashes
@@ -32,7 +32,8 @@ class Window:
     """Steps between two checkpoints, ``first`` to ``last``, that were computed again with ``procs`` processes.
 
     ``no_bits`` says why their bits were not compared, see `Promise`; empty: they are equal. Otherwise ``promise`` was, and
-    ``loss`` is the relative difference of the last loss, ``weights`` that of all weights and statistics together.
+    ``loss`` is the relative difference of the last loss, ``weights`` that of all weights and statistics together, averages
+    included. ``sha256`` is that of the weights that the network is used with.
     """
 
     first: int
@@ -118,6 +119,7 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
         for path in reversed(checkpoint.list_checkpoints(run.checkpoints)):
             certificate.checkpoints[path.name] = _verify_checkpoint(path, chains)
         _verify_result(run, chains)
+        _verify_evaluations(run, found)
         _replay_windows(run, records, found, certificate, windows, procs, tell)
     except Inconsistent as inconsistent:
         certificate.problem, certificate.problem_step = str(inconsistent), inconsistent.step
@@ -159,7 +161,7 @@ def verify_chain(records: list[dict[str, Any]], state: dict[str, Any]) -> dict[i
 
 
 def _verify_checkpoint(path: Path, chains: dict[int, str]) -> str:
-    """The SHA-256 of its weights."""
+    """The SHA-256 of the weights that its network is used with."""
     try:
         checkpoint.check(path)
     except CheckpointError as error:
@@ -168,7 +170,7 @@ def _verify_checkpoint(path: Path, chains: dict[int, str]) -> str:
     expected = chains.get(state["step"]) if state["step"] else step_hashes.run_hash(state)
     if state.get("chain") and expected != state["chain"]:
         raise Inconsistent(f"{path.name} belongs to another run, or metrics.jsonl was changed", state["step"])
-    return scratch_runs.Steps([], path).sha256
+    return checkpoint.network_digest(path)
 
 
 def _verify_result(run: RunFolder, chains: dict[int, str]) -> None:
@@ -177,6 +179,13 @@ def _verify_result(run: RunFolder, chains: dict[int, str]) -> None:
     result = json.loads(run.result.read_text("utf-8"))
     if result.get("chain") != chains.get(result["steps"]):
         raise Inconsistent("result.json does not belong to the last step of metrics.jsonl", result["steps"])
+
+
+def _verify_evaluations(run: RunFolder, found: dict[int, tuple[Path, dict[str, Any]]]) -> None:
+    result = json.loads(run.result.read_text("utf-8")) if run.result.exists() else None
+    states = {path.name: state for path, state in found.values()}
+    if contradiction := evaluations.contradiction(scratch_runs.records_of(run, "epoch"), states, result):
+        raise Inconsistent(*contradiction)
 
 
 def _replay_windows(
@@ -199,7 +208,7 @@ def _replay_windows(
             again = scratch_runs.compute_again(run, found[first][0] if first else None, last, size, Path(folder))
             kept = promise.of(certificate.environment, recipe, world_sizes.to_compare(sizes, size), size)
             _compare(records[first:last], again, found[last][0], kept)
-            window = Window(first + 1, last, size, again.sha256)
+            window = Window(first + 1, last, size, checkpoint.network_digest(again.checkpoint))
             certificate.windows.append(_measured(window, kept, records[last - 1], again, found[last][0]))
 
 
@@ -208,12 +217,25 @@ def _compare(records: list[dict[str, Any]], again: scratch_runs.Steps, expected:
         raise Inconsistent(
             f"step {found.step:,}: {found.name} is {found.a} in metrics.jsonl and {found.b} when computed again", found.step
         )
+    last = again.records[-1]["step"]
+    if (expected / checkpoint.AVERAGE).exists() != (again.checkpoint / checkpoint.AVERAGE).exists():
+        raise Inconsistent(f"{expected.name} has averaged weights, or lacks them, unlike what its steps compute", last)
     if kept.no_bits:
         return
-    for name in ("model", "optimizer"):
-        file = f"{name}.safetensors"
+    for file in (*_networks(expected), "optimizer.safetensors"):
         if (expected / file).read_bytes() != (again.checkpoint / file).read_bytes():
-            raise Inconsistent(f"{expected.name}/{file} is not what its steps compute", again.records[-1]["step"])
+            raise Inconsistent(f"{expected.name}/{file} is not what its steps compute", last)
+
+
+def _networks(path: Path) -> list[str]:
+    """The files of a checkpoint that have weights of the network."""
+    return [name for name in ("model.safetensors", checkpoint.AVERAGE) if (path / name).exists()]
+
+
+def _weights(path: Path) -> dict[str, Any]:
+    """All weights and statistics of a checkpoint, by file and name."""
+    files = {name: load_file(path / name) for name in _networks(path)}
+    return {f"{file}/{name}": tensor for file, tensors in files.items() for name, tensor in tensors.items()}
 
 
 def _measured(window: Window, kept: Promise, last: dict[str, Any], again: scratch_runs.Steps, expected: Path) -> Window:
@@ -221,7 +243,7 @@ def _measured(window: Window, kept: Promise, last: dict[str, Any], again: scratc
     if not kept.no_bits:
         return window
     loss = StepDifference(window.last, "loss", last["loss"], again.records[-1]["loss"]).relative
-    own, theirs = (load_file(path / "model.safetensors") for path in (again.checkpoint, expected))
+    own, theirs = (_weights(path) for path in (again.checkpoint, expected))
     return replace(window, no_bits=kept.no_bits, promise=str(kept), loss=loss, weights=compare.overall(own, theirs))
 
 
@@ -245,6 +267,8 @@ def text(certificate: Certificate) -> list[str]:
     rounded = next((window.no_bits for window in certificate.windows if window.no_bits), "")
     if certificate.problem is None and rounded:
         return [*lines, f"CONSISTENT up to rounding: the records agree; bits are not promised, because {rounded}."]
+    if certificate.problem is None and not certificate.windows:
+        return [*lines, "CONSISTENT: the records agree; no window was computed again."]
     if certificate.problem is None:
         return [*lines, "CONSISTENT: the records agree, and every window leads from one checkpoint's bits to the next."]
     return [*lines, f"INCONSISTENT: {certificate.problem}"]

@@ -55,8 +55,8 @@ class Audit:
     """Verify a run: its chain of fingerprints, its checkpoints, and parts of it by computing them again.
 
     Checks that metrics.jsonl, the checkpoints, result.json, recipe.yaml and the dataset belong together. Then computes
-    randomly chosen windows between two checkpoints again, and compares their bits. Exits with 0 and a certificate, or
-    with 1 and the first inconsistent step. The run is not changed.
+    randomly chosen windows between two checkpoints again, and compares their bits; evaluations are not computed again.
+    Exits with 0 and a certificate, or with 1 and the first inconsistent step. The run is not changed.
     """
 
     windows: int = 5

@@ -28,7 +28,7 @@ class Steps:
 
     @property
     def sha256(self) -> str:
-        """Of the weights and running statistics."""
+        """Of the weights and running statistics, not averaged."""
         return hashlib.sha256((self.checkpoint / "model.safetensors").read_bytes()).hexdigest()
 
 
@@ -84,7 +84,12 @@ def computed(folder: Path) -> Steps:
 
 
 def steps_of(run: RunFolder) -> list[dict[str, Any]]:
-    """The step records of metrics.jsonl, in order.
+    """The step records of metrics.jsonl, in order; as `records_of`."""
+    return records_of(run, "step")
+
+
+def records_of(run: RunFolder, kind: Literal["step", "epoch"]) -> list[dict[str, Any]]:
+    """The records of this kind in metrics.jsonl, in order.
 
     Raises:
         UserError: it cannot be read.
@@ -96,7 +101,7 @@ def steps_of(run: RunFolder) -> list[dict[str, Any]]:
         raise UserError(f"{run.metrics}: {error.strerror}") from None
     except ValueError:
         raise UserError(f"{run.metrics} is damaged: a line is not JSON") from None
-    return [record for record in records if record["kind"] == "step"]
+    return [record for record in records if record["kind"] == kind]
 
 
 def checkpoints(run: RunFolder) -> dict[int, tuple[Path, dict[str, Any]]]:
