@@ -14,6 +14,7 @@ from waiting import until
 from worldsize.config import recipe_files
 from worldsize.errors import UserError
 from worldsize.reproduce import prove
+from worldsize.reproduce.scratch_runs import Steps
 
 
 @pytest.mark.slow
@@ -76,3 +77,21 @@ def test_prove_shares_the_batch_with_the_largest_micro_batch_that_fits():
 def test_prove_needs_two_world_sizes(text):
     with pytest.raises(UserError, match="at least two numbers of processes"):
         prove.world_sizes(text)
+
+
+def steps(**numbers: float | None) -> Steps:
+    return Steps([{"step": 1, "samples": "ab", "lr": 0.1, "top1": 0.5, "loss": 1.0, "grad_norm": 2.0} | numbers], Path())
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agrees"),
+    [
+        ({}, {"loss": 1 + 1e-6}, True),
+        ({}, {"loss": 1.1}, False),
+        ({"grad_norm": None}, {"grad_norm": None}, True),  # fp16: the first loss scale is often too high
+        ({"grad_norm": None}, {}, True),
+        ({"grad_norm": None}, {"loss": 1.1}, False),
+    ],
+)
+def test_a_first_step_that_overflows_is_compared_as_far_as_it_has_numbers(one, other, agrees):
+    assert prove._first_step_agrees(steps(**one), steps(**other), 1e-4) == agrees
