@@ -13,7 +13,7 @@ from processes import start_python, worldsize
 from waiting import until
 from worldsize.config import recipe_files
 from worldsize.errors import UserError
-from worldsize.reproduce import prove
+from worldsize.reproduce import prove, scratch_runs
 from worldsize.reproduce.scratch_runs import Steps
 
 
@@ -95,3 +95,16 @@ def steps(**numbers: float | None) -> Steps:
 )
 def test_a_first_step_that_overflows_is_compared_as_far_as_it_has_numbers(one, other, agrees):
     assert prove._first_step_agrees(steps(**one), steps(**other), 1e-4) == agrees
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--steps", "0"), "--steps 0: must be at least 1"),
+        (("--steps", "1", "--interrupt"), "--interrupt stops a run between two of its steps: pass --steps 2 (or more)"),
+        (("--strategy", "async"), "strategy async cannot be proved: the order of its updates depends on time"),
+    ],
+)
+def test_what_would_prove_nothing_is_refused_before_the_first_run(fails, monkeypatch, words, message):
+    monkeypatch.setattr(scratch_runs, "train", lambda *arguments: pytest.fail("it trains"))
+    assert message in fails("prove", "digits", *words)

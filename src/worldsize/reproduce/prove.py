@@ -75,17 +75,32 @@ def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
     """Run the recipe's first steps at each world size, and compare.
 
     Raises:
-        UserError: the world sizes cannot share the batch.
+        UserError: the world sizes cannot share the batch, or nothing can be compared.
         ComputationFailed: a run failed.
     """
     sizes = world_sizes(asked.procs)
-    recipe = recipe_for_sizes(sizes, with_strategy(recipe, asked.strategy), tell)
+    recipe = with_strategy(recipe, asked.strategy)
+    _check(asked, recipe)
+    recipe = recipe_for_sizes(sizes, recipe, tell)
     recipes = {size: for_size(recipe, size) for size in sizes}
     for size, own in recipes.items():
         parallel.batch_plan(own, size)
     with tempfile.TemporaryDirectory(prefix="worldsize-prove-") as folder:
         proof = _prove(Path(folder), recipe, recipes, asked, tell)
         return _against_torch(proof, Path(folder), recipes, tell) if asked.against else proof
+
+
+def _check(asked: Prove, recipe: Recipe) -> None:
+    """Refuse what would fail only in the first run, or prove nothing."""
+    if asked.steps < 1:
+        raise UserError(f"--steps {asked.steps}: must be at least 1")
+    if asked.interrupt and asked.steps < 2:
+        raise UserError("--interrupt stops a run between two of its steps: pass --steps 2 (or more)")
+    if parallel.strategy_class(recipe.parallel).asynchronous:
+        raise UserError(
+            f"strategy {recipe.parallel.strategy} cannot be proved: the order of its updates depends on time, so no two "
+            "runs compute the same. Use --strategy bitwise or ddp"
+        )
 
 
 def world_sizes(text: str) -> list[int]:
@@ -186,7 +201,7 @@ def _against_torch(proof: Proof, folder: Path, recipes: dict[int, Recipe], tell:
 
 def _steps(folder: Path, recipe: Recipe, size: int, asked: Prove) -> Steps:
     half = asked.steps // 2
-    if not asked.interrupt or half == 0:
+    if not asked.interrupt:
         return scratch_runs.train(recipe, folder, str(size), size, asked.steps)
     scratch_runs.train(recipe, folder, str(size), size, half)
     return scratch_runs.resume(folder / str(size), size, asked.steps)
