@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from worldsize import checkpoint, pages
+from worldsize import pages
 from worldsize.reproduce.compare import StepDifference, processes
 from worldsize.reproduce.promise import Promise
 from worldsize.runs.run_folder import RunFolder
@@ -41,6 +41,7 @@ class Seen:
     """A step as `training.step_recorder` recorded it: arrays over all ranks' samples in order, norms by parameter."""
 
     arrays: dict[str, NDArray[Any]]
+    classes: list[str]
     norms: dict[str, dict[str, float]]
 
 
@@ -48,7 +49,7 @@ def read_step(folder: Path, step: int, ranks: int) -> Seen:
     """The step's files of all ranks."""
     parts = [dict(np.load(folder / f"step-{step}.rank-{rank}.npz")) for rank in range(ranks)]
     arrays = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    return Seen(arrays, json.loads((folder / f"step-{step}.json").read_text("utf-8")))
+    return Seen(arrays, **json.loads((folder / f"step-{step}.json").read_text("utf-8")))
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,7 @@ class _Shown:
 
 def write(out: Path, run: RunFolder, result: Replay, seen: Seen) -> None:
     """Write the page."""
-    newest = checkpoint.list_checkpoints(run.checkpoints)[0]
-    classes = json.loads((newest / "state.json").read_text("utf-8"))["classes"]
-    images = _images(seen, classes)
+    images = _images(seen)
     losses = seen.arrays["losses"]
     text = pages.render(
         "replay.html",
@@ -101,8 +100,9 @@ def _steps(result: Replay) -> pages.Rows:
     return rows
 
 
-def _images(seen: Seen, classes: list[str]) -> list[_Shown]:
-    arrays = seen.arrays
+def _images(seen: Seen) -> list[_Shown]:
+    arrays, classes = seen.arrays, seen.classes
+    highest = np.nan_to_num(arrays["losses"], nan=np.inf)  # NaN would come last
     return [
         _Shown(
             source=pages.data_uri(Image.fromarray(arrays["pixels"][i])),  # PNG: exactly the pixels of the model
@@ -112,7 +112,7 @@ def _images(seen: Seen, classes: list[str]) -> list[_Shown]:
             loss=f"{arrays['losses'][i]:.4f}",
             probability=f"{arrays['probabilities'][i]:.3f}",
         )
-        for i in np.argsort(-arrays["losses"], kind="stable")
+        for i in np.argsort(-highest, kind="stable")
     ]
 
 

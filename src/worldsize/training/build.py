@@ -249,7 +249,7 @@ def _assemble(
         mine.rank,
         world.device,
         state,
-        step_recorder.from_environment(world.rank, dataset.train),
+        step_recorder.from_environment(world.rank, dataset.train, dataset.classes),
         blank_labels(dataset.train, 1)[0],
     )
     chain = step_hashes.NOT_RECORDED if state.strategy.asynchronous else step_hashes.run_hash(facts)

@@ -155,12 +155,12 @@ class GradientComputer:
             for index, seed in enumerate(seeds, start=self.device.index):
                 torch.cuda.default_generators[index].manual_seed(seed)
 
-    def _look(self, step: int, batch: Batch) -> Callable[[torch.Tensor], None] | None:
-        """What to call with the logits of a micro-batch, if this step is inspected."""
+    def _look(self, step: int, batch: Batch) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
+        """What to call with the losses and logits of a micro-batch, if this step is inspected."""
         recorder = self.recorder
         if recorder is None or not recorder.wants(step + 1):
             return None
-        return lambda logits: recorder.forward(batch, logits, self.state.objective)
+        return lambda losses, logits: recorder.forward(batch, losses, logits, self.state.objective)
 
     @cached_property
     def _pass(self) -> Callable[..., torch.Tensor]:
@@ -178,13 +178,13 @@ class GradientComputer:
         pixels: torch.Tensor,
         labels: torch.Tensor,
         mix: torch.Tensor | None = None,
-        look: Callable[[torch.Tensor], None] | None = None,
+        look: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
         """Returns what `Objective.values` does."""
         labels = labels.to(self.device, non_blocking=True)
         losses, logits = self.state.strategy.module(pixels, labels, *(() if mix is None else (mix,)))
         if look is not None:
-            look(logits)
+            look(losses, logits)
         loss = self.state.scaler.scale(losses.mean() / self.state.strategy.loss_divisor)
         if self.state.graphs:
             add_gradient(loss, [*self._trained().values()])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -102,16 +104,27 @@ class Objective(nn.Module):
         """For each sample, the value of the one before it in its micro-batch."""
         return values.unflatten(0, (-1, min(self._micro_batch, len(values)))).roll(1, 1).flatten(0, 1)
 
+    def mixed_pixels(self, pixels: torch.Tensor, mix: torch.Tensor | None) -> torch.Tensor:
+        """The images as the network sees them, but for the normalization, uint8 (n, H, W, 3): mixed with their partners."""
+        if mix is None:
+            return pixels
+        share = _shares(mix.to(pixels.device), pixels.shape[1:3]).permute(0, 2, 3, 1)
+        return (pixels * share + self._partners(pixels) * (1 - share)).round().to(torch.uint8)
+
     def _images(self, pixels: torch.Tensor, mix: torch.Tensor | None) -> torch.Tensor:
         if mix is None:
             return self.normalise(pixels)
         images = self.normalise(pixels)
-        mix = mix.to(images.device, non_blocking=True)
-        rows, columns = (torch.arange(n, device=images.device) for n in images.shape[2:])
-        top, left, bottom, right = (mix[:, i, None, None, None] for i in range(2, 6))
-        inside = (rows[:, None] >= top) & (rows[:, None] < bottom) & (columns >= left) & (columns < right)
-        share = mix[:, 1, None, None, None].masked_fill(inside, 0.0).to(images.dtype)
+        share = _shares(mix.to(images.device, non_blocking=True), images.shape[2:]).to(images.dtype)
         return images * share + self.normalise(self._partners(pixels)) * (1 - share)
+
+
+def _shares(mix: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """The share of the own image in each pixel of images of ``size`` (H, W): (n, 1, H, W)."""
+    rows, columns = (torch.arange(n, device=mix.device) for n in size)
+    top, left, bottom, right = (mix[:, i, None, None, None] for i in range(2, 6))
+    inside = (rows[:, None] >= top) & (rows[:, None] < bottom) & (columns >= left) & (columns < right)
+    return mix[:, 1, None, None, None].masked_fill(inside, 0.0)
 
 
 def margin(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,18 @@ class StepRecorder:
     ``step-N.rank-R.npz`` has the n samples of a rank in order: ``pixels`` uint8 (n, size, size, 3); ``names``; ``samples``,
     ``labels`` and ``predictions`` int64 (n,); ``losses`` and the ``probabilities`` of the labels float64 (n,). With several
     labels per image, labels and predictions are uint8 (n, classes), and the probability is that of exactly these labels.
-    ``step-N.json``, of rank 0, has the norms of each parameter's gradient (after clipping), weight and update.
+    Images are mixed with their partners, if the recipe mixes; labels are then those of the larger part.
+    ``step-N.json``, of rank 0, has the names of the ``classes`` and the ``norms`` of each parameter's gradient (after
+    clipping), weight and update.
     """
 
-    def __init__(self, folder: Path, first: int, last: int, rank: int, samples: Samples) -> None:
+    def __init__(self, folder: Path, first: int, last: int, rank: int, samples: Samples, classes: Sequence[str]) -> None:
         self._folder = folder
         self._first = first
         self._last = last
         self._rank = rank
         self._samples = samples
+        self._classes = list(classes)
         self._batches: list[dict[str, Any]] = []
         self._before: dict[str, torch.Tensor] = {}
         self._norms: dict[str, dict[str, float]] = {}
@@ -44,19 +47,18 @@ class StepRecorder:
         """Whether this step (1-based) is inspected."""
         return self._first <= step <= self._last
 
-    def forward(self, batch: Batch, logits: torch.Tensor, objective: Objective) -> None:
-        """A micro-batch and its logits (n, classes)."""
+    def forward(self, batch: Batch, losses: torch.Tensor, logits: torch.Tensor, objective: Objective) -> None:
+        """A micro-batch, and what the step computes of it: its losses (n,) and logits (n, classes)."""
         logits = logits.detach().double().cpu()
-        labels = batch.labels.cpu()
-        losses = objective.losses(logits, labels, None if batch.mix is None else batch.mix.cpu())
+        labels = objective.likeliest(batch.labels, batch.mix).cpu()
         predictions, probabilities = _predicted(logits, labels)
         self._batches.append(
             {
-                "pixels": batch.pixels.cpu().numpy().copy(),
+                "pixels": objective.mixed_pixels(batch.pixels, batch.mix).cpu().numpy().copy(),
                 "samples": batch.indices.copy(),
                 "labels": labels.numpy().copy(),
                 "predictions": predictions.numpy(),
-                "losses": losses.numpy(),
+                "losses": losses.detach().double().cpu().numpy(),
                 "probabilities": probabilities.numpy(),
             }
         )
@@ -80,7 +82,8 @@ class StepRecorder:
         arrays["names"] = np.array([self._samples.name(int(i)) for i in arrays["samples"]])
         np.savez(self._folder / f"step-{step}.rank-{self._rank}.npz", **arrays)
         if self._rank == 0:
-            (self._folder / f"step-{step}.json").write_text(json.dumps(self._norms), "utf-8")
+            written = json.dumps({"classes": self._classes, "norms": self._norms})
+            (self._folder / f"step-{step}.json").write_text(written, "utf-8")
 
 
 def _predicted(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,9 +97,11 @@ def _norm(tensor: torch.Tensor | None) -> float:
     return 0.0 if tensor is None else float(tensor.detach().double().norm())
 
 
-def from_environment(rank: int, samples: Samples, env: Mapping[str, str] = os.environ) -> StepRecorder | None:
+def from_environment(
+    rank: int, samples: Samples, classes: Sequence[str], env: Mapping[str, str] = os.environ
+) -> StepRecorder | None:
     """The recorder that the parent process asked for, if any."""
     if VARIABLE not in env:
         return None
     first, last, folder = env[VARIABLE].split(":", 2)
-    return StepRecorder(Path(folder), int(first), int(last), rank, samples)
+    return StepRecorder(Path(folder), int(first), int(last), rank, samples, classes)
