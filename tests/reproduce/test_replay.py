@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from paths import SMALL_NETWORK
+from processes import records, worldsize
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.loader import Batch
-from worldsize.reproduce import page
+from worldsize.errors import Diverged
+from worldsize.reproduce import page, replay, scratch_runs
+from worldsize.reproduce.scratch_runs import ComputationFailed
+from worldsize.runs.run_folder import RunFolder
 from worldsize.training.objective import Objective
 from worldsize.training.precision import Precision
 from worldsize.training.step_recorder import StepRecorder
 
 CPU = torch.device("cpu")
+# Eight steps of digits per epoch.
+SETTINGS = (
+    *("--model.name", SMALL_NETWORK, "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
+    *("--epochs", "2", "--schedule.warmup-epochs", "0"),
+)
+
+
+@pytest.fixture(scope="module")
+def diverged(ranks) -> Path:
+    """A run without a checkpoint, whose loss became NaN; do not modify."""
+    ranks(1).run("train", "digits", *SETTINGS, "--name", "nan", "--optimizer.lr", "1e30", "--max-steps", "4", code=76)
+    return ranks.cwd / "runs" / "nan"
+
+
+def test_the_step_that_diverged_is_replayed_without_a_checkpoint(diverged, tmp_path):
+    step = next(line["step"] for line in records(diverged, "step") if line["loss"] is None)
+    done = worldsize("replay", diverged, "--step", str(step), "--from-start", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"step {step}: bit-identical to metrics.jsonl" in done.stdout
+    assert "nan" in (tmp_path / f"nan-step-{step}.html").read_text()
+
+
+def test_without_a_checkpoint_the_remedy_is_to_compute_from_the_start(diverged, fails):
+    assert "has no intact checkpoint before step 2. Pass --from-start" in fails("replay", diverged, "--step", "2")
+    assert replay._start(RunFolder(diverged), 1, from_start=False) == (0, None)
+
+
+@pytest.mark.parametrize(("code", "last", "accepted"), [(76, 2, True), (76, 3, False), (66, 2, False)])
+def test_a_training_that_ends_with_the_loss_counts_if_it_has_the_step(tmp_path, monkeypatch, code, last, accepted):
+    def fail(*arguments):
+        scratch_runs.folder_of_steps(tmp_path).path.mkdir()
+        lines = [json.dumps({"kind": "step", "step": step, "loss": None}) + "\n" for step in (1, 2)]
+        scratch_runs.folder_of_steps(tmp_path).metrics.write_text("".join(lines))
+        raise ComputationFailed("the loss is nan", code)
+
+    monkeypatch.setattr(scratch_runs, "compute_again", fail)
+    if accepted:
+        assert len(replay._again(RunFolder(tmp_path), None, last, 1, tmp_path)) == 2
+        return
+    with pytest.raises(ComputationFailed):
+        replay._again(RunFolder(tmp_path), None, last, 1, tmp_path)
+    assert Diverged.exit_code == 76
 
 
 def recorded(folder: Path, recipe: Recipe, batch: Batch, teacher: torch.nn.Module | None = None) -> tuple:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from worldsize.config import recipe_files
-from worldsize.errors import UserError
+from worldsize.errors import CheckpointError, Diverged, UserError
 from worldsize.reproduce import page, promise, scratch_runs, world_sizes
 from worldsize.reproduce.compare import processes
 from worldsize.reproduce.page import Replay
 from worldsize.reproduce.promise import Promise
+from worldsize.reproduce.scratch_runs import ComputationFailed
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training.step_recorder import VARIABLE
 
@@ -63,7 +64,7 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="worldsize-replay-") as folder:
         os.environ[VARIABLE] = f"{first}:{first}:{folder}"
         try:
-            again = scratch_runs.compute_again(run, path, last, size, Path(folder)).records
+            again = _again(run, path, last, size, Path(folder))
         finally:
             del os.environ[VARIABLE]
         recorded = _recorded(run, start + 1, last)
@@ -73,6 +74,19 @@ def replay(
         result = Replay(first, last, start, size, kept, recorded, again, found, broken, out)
         page.write(out, run, result, page.read_step(Path(folder), first, size))
     return result
+
+
+def _again(run: RunFolder, start: Path | None, last: int, procs: int, folder: Path) -> list[dict[str, Any]]:
+    """The records of the steps from the checkpoint ``start`` to ``last``, which may be the one that diverged."""
+    try:
+        return scratch_runs.compute_again(run, start, last, procs, folder).records
+    except ComputationFailed as failed:
+        if failed.exit_code != Diverged.exit_code:
+            raise
+        records = scratch_runs.steps_of(scratch_runs.folder_of_steps(folder))
+        if not records or records[-1]["step"] < last:
+            raise
+        return records
 
 
 def _recorded(run: RunFolder, first: int, last: int) -> list[dict[str, Any]]:
@@ -85,13 +99,17 @@ def _recorded(run: RunFolder, first: int, last: int) -> list[dict[str, Any]]:
 
 def _start(run: RunFolder, first: int, from_start: bool) -> tuple[int, Path | None]:
     """The newest checkpoint before the step: (its step, its path); (0, None) is the beginning of the run."""
-    found = scratch_runs.checkpoints(run)
+    try:
+        found = scratch_runs.checkpoints(run)
+    except CheckpointError:  # as of a run that diverged early
+        found = {}
     before = [step for step in found if step < first]
     if before:
         return max(before), found[max(before)][0]
     if not from_start and first > 1:
+        others = f", only at {', '.join(f'{s:,}' for s in sorted(found))}" if found else ""
         raise UserError(
-            f"{run.path} has no checkpoint before step {first:,}, only at {', '.join(f'{s:,}' for s in sorted(found))}. "
+            f"{run.path} has no intact checkpoint before step {first:,}{others}. "
             f"Pass --from-start to compute all {first:,} steps again, or a step after the first checkpoint. "
             "For future runs: --checkpoint.every-epochs 1 --checkpoint.history thin keeps older checkpoints"
         )

@@ -139,11 +139,16 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
     if (listings := run.path.parent / ".cache").is_dir():
         shutil.copytree(listings, folder / ".cache")
     if start is None:
-        return train(recipe, folder, "again", procs, until)
-    again = RunFolder(folder / "again")
+        return train(recipe, folder, folder_of_steps(folder).name, procs, until)
+    again = folder_of_steps(folder)
     shutil.copytree(start, again.checkpoints / start.name)
     again.recipe.write_text(recipe_files.to_yaml(only_steps(recipe)), "utf-8")
     return resume(again.path, procs, until)
+
+
+def folder_of_steps(folder: Path) -> RunFolder:
+    """The run in which `compute_again` computes in ``folder``."""
+    return RunFolder(folder / "again")
 
 
 def environment_of(run: RunFolder) -> dict[str, Any]:
