@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from paths import SMALL_NETWORK
 from processes import records, worldsize
+from worldsize import cli
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.loader import Batch
@@ -65,6 +67,20 @@ def test_a_training_that_ends_with_the_loss_counts_if_it_has_the_step(tmp_path, 
     with pytest.raises(ComputationFailed):
         replay._again(RunFolder(tmp_path), None, last, 1, tmp_path)
     assert Diverged.exit_code == 76
+
+
+@pytest.mark.parametrize("command", [("audit",), ("replay", "--step", "1")])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(diverged, fails, command):
+    said = fails(command[0], diverged, *command[1:], "--out", "nodir/file")
+    assert "--out nodir/file: no such folder" in said
+
+
+def test_a_page_is_named_after_the_run_in_the_current_folder(diverged, tmp_path, monkeypatch, capfd):
+    run = shutil.copytree(diverged, tmp_path / "nan")
+    (run / "nan-step-1.html").mkdir()  # so that nothing is computed
+    monkeypatch.chdir(run)
+    assert cli.main(["replay", ".", "--step", "1"]) == 64
+    assert "--out nan-step-1.html is a folder" in capfd.readouterr().err
 
 
 def recorded(folder: Path, recipe: Recipe, batch: Batch, teacher: torch.nn.Module | None = None) -> tuple:

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import TypeVar
 
-from worldsize.config import command_line, recipe_files
+from worldsize.config import command_line, output_files, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.errors import FAILED, SUCCESS, UserError
 from worldsize.reproduce import options
@@ -50,13 +50,16 @@ def audit(argv: list[str]) -> int:
     _check_procs(asked.procs)
     if asked.windows < 0:
         raise UserError(f"--windows {asked.windows}: must be at least 0")
+    if asked.out is not None:
+        output_files.check("--out", asked.out)
     from worldsize.reproduce import audit as audits
 
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**32)
     certificate = audits.audit(folder, asked.windows, seed, asked.procs, tell)
     print("\n".join(audits.text(certificate)))
     if asked.out is not None:
-        asked.out.write_text(json.dumps(certificate.as_dict(), indent=1) + "\n", "utf-8")
+        with output_files.written(asked.out):
+            asked.out.write_text(json.dumps(certificate.as_dict(), indent=1) + "\n", "utf-8")
     return SUCCESS if certificate.problem is None else FAILED
 
 
@@ -66,7 +69,12 @@ def _of_run(kind: type[T], argv: list[str], title: str) -> tuple[RunFolder, T]:
         if not command_line.asks_help(argv):
             raise UserError(f"RUN is required: worldsize {title}, a folder such as runs/digits-1")
         command_line.parse(kind, argv, None, title)
-    return run_folder.open_existing(Path(argv[0])), command_line.parse(kind, argv[1:], None, title)
+    return run_folder.open_existing(_named(Path(argv[0]))), command_line.parse(kind, argv[1:], None, title)
+
+
+def _named(path: Path) -> Path:
+    """The path with the run's name at its end, which ``.`` and ``..`` do not have."""
+    return path if path.name not in ("", "..") else path.resolve()
 
 
 def _check_procs(procs: int | None) -> None:

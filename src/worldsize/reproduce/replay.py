@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from worldsize.config import recipe_files
+from worldsize.config import output_files, recipe_files
 from worldsize.errors import CheckpointError, Diverged, UserError
 from worldsize.reproduce import page, promise, scratch_runs, world_sizes
 from worldsize.reproduce.compare import processes
@@ -48,6 +48,8 @@ def replay(
         UserError: the run does not have the step, or no checkpoint before it.
     """
     first, last = steps(wanted)
+    out = out or Path(f"{run.name}-step-{first}.html")
+    output_files.check("--out", out)
     _recorded(run, first, last)
     start, path = _start(run, first, from_start)
     scratch_runs.check_device(run, "")
@@ -60,7 +62,6 @@ def replay(
     for warning in scratch_runs.warnings(run, recipe, procs or newest):
         tell(f"the bits may differ: {warning}")
     tell(f"computing steps {start + 1:,} to {last:,} again, with {processes(size)}")
-    out = out or Path(f"{run.name}-step-{first}.html")
     with tempfile.TemporaryDirectory(prefix="worldsize-replay-") as folder:
         os.environ[VARIABLE] = f"{first}:{first}:{folder}"
         try:
@@ -72,7 +73,8 @@ def replay(
         recorded, again = (records[first - start - 1 :] for records in (recorded, again))
         found = Promise().broken(recorded, again)
         result = Replay(first, last, start, size, kept, recorded, again, found, broken, out)
-        page.write(out, run, result, page.read_step(Path(folder), first, size))
+        with output_files.written(out):
+            page.write(out, run, result, page.read_step(Path(folder), first, size))
     return result
 
 
