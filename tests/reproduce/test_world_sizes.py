@@ -10,7 +10,8 @@ import pytest
 
 from paths import SMALL_NETWORK
 from processes import worldsize
-from worldsize.reproduce import world_sizes
+from worldsize.config.recipe import Recipe
+from worldsize.reproduce import scratch_runs, world_sizes
 from worldsize.runs.run_folder import RunFolder
 
 # Eight steps of digits per epoch; checkpoints after steps 8 and 16.
@@ -62,4 +63,21 @@ def test_a_replay_uses_the_processes_that_computed_the_step(mixed, tmp_path):
     done = worldsize("replay", mixed, "--step", "2", "--from-start", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "computing steps 1 to 2 again, with 1 process" in done.stdout
+    assert "step 2: bit-identical to metrics.jsonl" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("strategy", "procs", "expected"),
+    [("single", 1, "single"), ("single", 2, "auto"), ("ddp", 1, "auto"), ("ddp", 2, "ddp"), ("bitwise", 2, "bitwise")],
+)
+def test_steps_of_other_processes_need_another_strategy(strategy, procs, expected):
+    recipe = Recipe.model_validate({"parallel": {"strategy": strategy}})
+    assert scratch_runs.at_size(recipe, procs).parallel.strategy == expected
+
+
+def test_a_run_resumed_as_single_replays_its_steps_of_several_processes(ranks, tmp_path):
+    ranks(2).run("train", "digits", *SETTINGS, "--name", "alone", "--stop-after", "3", "--parallel.strategy", "ddp", code=75)
+    ranks(1).run("train", "--resume", "runs/alone", "--parallel.strategy", "single", "--stop-after", "4", code=75)
+    done = worldsize("replay", ranks.cwd / "runs" / "alone", "--step", "2", "--from-start", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "step 2: bit-identical to metrics.jsonl" in done.stdout

@@ -131,7 +131,7 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
         UserError: the run is asynchronous.
     """
     # `auto` could mean another device here.
-    recipe = recipe_files.load(str(run.recipe)).model_copy(update={"device": device_of(run)})
+    recipe = at_size(recipe_files.load(str(run.recipe)), procs).model_copy(update={"device": device_of(run)})
     if parallel.strategy_class(recipe.parallel).asynchronous:
         raise UserError(
             f"{run.path} is asynchronous: the order of its updates depends on time, so it cannot be computed again"
@@ -144,6 +144,17 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
     shutil.copytree(start, again.checkpoints / start.name)
     again.recipe.write_text(recipe_files.to_yaml(only_steps(recipe)), "utf-8")
     return resume(again.path, procs, until)
+
+
+def at_size(recipe: Recipe, procs: int) -> Recipe:
+    """The recipe as it runs with ``procs`` processes.
+
+    A run that was resumed with `single` instead of `ddp`, or the other way round, has earlier steps of other processes.
+    """
+    other = {"single": procs > 1, "ddp": procs == 1}.get(recipe.parallel.strategy, False)
+    if not other or not parallel.strategy_class(recipe.parallel).exact(recipe.parallel):
+        return recipe
+    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"strategy": "auto"})})
 
 
 def folder_of_steps(folder: Path) -> RunFolder:
