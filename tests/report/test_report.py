@@ -82,6 +82,20 @@ def test_the_cost_to_an_accuracy(tmp_path, capsys):
     assert "<td>epoch 3, 0.24 min, 0.24</td>" in page.read_text()  # two processes at 30 per hour: 1 per minute
 
 
+def test_a_run_of_changing_world_sizes_counts_the_processes_of_each_step(tmp_path, capsys):
+    path, page = make(tmp_path, "a", per_process_batch=128), tmp_path / "page.html"
+    (path / "environment.json").write_text(json.dumps({"world_size": 1, "data": {"train": "aa", "val": "bb"}}))
+    starts = [{"time": 0.0, "event": "started", "step": n, "world_size": w, "hosts": {"x": w}} for n, w in ((0, 2), (6, 1))]
+    (path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in starts))
+    run = reading.read(path)
+    speed = next(table for table in data.of_runs([run]) if table.name == "speed")
+    assert [row["images_per_s_per_process"] for row in speed.rows] == [53.3] * 6 + [106.6] * 3
+    assert statistics.located(run)[0][-1]["images"] == 6 * 256 + 3 * 128
+    assert main(["report", str(path), "--out", str(page), "--price-per-hour", "30"]) == 0
+    assert "<td>epoch 3, 0.24 min, 0.2</td>" in page.read_text()  # 2 x 0.16 + 0.08 process-minutes
+    assert "2, then 1" in page.read_text()
+
+
 def test_the_timeline_of_a_run(tmp_path, capsys):
     path = make(tmp_path, "a")
     lines = [

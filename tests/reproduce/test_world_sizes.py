@@ -11,7 +11,8 @@ import pytest
 from paths import SMALL_NETWORK
 from processes import worldsize
 from worldsize.config.recipe import Recipe
-from worldsize.reproduce import scratch_runs, world_sizes
+from worldsize.reproduce import scratch_runs
+from worldsize.runs import world_sizes
 from worldsize.runs.run_folder import RunFolder
 
 # Eight steps of digits per epoch; checkpoints after steps 8 and 16.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from itertools import combinations
+from itertools import combinations, groupby
 
 from worldsize.attribution import advice, causes
 from worldsize.config.listing import flat, shown
@@ -209,7 +209,6 @@ def _results(runs: Sequence[Run]) -> Rows:
         end = max((r.get("minutes") or 0.0 for r in [*steps[-1:], *epochs[-1:]]), default=None)
         values = (
             (run.recipe.get("seed"), "d"),
-            (run.environment.get("world_size"), "d"),
             (run.steps[-1].get("epoch") if run.steps else None, ".4g"),
             (statistics.best_top1(run), ".2%"),
             (last.get("val_top1"), ".2%"),
@@ -217,16 +216,22 @@ def _results(runs: Sequence[Run]) -> Rows:
             (statistics.speed(run), ",.4g"),
             (end, ".3g"),
         )
-        rows.append((run.name, *(_number(value, form) for value, form in values)))
+        seed, *others = (_number(value, form) for value, form in values)
+        rows.append((run.name, seed, _processes(run), *others))
     return [titles, *rows]
 
 
+def _processes(run: Run) -> str:
+    """``2``; ``2, then 1`` of a run that was resumed with another number."""
+    sizes = statistics.processes(run) or [run.environment.get("world_size") or 0]
+    return ", then ".join(str(size) for size, _ in groupby(sizes) if size)
+
+
 def _times(runs: Sequence[Run], price_per_hour: float | None) -> Rows:
-    prices = [price_per_hour and price_per_hour * (run.environment.get("world_size") or 1) for run in runs]
     rows = []
     for top1 in statistics.accuracies(runs):
         found = [statistics.time_to(run, top1) for run in runs]
-        rows.append((f"{top1:.0%}", *(_reached(record, price) for record, price in zip(found, prices, strict=True))))
+        rows.append((f"{top1:.0%}", *(_reached(record, price_per_hour) for record in found)))
     return _titled("top-1", runs, rows)
 
 
@@ -236,7 +241,7 @@ def _reached(record: Record | None, price_per_hour: float | None) -> str:
     minutes = record.get("minutes")
     if minutes is None:
         return f"epoch {record['epoch']}"
-    cost = f", {minutes / 60 * price_per_hour:,.3g}" if price_per_hour else ""
+    cost = f", {record['process_minutes'] / 60 * price_per_hour:,.3g}" if price_per_hour else ""
     return f"epoch {record['epoch']}, {minutes:.3g} min{cost}"
 
 

@@ -142,13 +142,17 @@ def _curves(runs: Sequence[Run], size: int) -> list[Record]:
 def _speed(runs: Sequence[Run], size: int) -> list[Record]:
     rows = []
     for run in runs:
-        ranks = run.environment.get("world_size") or 1
-        for step in statistics.thinned(statistics.located(run)[0], size):
+        steps = [step | {"images_per_s": _per_process(step)} for step in statistics.located(run)[0]]
+        for step in statistics.thinned(steps, size):
             each = step.pop("images_per_s")
             for name in _MEASURES:
                 del step[name]
-            rows.append({"run": run.name, "images_per_s_per_process": each / ranks if each else None} | step)
+            rows.append({"run": run.name, "images_per_s_per_process": each} | step)
     return rows
+
+
+def _per_process(step: Record) -> float | None:
+    return speed / (step["processes"] or 1) if (speed := step.get("images_per_s")) else None
 
 
 def _parts(runs: Sequence[Run]) -> list[Record]:

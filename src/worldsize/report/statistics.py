@@ -8,6 +8,7 @@ from statistics import fmean, median
 
 from worldsize.config.listing import PROSE, flat
 from worldsize.report.reading import Bench, Plan, Record, Run
+from worldsize.runs import world_sizes
 
 MOST_POINTS = 400  # of one line in a chart
 POSITIONS = ("step", "epoch", "images", "minutes")
@@ -36,28 +37,36 @@ def counted(runs: Sequence[Run]) -> str:
 
 
 def located(run: Run) -> tuple[list[Record], list[Record]]:
-    """The run's steps and evaluations, each also with ``images`` seen and ``minutes`` since the start.
+    """The run's steps and evaluations, each also with ``images`` seen and ``minutes`` since the start, and with
+    ``process_minutes``, those of all processes. Steps also have the number of ``processes``, 0 if it is not known.
 
     Time is the sum of the times of steps and evaluations. Pauses, starts and checkpoints do not count.
     """
-    batch = _batch(run)
     evaluations = {e["step"]: e.get("val_s") or 0.0 for e in run.epochs}
-    images = seconds = 0.0
+    images = minutes = paid = 0.0
     steps, after = [], {}
-    for step in run.steps:
-        images += batch or (step.get("images_per_s") or 0.0) * (step.get("step_ms") or 0.0) / 1000
-        seconds += (step.get("step_ms") or 0.0) / 1000
-        steps.append(step | {"images": images, "minutes": seconds / 60})
-        seconds += evaluations.get(step["step"], 0.0)
-        after[step["step"]] = {"images": images, "minutes": seconds / 60}
+    for step, ranks in zip(run.steps, processes(run), strict=True):
+        taken = (step.get("step_ms") or 0.0) / 1000
+        images += _batch(run, ranks) or (step.get("images_per_s") or 0.0) * taken
+        minutes, paid = minutes + taken / 60, paid + taken / 60 * (ranks or 1)
+        steps.append(step | {"images": images, "minutes": minutes, "process_minutes": paid, "processes": ranks})
+        evaluation = evaluations.get(step["step"], 0.0)
+        minutes, paid = minutes + evaluation / 60, paid + evaluation / 60 * (ranks or 1)
+        after[step["step"]] = {"images": images, "minutes": minutes, "process_minutes": paid}
     return steps, [e | after.get(e["step"], {}) for e in run.epochs]
 
 
-def _batch(run: Run) -> int | None:
-    """Images of a step; None if the run did not record its processes."""
+def processes(run: Run) -> list[int]:
+    """How many processes computed each of the run's steps, which may have been resumed with another number; 0: unknown."""
+    starts = world_sizes.starts(run.history)
+    newest = run.environment.get("world_size") or 0
+    return [world_sizes.at(starts, step["step"], newest) for step in run.steps]
+
+
+def _batch(run: Run, ranks: int) -> int | None:
+    """Images of a step on that many processes; None if their number is not known."""
     if (each := run.recipe.get("per_process_batch")) is None:
         return run.recipe.get("global_batch")
-    ranks = run.environment.get("world_size")
     return each * ranks if ranks else None
 
 

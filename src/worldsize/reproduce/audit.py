@@ -19,10 +19,10 @@ from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data import file_sizes, open_dataset
 from worldsize.errors import CheckpointError
-from worldsize.reproduce import compare, evaluations, promise, scratch_runs, world_sizes
+from worldsize.reproduce import compare, evaluations, promise, scratch_runs
 from worldsize.reproduce.compare import StepDifference, processes
 from worldsize.reproduce.promise import Promise
-from worldsize.runs import step_hashes
+from worldsize.runs import step_hashes, world_sizes
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training.resume import same_names_other_sizes
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from worldsize.config import output_files, recipe_files
 from worldsize.errors import CheckpointError, Diverged, UserError
-from worldsize.reproduce import page, promise, scratch_runs, world_sizes
+from worldsize.reproduce import page, promise, scratch_runs
 from worldsize.reproduce.compare import processes
 from worldsize.reproduce.page import Replay
 from worldsize.reproduce.promise import Promise
 from worldsize.reproduce.scratch_runs import ComputationFailed
+from worldsize.runs import world_sizes
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training.step_recorder import VARIABLE
 

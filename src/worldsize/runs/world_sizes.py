@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from worldsize.runs.run_folder import RunFolder
 
@@ -14,8 +16,8 @@ def of_steps(run: RunFolder, first: int, last: int, otherwise: int) -> list[int]
     Args:
         otherwise: that of steps before the first recorded start; older runs have recorded none.
     """
-    starts = _starts(run)
-    return [_at(starts, step, otherwise) for step in range(first, last + 1)]
+    known = starts(_history(run))
+    return [at(known, step, otherwise) for step in range(first, last + 1)]
 
 
 def to_compare(sizes: list[int], procs: int) -> int:
@@ -23,17 +25,25 @@ def to_compare(sizes: list[int], procs: int) -> int:
     return next((size for size in sizes if size != procs), procs)
 
 
-def _at(starts: list[tuple[int, int]], step: int, otherwise: int) -> int:
+def at(starts: Sequence[tuple[int, int]], step: int, otherwise: int) -> int:
+    """The world size of a step, of a run with these `starts`."""
     # A resumed run computes again what was done after its checkpoint, so of several the last has written the record.
     return next((size for before, size in reversed(starts) if before < step), otherwise)
 
 
-def _starts(run: RunFolder) -> list[tuple[int, int]]:
-    """Each start of the run, in order: the last step that was completed then, and the world size."""
+def starts(history: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Each start of a run with this history, in order: the last step that was completed then, and the world size."""
+    found = []
+    for line in history:
+        with suppress(ValueError, KeyError, TypeError):
+            if line["event"] == "started":
+                found.append((int(line["step"]), int(line["world_size"])))
+    return found
+
+
+def _history(run: RunFolder) -> list[dict[str, Any]]:
     found = []
     for line in run.history.read_text("utf-8", errors="replace").splitlines() if run.history.is_file() else ():
-        with suppress(ValueError, KeyError, TypeError):  # a line that a crash has cut
-            record = json.loads(line)
-            if record["event"] == "started":
-                found.append((int(record["step"]), int(record["world_size"])))
+        with suppress(ValueError):  # a line that a crash has cut
+            found.append(json.loads(line))
     return found
