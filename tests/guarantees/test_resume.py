@@ -12,7 +12,7 @@ import pytest
 
 from interruptions import SETTINGS, STEPS, same_run, start_until
 from paths import SMALL_NETWORK
-from processes import distance, identical, losses, newest, start_sabotaged, weights, workers
+from processes import distance, identical, losses, newest, records, start_sabotaged, weights, workers
 from waiting import until
 
 
@@ -81,6 +81,19 @@ def test_kill_9_of_a_rank_costs_only_the_steps_since_the_last_checkpoint(tmp_pat
     assert int(newest(run).name.removeprefix("step-")) >= 5
     resume(run, procs)
     same_run(run, uninterrupted(procs))
+
+
+def test_an_evaluation_after_the_last_checkpoint_is_recorded_once(tmp_path, resume, uninterrupted):
+    """The checkpoint at the end of an epoch comes before the evaluation, which the resumed run makes again."""
+    run, saves = tmp_path / "runs" / "a", ("--checkpoint.every-epochs", "1", "--checkpoint.no-best")
+    process = start_until(tmp_path, "a", 2, 10, *saves)
+    until(lambda: list(run.glob("checkpoints/step-00000009")), "a checkpoint is on disk", running=process)
+    os.kill(workers(process.pid)[0], signal.SIGKILL)
+    process.communicate(timeout=240)
+    assert [epoch["step"] for epoch in records(run, "epoch")] == [9]
+    resume(run, 2)
+    assert [epoch["step"] for epoch in records(run, "epoch")] == [9, 18, 27]
+    same_run(run, uninterrupted(2))
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ class RunFacts:
     """Known before the first step. Sizes are in samples, batch arithmetic as in `worldsize.distributed.batch_plan`.
 
     ``sharing`` is the number of forward passes of a step that run in parallel: processes times devices per process, or 1
-    if each process computes its own steps.
+    if each process computes its own steps. ``evaluates_first``: before its next step, the run evaluates the state after
+    ``first_step``, if the recipe asks for that.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RunFacts:
     first_step: int
     multilabel: bool = False
     validates_on: str = ""
+    evaluates_first: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,12 @@ class Tracker(base.Tracker):
     def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None:
         for path in (folder.metrics, folder.timing):
             if path.exists():
-                _drop_after(path, resumed_step)
+                _drop(path, lambda record: record["step"] > resumed_step)
         self._metrics, self._timing = _Lines(folder.metrics), _Lines(folder.timing)
+
+    def begin(self, facts: base.RunFacts) -> None:
+        if facts.evaluates_first:
+            _drop(self._metrics.path, lambda record: record.get("kind") == "epoch" and record["step"] == facts.first_step)
 
     def steps(self, steps: Sequence[base.Step]) -> None:
         self._metrics.add("".join(_line("step", asdict(step)) for step in steps))
@@ -53,28 +57,28 @@ class _Lines:
     """Appends to a file. While the disk is full, or does not answer, what is new waits in memory."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._waiting = path, ""
+        self.path, self._waiting = path, ""
         self._failing = False
         atomic.append(path, "")  # the file exists from now on
 
     def add(self, text: str) -> None:
         self._waiting += text
         try:
-            atomic.append(self._path, self._waiting)
+            atomic.append(self.path, self._waiting)
         except OSError as error:
             if len(self._waiting) > _MOST_WAITING:
                 raise
             if not self._failing:
-                log.warning("cannot write %s (%s): new lines wait in memory", self._path, error.strerror)
+                log.warning("cannot write %s (%s): new lines wait in memory", self.path, error.strerror)
             self._failing = True
             return
         if self._failing:
-            log.warning("%s is complete again", self._path)
+            log.warning("%s is complete again", self.path)
         self._waiting, self._failing = "", False
 
     def warn_of_missing(self) -> None:
         if self._waiting:
-            log.warning("%s lacks the last %s", self._path, count(self._waiting.count("\n"), "line"))
+            log.warning("%s lacks the last %s", self.path, count(self._waiting.count("\n"), "line"))
 
 
 def _line(kind: str, values: dict[str, Any], **exact: float) -> str:
@@ -92,12 +96,12 @@ def _rounded(value: Any, exact: bool = False) -> Any:
     return [_rounded(v) for v in value] if isinstance(value, list) else value
 
 
-def _drop_after(path: Path, step: int) -> None:
-    """Drop the lines of steps after ``step``: they were lost in a crash and are computed again."""
+def _drop(path: Path, lost: Callable[[dict[str, Any]], bool]) -> None:
+    """Drop the lines that are ``lost``: a crash came before a checkpoint had them, so they are computed again."""
     kept = []
     for line in path.read_text("utf-8").splitlines(keepends=True):
         try:
-            if json.loads(line)["step"] <= step:
+            if not lost(json.loads(line)):
                 kept.append(line)
         except (ValueError, KeyError):  # line truncated by the crash
             continue

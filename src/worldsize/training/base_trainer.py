@@ -63,6 +63,13 @@ class BaseTrainer(ABC):
             DataError: too many broken images.
         """
 
+    @property
+    def evaluates_first(self) -> bool:
+        """Whether a run that goes on from here evaluates before its next step, if the recipe asks for that."""
+        at = self.progress
+        ended = at.epoch_step == self.steps_per_epoch or at.step >= self.total_steps
+        return ended and at.evaluated_step != at.step
+
     def lr(self, step: int) -> float:
         """The learning rate of step ``step``."""
         return self.peak_lr * schedules.factor(self.recipe.schedule, step, self.steps_per_epoch, self.recipe.epochs)

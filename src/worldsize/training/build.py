@@ -117,10 +117,9 @@ def train(request: TrainRequest, rank_info: RankInfo, stop: StopFlag) -> Summary
 def _train(
     request: TrainRequest, world: World, lock: RunLock, stop: StopFlag, begun: float, peers: LostPeers
 ) -> Summary | None:
-    settings = request.recipe.parallel
     setting = _setting(request, world)
     facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world, setting.teacher)
-    check_ranks(world, facts, parallel.strategy_class(settings).same_bits)
+    check_ranks(world, facts, parallel.strategy_class(request.recipe.parallel).same_bits)
     snapshot = snapshot_to_resume(request, facts, world)
     if snapshot is not None and has_ended(snapshot.state, facts):
         return None
@@ -371,6 +370,7 @@ def _facts(trainer: BaseTrainer, folder: RunFolder, dataset: Dataset) -> RunFact
         first_step=trainer.progress.step,
         multilabel=dataset.multilabel,
         validates_on=dataset.validates_on,
+        evaluates_first=trainer.evaluates_first,
     )
 
 
