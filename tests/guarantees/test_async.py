@@ -193,6 +193,15 @@ def test_a_checkpoint_contains_the_evaluation_of_its_own_weights(train, ranks):
         assert f"top-1 {found['top1']:.2%}, top-5 {found['top5']:.2%}, loss {found['loss']:.4f} on 60 images" in output
 
 
+@pytest.mark.parametrize(("every", "best"), [("4", "--checkpoint.no-best"), ("2", "--checkpoint.best")])
+def test_it_saves_at_the_end_of_every_epoch(train, every, best):
+    """Exactly there, and the best state, which is saved once more, does not delete later ones."""
+    often = ("--checkpoint.every-epochs", "1", "--checkpoint.history", "all", "--evaluate-every", every, best)
+    run = train(f"epochs-{every}", 2, *ASYNC, *often)
+    states = [json.loads((path / "state.json").read_text()) for path in sorted((run / "checkpoints").iterdir())]
+    assert [(state["step"], state["epoch_step"]) for state in states] == [(5, 5), (10, 5), (15, 5), (20, 5)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_number_formats(train, precision):

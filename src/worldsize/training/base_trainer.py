@@ -74,6 +74,12 @@ class BaseTrainer(ABC):
         """The learning rate of step ``step``."""
         return self.peak_lr * schedules.factor(self.recipe.schedule, step, self.steps_per_epoch, self.recipe.epochs)
 
+    def epoch_save_due(self) -> bool:
+        """Whether an epoch ends here after which the recipe asks for a checkpoint."""
+        every, progress = self.recipe.checkpoint.every_epochs, self.progress
+        ends = progress.epoch_step == self.steps_per_epoch
+        return every is not None and ends and (progress.epoch + 1) % every == 0
+
     def check_finite(self, steps: Sequence[Step]) -> None:
         """Raise Diverged if the loss or, without loss scaling, the gradient is not finite."""
         for step in steps:

@@ -170,12 +170,8 @@ class Trainer(BaseTrainer):
 
     def _save_due(self) -> bool:
         """Whether the recipe asks for a checkpoint after this step or epoch."""
-        settings, progress = self.recipe.checkpoint, self.progress
-        steps, epochs = settings.every_steps, settings.every_epochs
-        ends_epoch = progress.epoch_step == self.steps_per_epoch
-        return (steps is not None and progress.step % steps == 0) or (
-            epochs is not None and ends_epoch and (progress.epoch + 1) % epochs == 0
-        )
+        every = self.recipe.checkpoint.every_steps
+        return (every is not None and self.progress.step % every == 0) or self.epoch_save_due()
 
     def _collect(self, broken: int | None = None, rest: bool = True) -> None:
         """Pass the steps since the last call, over all ranks, to the trackers; raise Diverged if they are not finite.

@@ -47,6 +47,7 @@ class AsyncTrainer(BaseTrainer):
         self._speeds = [0.0] * self.world.size
         self._unreported: list[Step] = []  # applied, but not yet passed to the trackers
         self._to_evaluate: deque[tuple[Progress, Snapshot]] = deque()
+        self._to_save: deque[Snapshot] = deque()
         self._save_due = False
         self._applied_at = time.perf_counter()
         self._collected = time.monotonic()
@@ -80,7 +81,8 @@ class AsyncTrainer(BaseTrainer):
             self.world.size,
             self._apply,
             lambda: flatten(self._weights),
-            lambda: len(self._to_evaluate) > 1,  # evaluation is too slow: hold back the workers
+            # Evaluating or saving is too slow: hold back the workers.
+            lambda: max(len(self._to_evaluate), len(self._to_save)) > 1,
         )
         if self.progress.epoch_step == self.steps_per_epoch or self.progress.step >= self.total_steps:
             # The checkpoint was saved at the end of an epoch.
@@ -144,6 +146,7 @@ class AsyncTrainer(BaseTrainer):
             self._stop("stopped")
         result = None
         while self._to_evaluate:
+            self._save()
             self._collect(everything=True)
             result = self._evaluate(*self._to_evaluate[0])
             with self._server.lock:
@@ -152,14 +155,30 @@ class AsyncTrainer(BaseTrainer):
         if self._save_due or self.saver.due():
             self._save_due = False
             with self._server.lock:
-                snapshot = self._snapshot()
+                self._to_save.append(self._snapshot())
+        self._save()
+        return result
+
+    def _save(self) -> None:
+        """Write what waits to be saved, but nothing later than the next state to evaluate.
+
+        That state may be written once more, as the best; what is then on disk of later ones is deleted.
+        """
+        while self._to_save:
+            snapshot = self._to_save[0]
+            if self._to_evaluate and self._to_evaluate[0][0].step < snapshot.step:
+                return
             self._collect(everything=True)  # resumed runs do not compute saved steps again, so report them now
             self.saver.write(snapshot)
-        return result
+            with self._server.lock:
+                self._to_save.popleft()
+                self._server.lock.notify_all()
 
     def _stop(self, how: str) -> None:
         self._server.stop(self.recipe.parallel.timeout_s)
         self._collect(everything=True)
+        for snapshot in self._to_save:
+            self.saver.write(snapshot)
         pending = bool(self._to_evaluate) and self._to_evaluate[-1][0].step == self.progress.step
         # Saving this snapshot makes a resumed run evaluate it. Evaluations of earlier states are skipped.
         self.saver.write(self._to_evaluate[-1][1] if pending else self._snapshot(), wait=True)
@@ -186,13 +205,16 @@ class AsyncTrainer(BaseTrainer):
         every = self.recipe.checkpoint.every_steps
         self._save_due |= every is not None and progress.step % every == 0
         if progress.epoch_step == self.steps_per_epoch or progress.step == self.total_steps:
-            self._end_epoch()
+            self._end_epoch(save=self.epoch_save_due())
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self, save: bool = False) -> None:
         progress = self.progress
         due = progress.step >= self.total_steps or (progress.epoch + 1) % self.recipe.evaluate_every == 0
-        if due and progress.evaluated_step != progress.step:
-            self._to_evaluate.append((replace(self.progress), self._snapshot()))
+        evaluate = due and progress.evaluated_step != progress.step
+        if save or evaluate:
+            snapshot = self._snapshot()
+            self._to_save.extend([snapshot] * save)  # first: `_save` must not miss it before the evaluation
+            self._to_evaluate.extend([(replace(progress), snapshot)] * evaluate)
         if progress.step < self.total_steps:
             progress.next_epoch()
 
