@@ -48,7 +48,7 @@ def test_the_step_that_diverged_is_replayed_without_a_checkpoint(diverged, tmp_p
 
 
 def test_without_a_checkpoint_the_remedy_is_to_compute_from_the_start(diverged, fails):
-    assert "has no intact checkpoint before step 2. Pass --from-start" in fails("replay", diverged, "--step", "2")
+    assert "has no checkpoint before step 2. Pass --from-start" in fails("replay", diverged, "--step", "2")
     assert replay._start(RunFolder(diverged), 1, from_start=False) == (0, None)
 
 

@@ -112,7 +112,7 @@ def _start(run: RunFolder, first: int, from_start: bool) -> tuple[int, Path | No
     if not from_start and first > 1:
         others = f", only at {', '.join(f'{s:,}' for s in sorted(found))}" if found else ""
         raise UserError(
-            f"{run.path} has no intact checkpoint before step {first:,}{others}. "
+            f"{run.path} has no checkpoint before step {first:,}{others}. "
             f"Pass --from-start to compute all {first:,} steps again, or a step after the first checkpoint. "
             "For future runs: --checkpoint.every-epochs 1 --checkpoint.history thin keeps older checkpoints"
         )
