@@ -67,6 +67,10 @@ def test_ratios_are_computed_within_each_round():
     assert table(results).splitlines()[-1].replace("|", "").split() == ["adasum", "60.00", "0.800", "3.0", "2"]
 
 
+def test_strategies_are_not_compared_in_no_rounds(fails):
+    assert "--rounds 0 must be at least 1" in fails("bench", "strategies", "--rounds", "0")
+
+
 @pytest.mark.slow
 def test_strategies_are_compared(tmp_path):
     command = ("bench", "strategies", "--model", "shufflenet_v2_x0_5", "--size", "32", "--steps", "6", "--rounds", "1")

@@ -31,6 +31,8 @@ def test_bus_bandwidth_has_the_factor_of_nccl_tests():
         ({"max_bytes": "many"}, "--max-bytes 'many'"),
         ({"min_bytes": "8K", "max_bytes": "4K"}, "larger than --max-bytes 4K"),
         ({"factor": 1}, "--factor 1"),
+        ({"seconds": float("nan")}, "--seconds nan: must be positive"),
+        ({"seconds": 0.0}, "--seconds 0: must be positive"),
     ],
 )
 def test_bad_sizes_are_user_errors(settings: dict, message: str):

@@ -104,6 +104,20 @@ def test_the_capture_of_a_graph_is_not_measured():
     assert step.chosen(BenchStep(precision=("fp32",), warmup=1), CPU)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "--steps and --rounds must be positive"),
+        ({"batch": 8, "micro_batch": 3}, "micro"),
+        ({"size": 4}, "train"),
+        ({"batch": 0}, "batch"),
+    ],
+)
+def test_options_out_of_range_measure_no_step(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        step.run(BenchStep(out=tmp_path, device="cpu", **options), print)
+
+
 def test_a_step_is_measured(tmp_path):
     small = ("--model", "shufflenet_v2_x0_5", "--batch", "4", "--micro-batch", "2", "--size", "32", "--precision", "fp32")
     done = worldsize("bench", "step", *small, "--steps", "2", "--warmup", "1", "--rounds", "2", cwd=tmp_path)

@@ -100,6 +100,8 @@ def message_sizes(asked: BenchAllreduce) -> list[int]:
     smallest, largest = (_bytes(flag, getattr(asked, flag)) for flag in ("min_bytes", "max_bytes"))
     if asked.factor < 2:
         raise UserError(f"--factor {asked.factor}: must be at least 2")
+    if not 0 < asked.seconds < math.inf:
+        raise UserError(f"--seconds {asked.seconds:g}: must be positive and finite")
     if smallest > largest:
         raise UserError(f"--min-bytes {asked.min_bytes} is larger than --max-bytes {asked.max_bytes}")
     return [smallest * asked.factor**i for i in range(int(math.log(largest / smallest, asked.factor) + 1e-9) + 1)]

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from worldsize.bench import kernels, tables
 from worldsize.bench.options import BenchStep
+from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
@@ -90,6 +91,8 @@ def run(arguments: BenchStep, tell: Callable[[str], None]) -> RunFolder:
     Raises:
         UserError: the device does not support a number format or is too small for the batch, or a form is unknown.
     """
+    if arguments.steps < 1 or arguments.warmup < 0 or arguments.rounds < 1:
+        raise UserError("--steps and --rounds must be positive, and --warmup not negative")
     world = join(RankInfo("none", 0, 1, 0, 1), _recipe(arguments, Form("worldsize", "auto")))
     forms = chosen(arguments, world.device)
     folder = create(arguments.out, None, "bench-step")
@@ -148,7 +151,7 @@ def chosen(arguments: BenchStep, device: torch.device) -> list[Form]:
 
 
 def _recipe(arguments: BenchStep, form: Form) -> Recipe:
-    return Recipe.model_validate(
+    return recipe_files.validate(
         {
             "global_batch": arguments.batch,
             "micro_batch": _MICRO_BATCH if form.split else arguments.micro_batch or arguments.batch,
@@ -159,7 +162,8 @@ def _recipe(arguments: BenchStep, form: Form) -> Recipe:
             "data": {"train_crop_size": arguments.size},
             "model": {"name": arguments.model, "channels_last": form.channels_last, "compile": form.compiled},
             "optimizer": {"lr": 1e-3},
-        }
+        },
+        "bench step",
     )
 
 

@@ -61,6 +61,8 @@ def run(arguments: BenchStrategies, tell: Callable[[str], None]) -> RunFolder:
         raise UserError("comparing strategies requires several processes: pass --procs 2 or more")
     if arguments.steps <= _WARMUP:
         raise UserError(f"--steps {arguments.steps}: the first {_WARMUP} are not counted, so pass more")
+    if arguments.rounds < 1:
+        raise UserError(f"--rounds {arguments.rounds} must be at least 1")
     there = variants(arguments.procs)
     if unknown := set(arguments.only) - {v.name for v in there}:
         raise UserError(
