@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 import subprocess
 import sys
@@ -66,9 +65,6 @@ def _labels(path: Path, name: str) -> None:
 
 
 def _replay(path: Path, name: str) -> None:
-    folder = path.with_suffix("") / "step-00000002"
-    folder.mkdir(parents=True)
-    (folder / "state.json").write_text(json.dumps({"classes": [name, "b"]}))
     record = {"step": 2} | dict.fromkeys(("lr", "loss", "top1", "grad_norm", "step_ms", "data_ms", "communication_ms"), 0.5)
     arrays = {
         "pixels": np.zeros((2, 8, 8, 3), np.uint8),
@@ -78,9 +74,10 @@ def _replay(path: Path, name: str) -> None:
         "losses": np.array([0.5, 2.0]),
         "probabilities": np.array([0.6, 0.1]),
     }
-    seen = replay.Seen(arrays, {name: {"gradient": 1.0, "weight": 2.0, "update": 0.1}})
-    run = SimpleNamespace(name=name, checkpoints=folder.parent)
-    replay.write(path, run, replay.Replay(2, 2, 1, 1, Promise(), [record], [record], None, None, path), seen)
+    seen = replay.Seen(arrays, [name, "b"], {name: {"gradient": 1.0, "weight": 2.0, "update": 0.1}})
+    replay.write(
+        path, SimpleNamespace(name=name), replay.Replay(2, 2, 1, 1, Promise(), [record], [record], None, None, path), seen
+    )
 
 
 def _report(path: Path, name: str) -> None:
