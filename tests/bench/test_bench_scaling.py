@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from processes import worldsize
 from scaled import CONSTANT, TINY, record, result
-from worldsize.bench.scaling import measured, table
+from worldsize.bench.scaling import measured, origin, table
 from worldsize.bench.scaling.cases import Case, cases, in_rounds, recipe_of
 from worldsize.bench.scaling.jobs import settings_of
 from worldsize.bench.scaling.measured import PARTS
@@ -58,6 +59,28 @@ def test_a_run_measures_nothing_but_steps():
     assert recipe.evaluate_every > recipe.epochs and recipe.data.name == "synthetic"
     assert recipe.checkpoint.every_epochs is recipe.checkpoint.every_steps is recipe.checkpoint.every_seconds is None
     assert recipe.data.samples >= 10 * recipe.global_batch == 640
+
+
+@pytest.mark.parametrize(
+    ("words", "classes"),
+    [
+        (("cifar10",), 10),
+        (("digits", "--data.classes", "7"), 7),
+        (("imagenet",), 1000),
+        (("imagenet", "--data.root", "here"), 2),
+        (("cifar10", "--data.root", "elsewhere"), 10),
+        (("imagenet", "--data.name", "folder", "--data.root", "elsewhere"), 1000),
+    ],
+)
+def test_random_images_have_the_classes_of_the_recipe(tmp_path, monkeypatch, words, classes):
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / "here" / part / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / "here" / part / name / "1.png")
+    monkeypatch.chdir(tmp_path)
+    request = origin.with_classes(origin.parse([*words, "--synthetic"]))
+    assert request.asked.settings.data.classes == classes
+    assert recipe_of(Case("ddp", "weak", 1, 1), request.asked.settings, 1, 2, True).data.classes == classes
 
 
 def test_the_parts_of_a_step_add_up():

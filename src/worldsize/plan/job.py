@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 from worldsize import parallel
 from worldsize.config.recipe import Recipe
+from worldsize.data.datasets.published import SIZES
 from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.samples import EncodedSamples
 from worldsize.distributed import batch_plan
@@ -21,8 +22,6 @@ from worldsize.plan.arguments import Feed
 from worldsize.plan.model import BACKWARD, Traffic
 from worldsize.plan.network import Network, profile
 
-# Training images, validation images, classes, kB per file. ImageNet: 1,000 files, one per class, have 109.6 kB on average.
-_KNOWN = {"imagenet": (1_281_167, 50_000, 1000, 110.0), "cifar10": (50_000, 10_000, 10, 2.0), "digits": (1437, 360, 10, 0.0)}
 _HALF = ("bf16", "fp16")
 _SAMPLED = 1000  # files whose size is read
 
@@ -183,10 +182,8 @@ def _images(recipe: Recipe, feed: Feed) -> Images:
 def _known(recipe: Recipe) -> Images | None:
     if recipe.data.name == "synthetic":
         return Images(recipe.data.samples, min(recipe.data.samples, 1024), recipe.data.classes, 0.0)
-    if recipe.data.name not in _KNOWN:
-        return None
-    train, val, classes, kilobytes = _KNOWN[recipe.data.name]
-    return Images(train, val, classes, 1000 * kilobytes)
+    size = SIZES.get(recipe.data.name)
+    return None if size is None else Images(size.train, size.val, size.classes, 1000 * size.file_kb)
 
 
 def _opened(recipe: Recipe) -> Images:
@@ -194,8 +191,9 @@ def _opened(recipe: Recipe) -> Images:
 
     with TemporaryDirectory(prefix="worldsize-plan-") as cache:
         dataset = open_dataset(recipe.data, Path(cache))
-    known = _KNOWN.get(recipe.data.name, (0, 0, 0, 0.0))[3]
-    size = _file_bytes(dataset.train) if isinstance(dataset.train, EncodedSamples) else 1000 * known
+    known = SIZES.get(recipe.data.name)
+    in_shards = 1000 * known.file_kb if known else 0.0
+    size = _file_bytes(dataset.train) if isinstance(dataset.train, EncodedSamples) else in_shards
     return Images(len(dataset.train), len(dataset.val), len(dataset.classes), size)
 
 

@@ -43,7 +43,8 @@ class BenchScaling:
     both: bool = False
     """Measure both."""
     synthetic: bool = False
-    """Train on random images of the recipe's size instead of its dataset."""
+    """Train on random images of the recipe's size instead of its dataset, with as many classes. For a folder that is not on
+    this machine, pass --data.classes N."""
     steps: int = 20
     """Steps of each run that count."""
     warmup: int = 5

@@ -38,6 +38,8 @@ def run(argv: list[str], tell: Callable[[str], None]) -> tuple[RunFolder, int]:
         UserError: invalid options, all runs failed, or a job is left that cannot be followed or deleted.
     """
     request = origin.parse(argv)
+    if request.asked.synthetic:
+        request = origin.with_classes(request)
     asked = request.asked
     found = cases(_names(asked.strategies), request.scalings, asked.nodes, asked.procs, kinds_of(asked.on))
     bench = Benchmark(asked, found, request.job_options, tell)

@@ -6,13 +6,16 @@ import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from worldsize.bench.scaling.arguments import BenchScaling
 from worldsize.bench.scaling.cases import Scaling
 from worldsize.config import command_line, recipe_files
 from worldsize.config.listing import PROSE, flat, shown
-from worldsize.config.recipe import Recipe
+from worldsize.config.recipe import Data, Recipe
+from worldsize.data import open_dataset
+from worldsize.data.datasets.published import SIZES
 from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
 from worldsize.training import environment
@@ -60,6 +63,26 @@ def parse(argv: list[str]) -> Request:
     title = f"bench scaling {source or 'RECIPE'}"
     asked = command_line.parse(BenchScaling, words[1:] if source else words, BenchScaling(base), title)
     return Request(asked, source or "", tuple(words), tuple(job_options))
+
+
+def with_classes(request: Request) -> Request:
+    """The request with random images of as many classes as the recipe's dataset has, for `--synthetic`: the network is then
+    that of the recipe. With ``--data.classes``, and for a folder that is not here, the recipe's own number stays.
+
+    Raises:
+        UserError: see `open_dataset`.
+    """
+    settings = request.asked.settings
+    data, root = settings.data, settings.data.root
+    if data.name == "synthetic" or data.classes != Data().classes:
+        return request
+    if root is not None and root.expanduser().is_dir():
+        with TemporaryDirectory(prefix="worldsize-bench-") as cache:
+            classes = len(open_dataset(data, Path(cache)).classes)
+    else:
+        classes = SIZES[data.name].classes if data.name in SIZES else data.classes
+    settings = settings.model_copy(update={"data": data.model_copy(update={"classes": classes})})
+    return replace(request, asked=replace(request.asked, settings=settings))
 
 
 def write(folder: Path, request: Request, token: str) -> None:
