@@ -12,6 +12,7 @@ import torch
 from planned import EIGHTHS, GPU, OF_RESULTS, forecasts, plan, results
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
+from worldsize.data.images.crops import crop_size
 from worldsize.models import networks
 from worldsize.optim import optimizers
 from worldsize.plan import forecast, model, traffic
@@ -124,9 +125,15 @@ def test_sharpness_aware_minimization_costs_a_second_gradient(tmp_path, every, g
 
 
 def test_progressive_resizing_costs_less():
-    job = describe(recipe_files.load("imagenet-ffcv-rn50-16"), Feed(), 1, False)
-    assert 0.5 < job.relative_work() < 1
-    assert describe(recipe_files.load("imagenet"), Feed(), 1, False).relative_work() == 1
+    def work(recipe, **values):
+        job = describe(recipe_files.load(recipe).model_copy(update=values), Feed(), 1, False)
+        return job.relative_work(job.plan(8))
+
+    data = recipe_files.load("imagenet-ffcv-rn50-16").data
+    whole = work("imagenet-ffcv-rn50-16")
+    assert 0.5 < whole < 1
+    assert work("imagenet-ffcv-rn50-16", max_steps=100) == pytest.approx((crop_size(data, 0) / data.train_crop_size) ** 2)
+    assert work("imagenet-ffcv-rn50-16", max_steps=0) == work("imagenet") == 1
 
 
 def test_the_command_predicts_weak_and_strong_scaling(tmp_path, capsys):

@@ -180,7 +180,7 @@ class _Case:
 
     def step(self, hardware: Hardware) -> Step:
         """A step at the mean image size of the run."""
-        hardware = replace(hardware, image_s=hardware.image_s * self.common.job.relative_work())
+        hardware = replace(hardware, image_s=hardware.image_s * self.common.job.relative_work(self.plan))
         return model.step(hardware, self.traffic, self.cluster, self.plan.per_process, self.plan.accumulation, self.supply)
 
     def images_per_s(self, hardware: Hardware) -> float:

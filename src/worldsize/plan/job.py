@@ -84,12 +84,17 @@ class Job:
         flags = {"--model.compile": not compiled, "--cuda-graphs": alone and not graphs and not recipe.not_captured}
         return " or ".join(flag for flag, unused in flags.items() if unused)
 
-    def relative_work(self) -> float:
-        """Work per image, the mean over the epochs, relative to the full training size: less with progressive resizing."""
+    def relative_work(self, plan: BatchPlan) -> float:
+        """Work per image, the mean over the steps, relative to the full training size: less with progressive resizing."""
         from worldsize.data.images.crops import crop_size
 
-        data, epochs = self.recipe.data, self.recipe.epochs
-        return sum((crop_size(data, epoch) / data.train_crop_size) ** 2 for epoch in range(epochs)) / epochs
+        data, images = self.recipe.data, self.images.train
+        steps, in_epoch = plan.total_steps(self.recipe, images), plan.steps_per_epoch(images)
+        work = [
+            min(in_epoch, steps - start) * (crop_size(data, epoch) / data.train_crop_size) ** 2
+            for epoch, start in enumerate(range(0, steps, in_epoch))
+        ]
+        return sum(work) / steps if steps else 1.0
 
     def evaluations(self, plan: BatchPlan) -> int:
         """How often a run evaluates: after every some epochs and at its end, which may be within its first epoch."""
