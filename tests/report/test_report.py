@@ -17,6 +17,7 @@ from reported import bench, make, snapshot
 from worldsize.attribution.step_time import PARTS, USAGE
 from worldsize.cli import main
 from worldsize.report import content, data, overview, reading, statistics, timeline
+from worldsize.runs.history import History
 from worldsize.track import base
 
 
@@ -153,6 +154,12 @@ def test_what_a_run_lost_time_to_is_on_its_page(tmp_path, capsys):
     )
     dom, console = browse(page, tmp_path)
     assert console == [] and marks(figures(dom)["parts"], "rect") == 4
+    with (path / "timing.jsonl").open("a") as file:
+        file.write(json.dumps(asdict(base.Window(18, 9, {}, [0, 1], times, mean))) + "\n")
+    for step, size in ((0, 2), (9, 4)):
+        History(path / "history.jsonl").add("started", step, world_size=size)
+    assert main(["report", str(path), "--out", str(page)]) == 0
+    assert ">a, after step 9</th>" in page.read_text()
 
 
 def test_a_truncated_run_is_shown_as_far_as_it_is_complete(tmp_path):

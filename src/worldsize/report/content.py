@@ -246,7 +246,7 @@ def _reached(record: Record | None, price_per_hour: float | None) -> str:
 
 
 def _lost(runs: Sequence[Run]) -> list[Table]:
-    """What each run lost most time to, and what would help."""
+    """What each run lost most time to, and what would help; since it was resumed at its newest world size, if it was."""
     rows = []
     for run in runs:
         if run.evidence is None:
@@ -254,7 +254,8 @@ def _lost(runs: Sequence[Run]) -> list[Table]:
         seen = run.evidence
         found = [advice.on(loss, seen) for loss in causes.losses(seen) if loss.lost >= advice.WORTH]
         found = sorted((one for one in found if one.saved >= advice.WORTH), key=lambda one: -one.saved)
-        rows += [(run.name, f"{a.loss.lost:.0%}", a.why, a.remedy, f"{a.gain:+.0%}") for a in found[:_MOST_CAUSES]]
+        name = run.name if not seen.left_out else f"{run.name}, after step {seen.left_out:,}"
+        rows += [(name, f"{a.loss.lost:.0%}", a.why, a.remedy, f"{a.gain:+.0%}") for a in found[:_MOST_CAUSES]]
     titles = ("run", "of its time", "cause", "remedy", "speed without it")
     return [Table("Lost time", [titles, *rows])] if rows else []
 

@@ -49,7 +49,7 @@ def rows(run: Run, prefix: str = "") -> list[Record]:
     zero = every[0].begin
     for attempt in every:
         bar = {"begin": (attempt.begin - zero) / 60, "end": (attempt.end - zero) / 60, "what": attempt.ended}
-        names = list(attempt.hosts)
+        names = list(attempt.hosts) or ["unknown machine"]
         if len(names) > _MOST_HOSTS:
             names = [f"{len(names)} machines"]
         found += [{"run": run.name, "row": prefix + name} | bar for name in names]
