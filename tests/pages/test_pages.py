@@ -73,6 +73,7 @@ def _replay(path: Path, name: str) -> None:
         "predictions": np.array([0, 0]),
         "losses": np.array([0.5, 2.0]),
         "probabilities": np.array([0.6, 0.1]),
+        "shares": np.array([1.0, 0.6]),
     }
     seen = replay.Seen(arrays, [name, "b"], {name: {"gradient": 1.0, "weight": 2.0, "update": 0.1}})
     replay.write(

@@ -112,6 +112,7 @@ def test_the_images_of_a_replay_are_mixed_as_those_of_the_step(tmp_path):
     expected[:, :4, :4] = partner[:, :4, :4]
     assert np.abs(seen.arrays["pixels"] - expected).max() <= 0.501
     np.testing.assert_array_equal(seen.arrays["labels"], [0, 0, 1, 2])  # those of the larger part
+    np.testing.assert_allclose(seen.arrays["shares"], 0.6, rtol=1e-6)
     np.testing.assert_array_equal(seen.arrays["losses"], losses)
     assert seen.classes == ["zero", "one", "two"]
 
@@ -130,6 +131,7 @@ def test_a_page_needs_no_checkpoint_of_the_run_and_shows_what_is_not_a_number_fi
     arrays = {
         "pixels": np.zeros((2, 2, 2, 3), np.uint8), "names": np.array(["fine", "broken"]), "labels": np.array([0, 1]),
         "predictions": np.array([0, 0]), "losses": np.array([0.5, np.nan]), "probabilities": np.array([0.5, 0.5]),
+        "shares": np.array([1.0, 0.7]),
     }  # fmt: skip
     images = page._images(page.Seen(arrays, ["zero", "one"], {}))
-    assert [(image.name, image.label) for image in images] == [("broken", "one"), ("fine", "zero")]
+    assert [(image.name, image.label, image.share) for image in images] == [("broken", "one", "70%"), ("fine", "zero", "")]

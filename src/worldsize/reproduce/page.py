@@ -54,11 +54,12 @@ def read_step(folder: Path, step: int, ranks: int) -> Seen:
 
 @dataclass(frozen=True)
 class _Shown:
-    """An image as the page shows it."""
+    """An image as the page shows it. ``share``: how much of a mixed image has the label; empty if it is not mixed."""
 
     source: str
     name: str
     label: str
+    share: str
     prediction: str
     loss: str
     probability: str
@@ -86,6 +87,7 @@ def write(out: Path, run: RunFolder, result: Replay, seen: Seen) -> None:
         ],
         steps=pages.Table("Steps" if result.last > result.first else "Step", _steps(result)),
         images=images,
+        mixed=any(image.share for image in images),
         norms=pages.Table("Norms by parameter", _norms(seen)),
     )
     out.write_text(text, "utf-8")
@@ -108,6 +110,7 @@ def _images(seen: Seen) -> list[_Shown]:
             source=pages.data_uri(Image.fromarray(arrays["pixels"][i])),  # PNG: exactly the pixels of the model
             name=str(arrays["names"][i]),
             label=_named(arrays["labels"][i], classes),
+            share="" if arrays["shares"][i] == 1 else f"{arrays['shares'][i]:.0%}",
             prediction=_named(arrays["predictions"][i], classes),
             loss=f"{arrays['losses'][i]:.4f}",
             probability=f"{arrays['probabilities'][i]:.3f}",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -27,7 +28,8 @@ class StepRecorder:
     ``step-N.rank-R.npz`` has the n samples of a rank in order: ``pixels`` uint8 (n, size, size, 3); ``names``; ``samples``,
     ``labels`` and ``predictions`` int64 (n,); ``losses`` and the ``probabilities`` of the labels float64 (n,). With several
     labels per image, labels and predictions are uint8 (n, classes), and the probability is that of exactly these labels.
-    Images are mixed with their partners, if the recipe mixes; labels are then those of the larger part.
+    Images are mixed with their partners, if the recipe mixes; labels are then those of the larger part, and ``shares``
+    float64 (n,) are the parts, 0.5 to 1.
     ``step-N.json``, of rank 0, has the names of the ``classes`` and the ``norms`` of each parameter's gradient (after
     clipping), weight and update.
     """
@@ -57,6 +59,7 @@ class StepRecorder:
                 "pixels": objective.mixed_pixels(batch.pixels, batch.mix).cpu().numpy().copy(),
                 "samples": batch.indices.copy(),
                 "labels": labels.numpy().copy(),
+                "shares": _shares(batch),
                 "predictions": predictions.numpy(),
                 "losses": losses.detach().double().cpu().numpy(),
                 "probabilities": probabilities.numpy(),
@@ -84,6 +87,12 @@ class StepRecorder:
         if self._rank == 0:
             written = json.dumps({"classes": self._classes, "norms": self._norms})
             (self._folder / f"step-{step}.json").write_text(written, "utf-8")
+
+
+def _shares(batch: Batch) -> NDArray[np.float64]:
+    """The weight of each image's label, (n,): more than half if it is mixed."""
+    own = np.ones(len(batch.labels)) if batch.mix is None else batch.mix[:, 0].double().cpu().numpy()
+    return np.maximum(own, 1 - own)
 
 
 def _predicted(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
