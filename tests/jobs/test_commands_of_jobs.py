@@ -32,3 +32,17 @@ def test_ages_and_host_files_that_cannot_be_read_are_refused(fails):
     Path("hosts").write_bytes(b"\xff\xfe")
     assert "--hostfile hosts is not a text file" in fails("train", "digits", "--on", "ssh", "--hostfile", "hosts", "--print")
     assert "--interface is empty" in fails("train", "digits", "--on", "ssh", "--hosts", "a,b", "--interface", "")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("ssh", "--hosts", "h1,h2"),
+        ("slurm", "--nodes", "2"),
+        ("pytorchjob", "--image", "I", "--volume", "v"),
+        ("dstack", "--nodes", "2"),
+    ],
+)
+def test_no_gpus_for_a_recipe_that_requires_them_are_refused(fails, where):
+    said = fails("render", "digits", "--on", *where, "--gpus", "0", "--device", "cuda")
+    assert "--gpus 0 and --device cuda exclude each other" in said

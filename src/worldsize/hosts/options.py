@@ -102,10 +102,10 @@ def to_spec(recipe: Recipe, stem: str, job: HostsOptions) -> HostsSpec:
     if len(procs) != 1:
         raise UserError("--hosts: every host must have the same number of processes")
     count = procs.pop()
-    if job.gpus == 0:  # the hosts' processes would find their GPUs: nothing but the recipe keeps them from it
+    gpus = gpus_per_node(recipe, job.gpus, count)
+    if gpus == 0:  # the hosts' processes would find their GPUs: nothing but the recipe keeps them from it
         recipe = recipe.model_copy(update={"device": "cpu"})
     check_recipe(recipe, [len(hosts)], count)
-    gpus = gpus_per_node(recipe, job.gpus, count)
     names = tuple(name for name, _ in hosts)
     spec = HostsSpec(
         name=job.name or run_name(stem, recipe, "ssh", len(hosts), count),

@@ -119,7 +119,13 @@ def _nearest(recipe: Recipe, nodes: int, procs: int) -> Iterable[tuple[int, int]
 
 
 def gpus_per_node(recipe: Recipe, gpus: int | None, procs: int) -> int:
-    """GPUs of each node: as given, or one per process unless the recipe trains on the CPU."""
+    """GPUs of each node: as given, or one per process unless the recipe trains on the CPU.
+
+    Raises:
+        UserError: 0, and the recipe requires GPUs.
+    """
+    if gpus == 0 and recipe.device == "cuda":
+        raise UserError("--gpus 0 and --device cuda exclude each other: leave one out")
     return gpus if gpus is not None else 0 if recipe.device == "cpu" else procs
 
 
