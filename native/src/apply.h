@@ -3,6 +3,7 @@
 #include "affine.h"
 #include "blur.h"
 #include "kernels.h"
+#include "mix.h"
 #include "tone.h"
 
 static void erase(const double value[7], int32_t size, uint8_t *image) {
@@ -13,7 +14,7 @@ static void erase(const double value[7], int32_t size, uint8_t *image) {
     }
 }
 
-void WS_APPLY(const ws_operation *o, const uint8_t fill[3], int32_t size, uint8_t *copy, uint8_t *image) {
+void WS_APPLY(const ws_operation *o, const uint8_t fill[3], int32_t size, uint8_t *copy, const ws_mix *mix, uint8_t *image) {
     const int64_t pixels = (int64_t)size * size;
     const double *p = o->value;
     const int code = (int)o->code;
@@ -40,6 +41,9 @@ void WS_APPLY(const ws_operation *o, const uint8_t fill[3], int32_t size, uint8_
         case WS_ERASE: erase(p, size, image); break;
         case WS_BLUR: blur(p[0], size, copy, image); break;
         case WS_SHIFT: shift(p, pixels, image); break;
+        case WS_MIX_BEGIN: mix_begin((float)p[0], 3 * pixels, image, mix); break;
+        case WS_MIX_ADD: mix_add((float)p[0], 3 * pixels, image, mix); break;
+        case WS_MIX_END: mix_end(3 * pixels, image, mix); break;
         default: break;
     }
 }

@@ -39,8 +39,28 @@ static int valid(const ws_operation *o, int32_t size) {
                 if (!integer(p[c], 0, 255)) return 0;
             }
             return p[0] + p[2] <= size && p[1] + p[3] <= size;
+        case WS_MIX_BEGIN:
+        case WS_MIX_ADD: return p[0] >= 0 && p[0] <= 1;
         default: return 1;
     }
+}
+
+enum { NO_MIX, HAS_MIX, BAD_MIX };
+
+/* Whether the sums of an image begin, go on and end in this order, with weights that keep them in the range of a byte. */
+static int mixes(const ws_operation *operations, int slots) {
+    int open = 0, found = NO_MIX;
+    double weight = 0;
+    for (int slot = 0; slot < slots; slot++) {
+        const int code = (int)operations[slot].code;
+        if (code < WS_MIX_BEGIN) continue;
+        if (open == (code == WS_MIX_BEGIN)) return BAD_MIX;
+        weight = (code == WS_MIX_BEGIN ? 0 : weight) + (code == WS_MIX_END ? 0 : operations[slot].value[0]);
+        if (weight > 1 + 1e-6) return BAD_MIX;
+        open = code != WS_MIX_END;
+        found = HAS_MIX;
+    }
+    return open ? BAD_MIX : found;
 }
 
 int ws_augment(int n, int slots, const ws_operation *operations, const uint8_t *fill, int32_t size, uint8_t *images) {
@@ -49,10 +69,21 @@ int ws_augment(int n, int slots, const ws_operation *operations, const uint8_t *
     for (int64_t i = 0; i < count; i++) {
         if (!valid(operations + i, size)) return WS_INVALID_OPERATION;
     }
+    int mixing = 0;
+    for (int i = 0; i < n; i++) {
+        const int found = mixes(operations + (int64_t)i * slots, slots);
+        if (found == BAD_MIX) return WS_INVALID_OPERATION;
+        mixing |= found == HAS_MIX;
+    }
     const ws_kernels *const kernels = ws_choose();
     uint8_t *copy = malloc((size_t)size * ((size_t)size * 4 + WS_BLUR_ROWS * 3) + WS_SLACK);
-    if (!copy) return WS_NO_MEMORY;
-    for (int64_t i = 0; i < count; i++) kernels->apply(operations + i, fill, size, copy, images + i / slots * bytes);
+    const ws_mix mix = {mixing ? malloc((size_t)bytes * sizeof(float)) : NULL, mixing ? malloc((size_t)bytes) : NULL};
+    const int enough = copy && (!mixing || (mix.sum && mix.kept));
+    for (int64_t i = 0; enough && i < count; i++) {
+        kernels->apply(operations + i, fill, size, copy, &mix, images + i / slots * bytes);
+    }
     free(copy);
-    return WS_OK;
+    free(mix.sum);
+    free(mix.kept);
+    return enough ? WS_OK : WS_NO_MEMORY;
 }

@@ -10,6 +10,12 @@
 /* Rows around an image from which a blur with WS_MAX_BLUR takes pixels, above and below it. */
 #define WS_BLUR_ROWS 4
 
+/* The sum of WS_MIX_BEGIN and the following operations, and the image that they begin with: 3 values per pixel each. */
+typedef struct {
+    float *sum;
+    uint8_t *kept;
+} ws_mix;
+
 typedef struct {
     const char *name;
     /* Resizes two rows of 4-byte pixels at once, each to axis->count pixels of 3 bytes. */
@@ -20,12 +26,15 @@ typedef struct {
     /* Converts 3-byte pixels to 4-byte pixels; the fourth byte is undefined. source needs no slack. */
     void (*widen)(const uint8_t *source, int64_t pixels, uint8_t *target);
     /* Applies one operation, which must be valid, to an image in place; fill as in ws_augment. copy: space for 4 bytes
-       per pixel, WS_BLUR_ROWS rows of 3-byte pixels, and slack. */
-    void (*apply)(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, uint8_t *image);
+       per pixel, WS_BLUR_ROWS rows of 3-byte pixels, and slack. mix: used by WS_MIX_* only. */
+    void (*apply)(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, const ws_mix *mix,
+                  uint8_t *image);
 } ws_kernels;
 
-void ws_apply_scalar(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, uint8_t *image);
-void ws_apply_avx2(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, uint8_t *image);
+void ws_apply_scalar(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, const ws_mix *mix,
+                     uint8_t *image);
+void ws_apply_avx2(const ws_operation *operation, const uint8_t fill[3], int32_t size, uint8_t *copy, const ws_mix *mix,
+                   uint8_t *image);
 
 extern const ws_kernels ws_scalar;
 #if defined(__x86_64__)

@@ -18,7 +18,7 @@
 
 /* Version of this interface; increase it with every change below. worldsize.data.images.native checks it first, because a library
    built from older sources stays in place until worldsize is installed again. */
-enum { WS_INTERFACE = 7 };
+enum { WS_INTERFACE = 8 };
 WS_API int ws_interface(void);
 
 enum {
@@ -82,7 +82,10 @@ enum {
     WS_ERASE = 14,          /* top, left, height, width; the color: red, green, blue */
     WS_SHIFT = 15,          /* added to red, green and blue, -255 to 255; the results are clipped to 0..255 */
     WS_BLUR = 16,           /* standard deviation in pixels, 0 to WS_MAX_BLUR [ImageFilter.GaussianBlur] */
-    WS_OPERATIONS = 17
+    WS_MIX_BEGIN = 17,      /* weight 0 to 1: begin a sum with this much of the image */
+    WS_MIX_ADD = 18,        /* weight 0 to 1: add this much of the image, as it is now, and continue with that of WS_MIX_BEGIN */
+    WS_MIX_END = 19,        /* continue with the sum, computed in float32 and rounded down; its weights are at most 1 in all */
+    WS_OPERATIONS = 20
 };
 
 enum { WS_MAX_BLUR = 2 };
@@ -94,7 +97,7 @@ typedef struct {
 
 /* Applies `slots` operations to each of n images (n x size x size x 3, RGB), in place and in order: operations[i * slots] and
    following are those of image i. fill: the color of what an affine map brings in. Returns WS_OK; WS_INVALID_OPERATION if
-   some operation or value is out of range, or WS_NO_MEMORY, and then no image has changed. */
+   some operation or value is out of range or a WS_MIX_* has no place, or WS_NO_MEMORY, and then no image has changed. */
 WS_API int ws_augment(int n, int slots, const ws_operation *operations, const uint8_t *fill, int32_t size, uint8_t *images);
 
 /* Reads n pieces into out, one after another: sizes[i] bytes at offsets[i] of file descriptor files[i]. out must have space

@@ -31,15 +31,21 @@ static ws_cut cut_for(uint32_t *state, int32_t height, int32_t width) {
 
 /* Any code, with values that are mostly in range, on two copies of an image. */
 static void augment(uint32_t *state, uint8_t images[2][SIZE * SIZE * 3]) {
-    ws_operation rows[2][2] = {{{0}}};
-    for (int slot = 0; slot < 2; slot++) {
+    ws_operation rows[2][4] = {{{0}}};
+    for (int slot = 0; slot < 4; slot++) {
         rows[0][slot].code = draw(state, WS_OPERATIONS + 1);
         for (int i = 0; i < 7; i++) rows[0][slot].value[i] = draw(state, SIZE) / (double)(1 + 3 * draw(state, 2));
         for (int i = 0; i < 7; i++) rows[0][slot].value[i] -= draw(state, 4) ? 0 : SIZE / 2;
         rows[1][slot] = rows[0][slot];
     }
+    const int valid_sums = draw(state, 3) ? 0 : 2;
+    for (int i = 0; i < valid_sums; i++) {
+        rows[i][0] = (ws_operation){WS_MIX_BEGIN, {0.3}};
+        rows[i][2] = (ws_operation){WS_MIX_ADD, {0.7}};
+        rows[i][3] = (ws_operation){WS_MIX_END, {0}};
+    }
     memcpy(images[1], images[0], sizeof images[0]);
-    if (ws_augment(2, 2, rows[0], (const uint8_t[3]){1, 2, 3}, SIZE, images[0]) == WS_NO_MEMORY) abort();
+    if (ws_augment(2, 4, rows[0], (const uint8_t[3]){1, 2, 3}, SIZE, images[0]) == WS_NO_MEMORY) abort();
     if (memcmp(images[0], images[1], sizeof images[0])) abort();
 }
 

@@ -110,6 +110,8 @@ def _transforms(recipe: Recipe) -> v2.Compose:
             steps.append(v2.TrivialAugmentWide(**options))
         case "autoaugment-imagenet" | "autoaugment-cifar10" as name:
             steps.append(v2.AutoAugment(v2.AutoAugmentPolicy(name.removeprefix("autoaugment-")), **options))
+        case "augmix":
+            steps.append(v2.AugMix(augment.augmix_severity, **options))
         case "randaugment-timm":
             raise Unavailable("torchvision does not have timm's RandAugment")
         case "3-augment":

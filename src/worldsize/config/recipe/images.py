@@ -13,7 +13,7 @@ from worldsize.errors import UserError
 
 DatasetName = Literal["digits", "cifar10", "imagenet", "folder", "multilabel", "synthetic"]
 PolicyName = Literal[
-    "randaugment", "randaugment-timm", "trivialaugment", "autoaugment-imagenet", "autoaugment-cifar10", "3-augment"
+    "randaugment", "randaugment-timm", "trivialaugment", "autoaugment-imagenet", "autoaugment-cifar10", "augmix", "3-augment"
 ]
 
 
@@ -200,12 +200,13 @@ class Augment(Section):
     )
     policy: PolicyName | None = Field(
         None,
-        description="random operations on colors and geometry; randaugment-timm is timm's form of RandAugment; 3-augment "
-        "makes images gray, solarizes or blurs them (DeiT III)",
+        description="random operations on colors and geometry; randaugment-timm is timm's form of RandAugment; augmix "
+        "is a sum of copies with other operations; 3-augment makes images gray, solarizes or blurs them (DeiT III)",
     )
     operations: int = Field(2, ge=1, le=16, description="randaugment: operations per image")
     magnitude: float = Field(9.0, ge=0, le=30, description="randaugment: 0 to 30; randaugment-timm: 0 to 10")
     magnitude_std: float = Field(0.5, ge=0, description="randaugment-timm: standard deviation of the magnitude")
+    augmix_severity: int = Field(3, ge=1, le=10, description="augmix: strength of the operations, 1 to 10")
     interpolation: Literal["nearest", "bilinear", "bicubic"] = Field(
         "nearest", description="of the policy's rotations, shears and translations"
     )

@@ -6,7 +6,6 @@ An operation is a row of eight float64: its code and its values. native/src/augm
 
 from __future__ import annotations
 
-import functools
 import math
 from enum import IntEnum
 from typing import Literal
@@ -44,6 +43,9 @@ class Op(IntEnum):
     ERASE = 14
     SHIFT = 15
     BLUR = 16
+    MIX_BEGIN = 17
+    MIX_ADD = 18
+    MIX_END = 19
 
 
 _AFFINE = {"nearest": Op.AFFINE_NEAREST, "bilinear": Op.AFFINE_BILINEAR, "bicubic": Op.AFFINE_BICUBIC}
@@ -118,8 +120,24 @@ def with_pillow(pixels: Pixels, program: Program, fill: Color) -> None:
         fill: color of what an affine map brings in.
     """
     for image, rows in zip(pixels, program, strict=True):
-        done = functools.reduce(lambda changed, values: _apply(changed, values, fill), rows, Image.fromarray(image))
-        image[:] = np.asarray(done)
+        image[:] = np.asarray(_all_applied(Image.fromarray(image), rows, fill))
+
+
+def _all_applied(image: Image.Image, rows: NDArray[np.float64], fill: Color) -> Image.Image:
+    """The image after its rows, which begin, add to and end weighted sums of it in this order."""
+    kept, total = image, np.zeros(0, np.float32)
+    for values in rows:
+        op, weight = Op(int(values[0])), np.float32(values[1])
+        match op:
+            case Op.MIX_BEGIN:
+                kept, total = image, weight * np.asarray(image, np.float32)
+            case Op.MIX_ADD:
+                image, total = kept, total + weight * np.asarray(image, np.float32)
+            case Op.MIX_END:
+                image = Image.fromarray(total.astype(np.uint8))
+            case _:
+                image = _apply(image, values, fill)
+    return image
 
 
 def _apply(image: Image.Image, values: NDArray[np.float64], fill: Color) -> Image.Image:
@@ -147,6 +165,7 @@ def _apply(image: Image.Image, values: NDArray[np.float64], fill: Color) -> Imag
             return Image.merge("HSV", (shifted, saturation, value)).convert("RGB")
         case Op.ERASE:
             top, left, height, width, *color = (int(v) for v in values[1:])
+            image = image.copy()
             image.paste(tuple(color), (left, top, left + width, top + height))
             return image
         case Op.BLUR:

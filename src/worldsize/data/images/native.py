@@ -33,7 +33,7 @@ _SIMD = "WORLDSIZE_SIMD"  # "scalar" selects plain C; read by native/src/kernels
 
 MAX_SIZE = 16384
 
-_INTERFACE = 7  # WS_INTERFACE of native/src/worldsize.h
+_INTERFACE = 8  # WS_INTERFACE of native/src/worldsize.h
 
 # The options in native/src/worldsize.h. Pillow 13 changed the order of the two passes of some resizes.
 _SCALING = 1

@@ -11,7 +11,7 @@ from worldsize.data.augmentation.policies.simple import ColorJitter, Cutout, Lig
 from worldsize.data.augmentation.policies.symmetries import QuarterTurns, VerticalFlip
 from worldsize.data.augmentation.policies.three_augment import ThreeAugment
 from worldsize.data.augmentation.policies.timm import TimmRandAugment
-from worldsize.data.augmentation.policies.torchvision import AutoAugment, RandAugment, TrivialAugmentWide
+from worldsize.data.augmentation.policies.torchvision import AugMix, AutoAugment, RandAugment, TrivialAugmentWide
 
 __all__ = ["Policy", "build", "fill_color", "mean_color"]
 
@@ -25,6 +25,7 @@ _POLICIES: dict[str, Callable[[Augment, int], Policy]] = {
     ),
     "autoaugment-imagenet": lambda settings, size: AutoAugment(size, "imagenet", settings.interpolation),
     "autoaugment-cifar10": lambda settings, size: AutoAugment(size, "cifar10", settings.interpolation),
+    "augmix": lambda settings, size: AugMix(size, settings.augmix_severity, settings.interpolation),
     "3-augment": lambda _, __: ThreeAugment(),
 }
 

@@ -1,4 +1,4 @@
-"""RandAugment, TrivialAugment and AutoAugment with the operations and magnitudes of torchvision 0.27."""
+"""RandAugment, TrivialAugment, AutoAugment and AugMix with the operations and magnitudes of torchvision 0.27."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worldsize.data.augmentation import operations as ops
 from worldsize.data.augmentation.operations import Interpolation, Op, Program, Row
@@ -58,12 +59,15 @@ _NAMES = list(_makers(1, "nearest"))
 _SIGNED = set(_NAMES[1:10])
 
 
-def _magnitudes(bins: int, shear: float, shift: float, degrees: float, enhance: float, posterize: int) -> Magnitudes:
-    """The magnitudes of torchvision's operations by bin; 0 for those that have none."""
+def _magnitudes(
+    bins: int, shear: float, shift: float, degrees: float, enhance: float, posterize: int, bits: int = 8
+) -> Magnitudes:
+    """The magnitudes of torchvision's operations by bin; 0 for those that have none. Posterize keeps ``bits`` at first, and
+    ``posterize`` fewer in the last bin."""
     ends = dict.fromkeys(_NAMES[1:3], shear) | dict.fromkeys(_NAMES[3:5], shift) | {"Rotate": degrees}
     ends |= dict.fromkeys(_NAMES[6:10], enhance)
     values = {name: linspace(0.0, ends.get(name, 0.0), bins) for name in _NAMES}
-    values["Posterize"] = [float(8 - round(i / ((bins - 1) / posterize))) for i in range(bins)]
+    values["Posterize"] = [float(bits - round(i / ((bins - 1) / posterize))) for i in range(bins)]
     return values | {"Solarize": linspace(255.0, 0.0, bins)}
 
 
@@ -125,3 +129,41 @@ class AutoAugment(Policy):
         rows = self._rows[pair, slot, pick(draws[:, 3:5], 2)]
         rows[draws[:, 1:3] > self._chances[pair, slot]] = ops.IDENTITY
         return rows
+
+
+class AugMix(Policy):
+    """A weighted sum of the image and three copies of it, each after one to three operations (Hendrycks et al. 2019, arXiv
+    1912.02781), as in torchvision. The weights are uniform: alpha is 1.
+
+    Args:
+        severity: of the 10 magnitudes of an operation, the first that many are drawn from, 1 to 10.
+    """
+
+    _COPIES, _DEPTH = 3, 3
+    slots = 1 + _COPIES * (_DEPTH + 1) + 1
+    draws = 1 + _COPIES * (2 + 3 * _DEPTH)
+
+    def __init__(self, size: int, severity: int, interpolation: Interpolation) -> None:
+        magnitudes = _magnitudes(10, 0.3, size / 3.0, 30.0, 0.9, 4, bits=4)
+        self._rows = _table(_NAMES[1:-1], magnitudes, _makers(size, interpolation))[:, :severity]
+
+    def program(self, draws: Draws) -> Program:
+        n, own = len(draws), draws[:, :1]
+        u = draws[:, 1:].reshape(n, self._COPIES, -1)
+        of_each = u[..., 2:].reshape(n, self._COPIES, self._DEPTH, 3)
+        name, magnitude, sign = (pick(of_each[..., i], count) for i, count in enumerate(self._rows.shape[:3]))
+        copies = np.zeros((n, self._COPIES, self._DEPTH + 1, ops.WIDTH))
+        copies[:, :, :-1] = self._rows[name, magnitude, sign]
+        # A copy with fewer operations has the first ones only.
+        copies[:, :, :-1][np.arange(self._DEPTH) > pick(u[..., :1], self._DEPTH)] = ops.IDENTITY
+        copies[:, :, -1, 0] = Op.MIX_ADD
+        copies[:, :, -1, 1] = np.float32(1 - own) * _uniform_weights(u[..., 1])
+        first, last = np.zeros((2, n, 1, ops.WIDTH))
+        first[:, 0, 0], first[:, 0, 1], last[:, 0, 0] = Op.MIX_BEGIN, np.float32(own[:, 0]), Op.MIX_END
+        return np.concatenate([first, copies.reshape(n, -1, ops.WIDTH), last], axis=1)
+
+
+def _uniform_weights(draws: Draws) -> NDArray[np.float32]:
+    """Positive weights (n, count) whose sum is 1, uniform among all such: Dirichlet's distribution with alpha 1."""
+    exponential = np.maximum(-np.log1p(-draws), np.finfo(np.float64).tiny)
+    return np.float32(exponential / exponential.sum(axis=1, keepdims=True))
