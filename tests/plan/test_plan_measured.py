@@ -67,6 +67,17 @@ def test_a_plan_from_bench_scaling_predicts_the_next_size(tmp_path, capsys):
     assert forecasts(path)[4]["step_s"]["value"] == pytest.approx(truth.total_s, rel=0.05)
 
 
+def test_a_second_gradient_costs_more_than_what_was_measured_without(tmp_path):
+    folder, _, _ = results(tmp_path / "bench")
+
+    def step(*more):
+        asked = ("cifar10", *OF_RESULTS, "--global-batch", "16", "--weak", "--devices", "1,2", *more)
+        plan(*asked, "--from", folder, "--json", tmp_path / "plan.json")
+        return [forecasts(tmp_path / "plan.json")[n]["step_s"]["value"] for n in (1, 2)]
+
+    assert step("--optimizer.sam-rho", "0.5") == pytest.approx([2 * s for s in step()], rel=0.01)
+
+
 def test_results_that_do_not_fit_are_refused(tmp_path, fails):
     wrong, _, _ = results(tmp_path / "wrong", sent_mb=3.0)
     settings = ("--model.name", "resnet18", "--data.train-crop-size", "32", "--model.stem", "imagenet", "--devices", "1")

@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,9 @@ def _bench(path: Path, job: Job) -> Calibration:
     lines = [line for line in lines if "step_ms" in line and "world_size" in line]
     if not lines:
         raise UserError(f"--from {path}: results.jsonl has no lines of `bench scaling`")
-    _check_network(path, _measured_recipe(path), job.recipe)
+    measured = _measured_recipe(path)
+    _check_network(path, measured, job.recipe)
+    job = _with_gradients_of(measured, job)
     kinds = list(dict.fromkeys(str(line.get("kind_of_job")) for line in lines))
     if len(kinds) > 1:
         lines = [line for line in lines if str(line.get("kind_of_job")) == kinds[0]]
@@ -158,6 +160,13 @@ def _measured_recipe(path: Path) -> Recipe:
         return origin.read(path).asked.settings
     except UserError as error:
         raise UserError(f"--from {path}: neither a recipe nor bench.json says which network was measured: {error}") from None
+
+
+def _with_gradients_of(measured: Recipe, job: Job) -> Job:
+    """The job with as many gradients per step as were measured: those of sharpness-aware minimization."""
+    sharpness = {name: getattr(measured.optimizer, name) for name in ("sam_rho", "sam_every")}
+    optimizer = job.recipe.optimizer.model_copy(update=sharpness)
+    return replace(job, recipe=job.recipe.model_copy(update={"optimizer": optimizer}))
 
 
 def _bench_on_cpu(path: Path) -> bool:
