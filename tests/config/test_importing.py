@@ -266,6 +266,11 @@ def test_what_has_no_equivalent_is_listed(tmp_path, key, value):
     assert left.keys() & {key, "lr"}
 
 
+def test_the_operations_of_timms_augmix_are_named_as_others(tmp_path):
+    _, left = timm_settings(tmp_path, aa="augmix-m5-w4-d2")
+    assert left["aa"] == "--augment.policy augmix has the operations of torchvision"
+
+
 def test_the_command_prints_a_recipe_that_loads(tmp_path, capsys):
     given = written(tmp_path, FFCV.replace("bn_wd: 0", "bn_wd: 1"))
     assert listing.main(["import", str(given), "--world-size", "4"]) == 0

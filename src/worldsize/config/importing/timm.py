@@ -227,6 +227,9 @@ def _policy(conversion: Conversion, key: str, value: str | None) -> None:
     if value == "3a":
         conversion.settings["augment.policy"] = "3-augment"
         return
+    if str(value).startswith("augmix"):
+        conversion.left[key] = "--augment.policy augmix has the operations of torchvision"
+        return
     settings: dict[str, Any] = {"policy": "randaugment-timm", "fill": "mean", "magnitude": 10.0, "magnitude_std": 0.0}
     kind, *parts = str(value).split("-")
     for part in parts:
