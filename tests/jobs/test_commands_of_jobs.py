@@ -31,6 +31,9 @@ def test_ages_and_host_files_that_cannot_be_read_are_refused(fails):
     assert "--older '99999999999999d'" in fails("delete", "--all", "--older", "99999999999999d", "--on", "ssh")
     Path("hosts").write_bytes(b"\xff\xfe")
     assert "--hostfile hosts is not a text file" in fails("train", "digits", "--on", "ssh", "--hostfile", "hosts", "--print")
+    assert "--older is empty" in fails("delete", "--all", "--older", "", "--on", "slurm")
+    assert "--out is empty" in fails("render", "digits", "--on", "local", "--out=")
+    assert "--data.root is empty" in fails("train", "digits", "--data.root", "")
     assert "--interface is empty" in fails("train", "digits", "--on", "ssh", "--hosts", "a,b", "--interface", "")
 
 

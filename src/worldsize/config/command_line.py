@@ -108,6 +108,7 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
         SystemExit: 0 after ``--help``, 64 after tyro has printed what is wrong.
     """
     values = tyro.MISSING_NONPROP if default is None else default
+    refuse_empty_options(argv)
     printed = io.StringIO()
     _show_as_read(kind)
     try:
@@ -123,6 +124,18 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
         raise SystemExit(UserError.exit_code if stop.code else 0) from None
     _check_scale(getattr(parsed, "settings", None), recorded)
     return parsed
+
+
+def refuse_empty_options(argv: list[str]) -> None:
+    """Refuse an option with an empty value: in scripts, it comes from a variable that is not set, and an empty path would be
+    the current folder.
+
+    Raises:
+        UserError: names the option.
+    """
+    for word, after in itertools.zip_longest(argv, argv[1:]):
+        if word.startswith("--") and (after == "" or (word.endswith("=") and word.count("=") == 1)):
+            raise UserError(f"{word.rstrip('=')} is empty; is the shell variable set?")
 
 
 # Flags that stand alone like other flags, or before "auto".

@@ -182,13 +182,13 @@ class Delete:
 def delete(argv: list[str]) -> int:
     """``worldsize delete``."""
     asked = command_line.parse(Delete, argv, Delete(), "delete")
-    if (asked.name is None) == (not asked.all) or (asked.older and not asked.all):
+    if (asked.name is None) == (not asked.all) or (asked.older is not None and not asked.all):
         raise UserError("expected: worldsize delete NAME, or worldsize delete --all [--older 7d]")
     if asked.name is None:
         chosen = targets.scheduler(asked.on or "kubernetes", asked.where).jobs()
     else:
         chosen = [find(asked.name, asked.on, asked.where)[1]]
-    if asked.older:
+    if asked.older is not None:
         chosen = older_than(chosen, _duration(asked.older))
     for job in chosen:
         job.delete()
