@@ -181,12 +181,12 @@ def count_start(folder: RunFolder, step: int, retries: int) -> None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         saved = json.loads(folder.starts.read_text())
         if saved["step"] == step:
-            write_json(folder.starts, {"step": step, "starts": saved["starts"] + 1})
-            if saved["starts"] > retries:
+            if (starts := int(saved["starts"])) > retries:
                 raise NoProgress(
-                    f"{folder.path} was started {saved['starts']} times from step {step:,} without reaching its next "
-                    f"checkpoint; check {folder.log_file(0)}, fix the cause, and allow more starts with --retries"
+                    f"{folder.path} was started {starts} times from step {step:,} without reaching its next checkpoint; "
+                    f"check {folder.log_file(0)}, fix the cause, and allow one more start with --retries {starts}"
                 )
+            write_json(folder.starts, {"step": step, "starts": starts + 1})
             return
     write_json(folder.starts, {"step": step, "starts": 1})
 
