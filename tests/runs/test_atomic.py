@@ -41,6 +41,14 @@ def test_a_value_that_is_no_json_changes_nothing(tmp_path):
     assert (tmp_path / "file").read_text() == "1\n"
 
 
+@pytest.mark.parametrize(("before", "after"), [("", ""), ("one\n", "one\n"), ("one\ntw", "one\ntw\n"), ("on", "on\n")])
+def test_a_line_is_not_appended_to_one_that_was_cut(tmp_path, before, after):
+    (tmp_path / "file").write_text(before)
+    append(tmp_path / "file", "new\n")
+    append(tmp_path / "file", "newer\n")
+    assert (tmp_path / "file").read_text() == f"{after}new\nnewer\n"
+
+
 @pytest.mark.parametrize("write", [append, write_json])
 def test_the_error_of_a_full_disk_names_the_file(tmp_path, write):
     write(tmp_path / "file", "old")

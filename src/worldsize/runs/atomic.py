@@ -56,10 +56,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Append text to a file: all of it or, if the disk has no room for all, nothing. Raises OSError."""
-    content = memoryview(text.encode())
-    with naming(path), open(path, "ab", buffering=0) as file:
+    """Append lines to a file: all of them or, if the disk has no room for all, nothing. Raises OSError.
+
+    They do not continue a last line that a crash has cut, which would make both unreadable.
+    """
+    with naming(path), open(path, "a+b", buffering=0) as file:
         begin = file.seek(0, os.SEEK_END)
+        file.seek(max(0, begin - 1))
+        cut = file.read(1) not in (b"", b"\n")
+        content = memoryview(("\n" * cut + text).encode())
         try:
             while content:
                 content = content[file.write(content) :]
