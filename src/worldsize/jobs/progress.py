@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import yaml
@@ -28,12 +29,12 @@ def progress(metrics: str, recipe: str) -> str | None:
     last = steps[-1]
     seconds = sum(step["step_ms"] for step in steps) / len(steps) / 1000
     speed = sum(step["images_per_s"] for step in steps) / len(steps)
-    epochs = _epochs(recipe)
-    words = [f"epoch {last['epoch']:.2f}" + (f" of {epochs:g}" if epochs else ""), f"step {last['step']:,}"]
+    epochs, max_steps = _asked(recipe)
+    words = [f"epoch {last['epoch']:.2f}" + (f" of {epochs:g}" if epochs < math.inf else ""), f"step {last['step']:,}"]
     words.append(f"{speed:,.0f} images/s")
-    if epochs and last["epoch"] > 0:
-        left = last["step"] * max(0.0, epochs / last["epoch"] - 1) * seconds
-        words.append(f"{duration(left)} left")
+    total = min(max_steps, last["step"] * epochs / last["epoch"] if last["epoch"] > 0 else math.inf)
+    if total < math.inf:
+        words.append(f"{duration(max(0.0, total - last['step']) * seconds)} left")
     evaluations = [record for record in records if record.get("kind") == "epoch"]
     if evaluations:
         words.append(f"validation top-1 {evaluations[-1]['val_top1']:.2%} after epoch {evaluations[-1]['epoch']}")
@@ -55,10 +56,13 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _epochs(recipe: str) -> float:
-    """The number of epochs that the recipe asks for; 0 if it cannot be read."""
+def _asked(recipe: str) -> tuple[float, float]:
+    """The numbers of epochs and of steps that the recipe asks for at most; infinite if it does not say or cannot be read."""
     try:
-        value = yaml.safe_load(recipe)["epochs"]
-    except (yaml.YAMLError, KeyError, TypeError):
-        return 0
-    return float(value) if isinstance(value, (int, float)) else 0
+        values = yaml.safe_load(recipe)
+    except yaml.YAMLError:
+        values = None
+    values = values if isinstance(values, dict) else {}
+    found = (values.get(name) for name in ("epochs", "max_steps"))
+    epochs, steps = (float(value) if isinstance(value, (int, float)) else math.inf for value in found)
+    return epochs, steps
