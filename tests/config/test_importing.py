@@ -281,6 +281,14 @@ def test_the_command_prints_a_recipe_that_loads(tmp_path, capsys):
     assert "training.bn_wd: 1  (convert it by hand: --optimizer.norm-weight-decay)" in err
 
 
+def test_a_value_of_several_lines_stays_a_comment(tmp_path, capsys):
+    given = written(tmp_path, TIMM + "notes: |\n  first\n  seed: 7\n")
+    assert listing.main(["import", str(given)]) == 0
+    (tmp_path / "ours.yaml").write_text(capsys.readouterr().out)
+    assert "#  notes: first seed: 7  (" in (tmp_path / "ours.yaml").read_text()
+    recipe_files.load(str(tmp_path / "ours.yaml"))
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [

@@ -210,6 +210,12 @@ def test_a_base_that_leads_back_to_itself_is_refused(tmp_path, length):
         recipe_files.load(str(paths[0]))
 
 
+def test_a_base_that_leads_back_by_another_path_is_refused(tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"base: ../{tmp_path.name}/mine.yaml\n")
+    with pytest.raises(UserError, match="refers back to itself"):
+        recipe_files.load(str(tmp_path / "mine.yaml"))
+
+
 def test_a_base_that_is_not_there_is_named(tmp_path):
     assert "digitz" in refusal(tmp_path, "base: digitz\n")
 
@@ -225,10 +231,27 @@ def test_a_base_that_is_not_there_is_named(tmp_path):
         ("a: b: c", "not valid YAML"),
         ("\tepochs: 3", "not valid YAML"),
         ("!!python/object/apply:os.getcwd []", "not valid YAML"),
+        ("source: 2024-02-30", "not valid YAML: day is out of range"),
     ],
 )
 def test_a_file_that_holds_no_settings_is_refused(tmp_path, text, words):
     assert words in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_steps: no", "max_steps: expected a number, not False (no in YAML)"),
+        ("epochs: yes", "epochs: expected a number, not True (yes in YAML)"),
+        ("data: {max_broken: yes}", "data: max_broken: expected a number, not True"),
+    ],
+)
+def test_an_answer_is_no_number(tmp_path, text, message):
+    assert message in refusal(tmp_path, text)
+    assert (
+        recipe_files.validate({"cuda_graphs": False, "model": {"compile": True}, "data": {"flip": False}}, "").data.flip
+        is False
+    )
 
 
 @pytest.mark.parametrize(

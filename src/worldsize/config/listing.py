@@ -75,7 +75,8 @@ def _import(argv: list[str]) -> int:
     path = Path(files[0])
     conversion = convert(path, None if size is None else int(size))
     conversion.recipe()
-    lines = [f"  {key}: {conversion.given[key]}  ({why})" for key, why in conversion.left.items()]
+    given = {key: " ".join(str(value).splitlines()) for key, value in conversion.given.items()}
+    lines = [f"  {key}: {given[key]}  ({why})" for key, why in conversion.left.items()]
     about = {"about": f"Converted from {path.name}.", "source": str(path)}
     print(f"# Converted from {path} for {conversion.world_size} GPUs.")
     if lines:

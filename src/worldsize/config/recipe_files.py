@@ -76,7 +76,7 @@ def parse(text: str, where: str) -> Any:
         if repeated := list(_repeated(node, "", set())):
             raise UserError(f"{where}:\n" + "\n".join(repeated))
         return None if node is None else loader.construct_document(node)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2024-02-30
         raise UserError(f"{where} is not valid YAML: {error}") from None
 
 
@@ -139,7 +139,8 @@ def flat_keys(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
 
 
 def _values(name_or_path: str, seen: tuple[str, ...] = ()) -> tuple[dict[str, Any], str]:
-    if name_or_path in seen:
+    here = name_or_path if name_or_path in names() else str(Path(name_or_path).expanduser().resolve())
+    if here in seen:
         raise UserError(f"recipe {name_or_path}: its `base` refers back to itself ({' -> '.join(seen)})")
     if name_or_path in names():
         text = (resources.files("worldsize") / "recipes" / f"{name_or_path}.yaml").read_text("utf-8")
@@ -155,7 +156,7 @@ def _values(name_or_path: str, seen: tuple[str, ...] = ()) -> tuple[dict[str, An
         return values, where
     sibling = Path(name_or_path).parent / str(base)
     origin = str(sibling) if str(base) not in names() and sibling.is_file() else str(base)
-    return _merge(_values(origin, (*seen, name_or_path))[0], values), where
+    return _merge(_values(origin, (*seen, here))[0], values), where
 
 
 def _read_file(path: str) -> str:

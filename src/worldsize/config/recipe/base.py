@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 def operational(default: Any, **kwargs: Any) -> Any:
@@ -13,10 +13,26 @@ def operational(default: Any, **kwargs: Any) -> Any:
     return Field(default, json_schema_extra={"operational": True}, **kwargs)
 
 
+def _is_number(annotation: Any) -> bool:
+    """Whether a field takes numbers and no truth values, such as ``int`` or ``float | None``."""
+    kinds = get_args(annotation) or (annotation,)
+    return bool({int, float} & set(kinds)) and bool not in kinds
+
+
 class Section(BaseModel):
     """Base of all sections: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_no_answers(cls, values: Any) -> Any:
+        """Refuse ``yes`` for a number: it is true in YAML, and pydantic would take it for 1."""
+        for name, value in values.items() if isinstance(values, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and _is_number(field.annotation):
+                raise ValueError(f"{name}: expected a number, not {value} ({'yes' if value else 'no'} in YAML)")
+        return values
 
     def identity(self) -> dict[str, Any]:
         """All settings that determine the run's numbers, as nested JSON values."""
