@@ -143,7 +143,7 @@ def test_progress_resets_the_count_of_starts(tmp_path):
         run_folder.count_start(folder, step, retries=1)
     run_folder.count_start(folder, 18, retries=1)
     for _ in range(2):  # a refused start does not count
-        with pytest.raises(NoProgress, match="2 times from step 18.*allow one more start with --retries 2"):
+        with pytest.raises(NoProgress, match=r"2 times from step 18.*allow one more start with --retries 2"):
             run_folder.count_start(folder, 18, retries=1)
     run_folder.count_start(folder, 18, retries=2)
     folder.starts.write_text("{")
