@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from paths import SMALL_NETWORK
 from processes import environment, worldsize
+from waiting import until
 
 
 @pytest.mark.slow
@@ -32,3 +34,25 @@ def test_a_job_renders_as_a_shell_script(tmp_path):
     assert json.loads((folder / "r" / "environment.json").read_text())["world_size"] == 2
     assert "nothing to do" in second.stdout
     assert not [*tmp_path.glob("tmp.*")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, False), (signal.SIGINT, True)], ids=["TERM", "Ctrl-C"])
+def test_a_signal_lets_the_job_save_and_leaves_nothing(tmp_path, number, to_all):
+    """SIGTERM reaches the script alone, as from timeout; Ctrl-C reaches all processes of the terminal."""
+    options = ("--epochs", "1000", "--out", "runs", "--name", "r", "--model.name", SMALL_NETWORK)
+    rendered = worldsize("render", "digits", "--on", "local", *options, cwd=tmp_path)
+    (tmp_path / "job.sh").write_text(rendered.stdout)
+    shell = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", TMPDIR=str(tmp_path))
+    with (tmp_path / "said").open("w") as said:
+        script = subprocess.Popen(
+            ["sh", "job.sh"], cwd=tmp_path, env=shell, stdout=said, stderr=said, start_new_session=True
+        )
+    metrics = tmp_path / "runs" / "r" / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.read_text(), "the run has done a step", running=script)
+    os.killpg(script.pid, number) if to_all else script.send_signal(number)
+    assert script.wait(240) == 75, (tmp_path / "said").read_text()
+    assert [*(tmp_path / "runs" / "r" / "checkpoints").glob("step-*")]
+    assert not [*tmp_path.glob("tmp.*")]
+    with pytest.raises(ProcessLookupError):
+        os.killpg(script.pid, 0)
