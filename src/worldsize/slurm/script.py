@@ -88,9 +88,6 @@ def _variables(spec: SlurmSpec) -> str:
         f"retries={spec.retries}   # starts in a row without a new checkpoint",
         'mkdir -p "$job"',
     ]
-    if spec.needs_mpi and spec.nodes > 1:
-        # Ranks of srun find it in the variables of their step.
-        lines.append('export MASTER_ADDR="${MASTER_ADDR:-$SLURMD_NODENAME}"   # rank 0 runs on this node, the first')
     return "\n".join(lines) + "\n"
 
 
@@ -105,7 +102,9 @@ def _command(spec: SlurmSpec) -> str:
 def _start(spec: SlurmSpec) -> str:
     """The command that starts all ranks, as bash."""
     if spec.needs_mpi:
-        address = "-x MASTER_ADDR " if spec.nodes > 1 else ""
+        # Rank 0 runs on this node, the first; ranks of srun find it in the variables of their step. This shell does not have
+        # it in its environment, which sbatch would hand to the job that continues this one on other nodes.
+        address = '-x MASTER_ADDR="${MASTER_ADDR:-$SLURMD_NODENAME}" ' if spec.nodes > 1 else ""
         # Seconds that the ranks of another node have to save after scancel, which reaches mpirun's daemon there too.
         grace = "--mca odls_base_sigkill_timeout 5"
         return f"mpirun --bind-to none --tag-output {grace} {address}-np {spec.world_size} {_command(spec)}"
@@ -168,10 +167,14 @@ finish() {{
     exit "$1"
 }}
 
+stopped() {{
+    echo "worldsize: stopped; to resume, repeat its 'worldsize train', or remove $job/stop and submit it again"
+}}
+
 # The state is saved. Continue in a new allocation where that makes sense; scancel and `worldsize stop` end the job.
 continue_later() {{
     if [ -e "$job/stop" ]; then
-        echo "worldsize: stopped; submit the job again to resume"
+        stopped
     elif [ $cancelled = yes ] && ! ends_within 0; then
         echo "worldsize: ended by scancel, or by Slurm, which then requeues it; else submit it again to resume"
     elif ends_within {near}; then
@@ -229,5 +232,6 @@ while [ ! -e "$job/stop" ]; do
     if [ ! -e "$job/stop" ]; then echo "worldsize: a rank ended with code $code; starting all ranks again"; fi
     sleep 2
 done
+stopped
 finish {stopped}
 """
