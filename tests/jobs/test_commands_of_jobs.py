@@ -13,6 +13,8 @@ def test_a_mistyped_name_is_compared_with_the_jobs_in_the_folder(fails, monkeypa
     assert "no usable kubeconfig" in fails(command, "r50")
     for name in ("r50", "r101"):
         Path(f"runs/.jobs/{name}").mkdir(parents=True)
+        Path(f"runs/.jobs/{name}/scheduler").write_text("slurm\n")
+    Path("runs/.jobs/r5").mkdir()  # a script that was submitted by hand makes such a folder
     said = fails(command, "r5O")
     assert f"no job 'r5O' in {Path('runs/.jobs')}; existing jobs: r101, r50; did you mean 'r50'?" in said
     assert "no usable kubeconfig" in fails(command, "r5O", "--on", "kubernetes")

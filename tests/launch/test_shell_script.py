@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,15 @@ def test_a_signal_lets_the_job_save_and_leaves_nothing(tmp_path, number, to_all)
         script = subprocess.Popen(
             ["sh", "job.sh"], cwd=tmp_path, env=shell, stdout=said, stderr=said, start_new_session=True
         )
-    metrics = tmp_path / "runs" / "r" / "metrics.jsonl"
-    until(lambda: metrics.exists() and metrics.read_text(), "the run has done a step", running=script)
-    os.killpg(script.pid, number) if to_all else script.send_signal(number)
-    assert script.wait(240) == 75, (tmp_path / "said").read_text()
-    assert [*(tmp_path / "runs" / "r" / "checkpoints").glob("step-*")]
-    assert not [*tmp_path.glob("tmp.*")]
-    with pytest.raises(ProcessLookupError):
-        os.killpg(script.pid, 0)
+    try:
+        metrics = tmp_path / "runs" / "r" / "metrics.jsonl"
+        until(lambda: metrics.exists() and metrics.read_text(), "the run has done a step", running=script)
+        os.killpg(script.pid, number) if to_all else script.send_signal(number)
+        assert script.wait(240) == 75, (tmp_path / "said").read_text()
+        assert [*(tmp_path / "runs" / "r" / "checkpoints").glob("step-*")]
+        assert not [*tmp_path.glob("tmp.*")]
+        with pytest.raises(ProcessLookupError):
+            os.killpg(script.pid, 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)

@@ -50,9 +50,9 @@ def scheduler(name: str, where: Where) -> Scheduler:
 
 
 def names(out: Path) -> list[str]:
-    """The names of the jobs with a folder in ``out``, sorted."""
+    """The names of the jobs whose folder in ``out`` names their scheduler, sorted."""
     folder = out / JOBS_FOLDER
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return sorted(path.name for path in folder.iterdir() if recorded(out, path.name)) if folder.is_dir() else []
 
 
 def recorded(out: Path, name: str) -> str | None:
