@@ -182,6 +182,20 @@ def test_places_are_read_as_torchrun_reads_them(monkeypatch):
         agent.discover("j", {"PET_NNODES": "1", "PET_RDZV_ENDPOINT": "a:1"})
     with pytest.raises(UserError, match="torchrun cannot read them"):
         agent.discover("j", fixed | {"PET_NPROC_PER_NODE": "many"})
+    assert agent.discover("j", fixed, procs=1).procs == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        *[(host, True) for host in ("n1", "n1.cluster", "n1.other", "localhost", "127.0.0.1")],
+        *[(host, False) for host in ("n2", "n2.cluster", "n", "192.0.2.1", "2001:db8::1")],
+    ],
+)
+def test_a_machine_knows_that_it_hosts_the_rendezvous(monkeypatch, host, here):
+    monkeypatch.setattr("socket.gethostname", lambda: "n1.cluster")
+    place = {"PET_NPROC_PER_NODE": "1", "PET_RDZV_ENDPOINT": f"{host}:29400"}
+    assert agent.discover("j", place).is_host == here
 
 
 @pytest.mark.parametrize(("gpus", "words"), [(0, {"auto": 3, "cpu": 3}), (2, {"auto": 2, "gpu": 2, "cpu": 3})])

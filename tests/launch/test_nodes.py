@@ -42,10 +42,13 @@ def test_variables_of_clouds(env, procs, expected):
 
 
 @pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
-def test_host_files_have_a_line_per_slot(variable, tmp_path):
+def test_host_files_have_a_line_per_slot(variable, tmp_path, monkeypatch):
     (tmp_path / "hosts").write_text(f"n1.cluster\nn1.cluster\n{HERE}.cluster\n{HERE}.cluster\n")
     found = nodes.torchrun_variables({variable: str(tmp_path / "hosts")}, 2)
     assert (found["PET_NNODES"], found["PET_NODE_RANK"], found["PET_MASTER_ADDR"]) == ("2", "1", "n1.cluster")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    found = [nodes.torchrun_variables({variable: str(tmp_path / "hosts")}, procs) for procs in (None, 2)]
+    assert [one["PET_NPROC_PER_NODE"] for one in found] == ["4", "2"]
     (tmp_path / "hosts").write_text("n1\nn2\n")
     with pytest.raises(UserError, match=f"does not list this host, {HERE.partition('.')[0]}"):
         nodes.torchrun_variables({variable: str(tmp_path / "hosts")}, 2)

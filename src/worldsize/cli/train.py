@@ -63,10 +63,12 @@ def agent(argv: list[str]) -> int:
         raise UserError("expected: worldsize agent --id RUN [--procs N] -- train RECIPE ...")
     from worldsize.cluster.in_pod import write_termination_message
     from worldsize.launch import agent
+    from worldsize.launch.distribute import check_procs
     from worldsize.launch.failure import fail
 
     at = argv.index("--") if "--" in argv else len(argv)
     asked = command_line.parse(command_line.Agent, argv[:at], None, "agent ... -- train RECIPE ...")
-    outcome = agent.run(argv[at + 1 :], agent.discover(asked.id, procs=asked.procs))
+    procs = None if asked.procs is None else check_procs(asked.procs)
+    outcome = agent.run(argv[at + 1 :], agent.discover(asked.id, procs=procs))
     write_termination_message(outcome.message)
     return fail(outcome.message, outcome.code) if outcome.code else 0

@@ -7,6 +7,7 @@ log line starts with the rank that wrote it.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ def discover(run_id: str, env: MutableMapping[str, str] = os.environ, procs: int
     """This node's place, from torchrun's PET_* variables or those of a scheduler, see `nodes`.
 
     Args:
-        procs: processes per node, where the scheduler does not say.
+        procs: processes per node; None: as the variables say.
 
     Raises:
         UserError: a variable is missing or invalid.
@@ -67,10 +69,10 @@ def discover(run_id: str, env: MutableMapping[str, str] = os.environ, procs: int
         return Node(
             run_id,
             (int(minimum), int(maximum or minimum)),
-            _procs(env["PET_NPROC_PER_NODE"]),
+            _procs(env["PET_NPROC_PER_NODE"]) if procs is None else procs,
             host,
             int(port),
-            int(rank) == 0 if rank is not None else here == host.split(".")[0],
+            int(rank) == 0 if rank is not None else _is_here(host),
             env.get("WORLDSIZE_ADDRESS", here),
         )
     except KeyError as missing:
@@ -80,6 +82,19 @@ def discover(run_id: str, env: MutableMapping[str, str] = os.environ, procs: int
         ) from None
     except ValueError as error:
         raise UserError(f"invalid PET_* variables: torchrun cannot read them: {error}") from None
+
+
+def _is_here(host: str) -> bool:
+    """Whether a name, with or without its domain, or an address is this machine's."""
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return host.partition(".")[0] == socket.gethostname().partition(".")[0]
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with suppress(OSError), socket.socket(family) as own:  # only a machine's own address can be bound
+        own.bind((str(address), 0))
+        return True
+    return False
 
 
 def _procs(text: str) -> int:

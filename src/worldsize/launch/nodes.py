@@ -20,7 +20,7 @@ def torchrun_variables(env: Mapping[str, str], procs: int | None) -> dict[str, s
     """torchrun's PET_* variables for this node; None if none of the schedulers started it.
 
     Args:
-        procs: processes per node; None: as many as the scheduler reports GPUs, or 1.
+        procs: processes per node; None: as many as the scheduler reports GPUs, or as torch finds, or 1.
 
     Raises:
         UserError: the scheduler's variables are incomplete.
@@ -29,12 +29,18 @@ def torchrun_variables(env: Mapping[str, str], procs: int | None) -> dict[str, s
         if variable in env:
             try:
                 hosts, rank, gpus = read(env)
-                return _variables(hosts, rank, procs or int(gpus or 0) or 1, env)
+                return _variables(hosts, rank, procs or int(gpus or 0) or _gpus_here() or 1, env)
             except KeyError as missing:
                 raise UserError(f"{scheduler} did not set {missing.args[0]}") from None
             except (ValueError, OSError) as error:
                 raise UserError(f"{scheduler}'s variables cannot be read: {error}") from None
     return None
+
+
+def _gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _variables(hosts: list[str], rank: int, procs: int, env: Mapping[str, str]) -> dict[str, str]:
