@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -80,6 +81,34 @@ def test_a_run_as_values(run):
 def test_output_goes_through_the_streams_of_this_process(folder, capsys):
     worldsize.train(worldsize.load_recipe("digits", CHANGES | {"max_steps": 1}), name="shown", out=folder)
     assert "shown" in capsys.readouterr().out
+
+
+class Failing(io.StringIO):
+    """A stream that raises an error from the line of the first epoch on."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
+    def write(self, text: str) -> int:
+        if text and "train loss" in self.getvalue():
+            raise self._error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file.")])
+def test_a_run_continues_when_nobody_reads_its_output(folder, monkeypatch, error):
+    monkeypatch.setattr(sys, "stdout", Failing(error))
+    name = f"unread-{type(error).__name__}"
+    assert worldsize.train(worldsize.load_recipe("digits", CHANGES), name=name, out=folder).result is not None
+
+
+def test_a_run_is_saved_when_its_output_cannot_be_shown(folder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Failing(RuntimeError("no kernel")))
+    longer = worldsize.load_recipe("digits", CHANGES | {"epochs": 200})
+    with pytest.raises(RuntimeError, match="no kernel"):
+        worldsize.train(longer, name="unshown", out=folder)
+    assert '"stopped"' in (folder / "unshown" / "history.jsonl").read_text()
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> 
     """Run a command; returns its exit code and its last lines on stderr.
 
     It has a session of its own: Ctrl-C reaches it once, through this process, as a request to save and stop. A second Ctrl-C
-    ends it at once. If this process is killed, or its thread ends, it saves and stops, too.
+    ends it at once. If this process is killed, its thread ends, or another exception is raised, it saves and stops, too.
     """
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
     text: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
@@ -168,6 +168,11 @@ def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> 
         except KeyboardInterrupt:
             process.terminate()
             _copy(process.stdout, sys.stdout, quiet)
+        except BaseException:
+            process.terminate()
+            _copy(process.stdout, sys.stdout, quiet=True)  # printing is what failed
+            process.wait()
+            raise
         process.wait()
     finally:
         process.kill()  # does nothing if it has ended; processes that it started end with it
@@ -176,9 +181,16 @@ def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> 
 
 
 def _copy(source: IO[str] | None, target: TextIO, quiet: bool, said: deque[str] | None = None) -> None:
-    """Print a stream to one of this process, which a notebook shows; add its lines to ``said``, without empty ones."""
+    """Print a stream to one of this process, which a notebook shows; add its lines to ``said``, without empty ones.
+
+    If nobody reads what is printed any more (``| head``), the stream is still read to its end: the run continues.
+    """
     for line in source or ():
         if said is not None and line.strip():
             said.append(line.strip())
-        if not quiet:
+        if quiet:
+            continue
+        try:
             print(line, end="", file=target, flush=True)
+        except (OSError, ValueError):  # its reader left, or it is closed
+            quiet = True
