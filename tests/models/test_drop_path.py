@@ -7,6 +7,7 @@ import timm
 import torch
 from timm.layers import DropPath
 from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.ops import StochasticDepth
 
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
@@ -43,7 +44,14 @@ def test_a_dropped_residual_leaves_the_shortcut_and_a_kept_one_is_scaled():
     torch.testing.assert_close(out[~dropped], (images + 2 * residual)[~dropped].relu())
 
 
-@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny"])
+@pytest.mark.parametrize("name", ["swin_t", "swin_v2_t"])
+def test_swin_transformers_get_other_rates(name):
+    rates, own = ([m.p for m in network(name, drop).modules() if isinstance(m, StochasticDepth)] for drop in (0.1, None))
+    assert own[-1] == 0.2
+    assert rates == pytest.approx([rate / 2 for rate in own])
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "swin_t"])
 def test_it_counts_as_random(name):
     assert factory.uses_random_draws(network(name, 0.1))
     assert not factory.uses_random_draws(network(name, 0.0))

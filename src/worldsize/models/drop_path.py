@@ -1,12 +1,12 @@
-"""Stochastic depth for ResNets: in training, a sample skips the residual of a block at random (Huang et al. 2016,
-arXiv 1603.09382)."""
+"""Stochastic depth for ResNets and Swin transformers: in training, a sample skips the residual of a block at random
+(Huang et al. 2016, arXiv 1603.09382)."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
-from torchvision.ops import stochastic_depth
+from torchvision.ops import StochasticDepth, stochastic_depth
 
 
 class _DroppingBasic(BasicBlock):  # type: ignore[misc]
@@ -43,3 +43,13 @@ def apply(model: nn.Module, probability: float) -> None:
     for i, block in enumerate(blocks):
         block.__class__ = _DroppingBasic if isinstance(block, BasicBlock) else _DroppingBottleneck
         block.drop_probability = probability * i / (len(blocks) - 1)
+
+
+def set_rates(model: nn.Module, probability: float) -> None:
+    """Give a torchvision Swin transformer other rates of stochastic depth, the last block ``probability``.
+
+    They grow linearly from 0 at the first block. Its builders take no rate.
+    """
+    layers = [module for module in model.modules() if isinstance(module, StochasticDepth)]
+    for i, layer in enumerate(layers):
+        layer.p = probability * i / (len(layers) - 1)

@@ -13,7 +13,7 @@ from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.models import drop_path
 
-# Networks of torchvision whose builders know stochastic depth.
+# Networks of torchvision whose builders know stochastic depth, or have a fixed rate.
 _STOCHASTIC = ("convnext", "efficientnet", "swin")
 # Parameters of its transformers that are embeddings, whatever module they are in.
 EMBEDDINGS = ("class_token", "pos_embedding", "relative_position_bias_table")
@@ -51,9 +51,12 @@ def _construct(name: str, classes: int, drop: float | None) -> nn.Module:
         options |= {"aux_logits": False, "init_weights": True}
     if drop is None:
         return builder(weights=None, **options)
-    if name.startswith(_STOCHASTIC):
+    if name.startswith(_STOCHASTIC) and not name.startswith("swin"):
         return builder(weights=None, stochastic_depth_prob=drop, **options)
     model = builder(weights=None, **options)
+    if isinstance(model, models.SwinTransformer):
+        drop_path.set_rates(model, drop)
+        return model
     if not isinstance(model, models.ResNet):
         raise UserError(f"--model.drop-path works with ResNets and {', '.join(_STOCHASTIC)}, not with {name}: leave it out")
     drop_path.apply(model, drop)
