@@ -85,6 +85,11 @@ def _allowance(survey: Survey) -> list[str]:
     return [f"  max_broken: {math.ceil(share * 100) / 100:g}  # {count(len(survey.broken), 'broken image')}"]
 
 
+def _is_resnet(model: str) -> bool:
+    """Whether it is one of torchvision's; a name with a colon is another library's, or a file of the user's."""
+    return model.startswith("resnet") and ":" not in model
+
+
 def _micro_batch(global_batch: int) -> str:
     size = fine_tuning.micro_batch(global_batch)
     shares = global_batch // size
@@ -100,7 +105,7 @@ def _finetuned(images: int, choice: Choice) -> list[str]:
         _micro_batch(plan.global_batch),
         f"evaluate_every: {max(1, plan.epochs // 20)}  # epochs",
         "model:",
-        f"  name: {choice.model}",
+        f"  name: {_quoted(choice.model)}",
         f"  weights: {_quoted(choice.weights)}",
         "  zero_head: true  # the classifier is new: zeros do not disturb the pretrained features at first",
         "optimizer:",
@@ -126,8 +131,8 @@ def _from_scratch(images: int, choice: Choice, tiny: bool) -> list[str]:
         _micro_batch(batch),
         "label_smoothing: 0.1",
         "model:",
-        f"  name: {choice.model}  # from random weights",
-        *(["  stem: cifar  # for tiny images"] if tiny and choice.model.startswith("resnet") else []),
+        f"  name: {_quoted(choice.model)}  # from random weights",
+        *(["  stem: cifar  # for tiny images"] if tiny and _is_resnet(choice.model) else []),
         "optimizer:",
         "  lr: 0.1  # for batches of 256; smaller batches get a proportionally smaller lr",
         "  weight_decay: 5.0e-4",
