@@ -13,6 +13,7 @@ from worldsize.config.recipe import Model, Optimizer, Recipe
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.tree_sum import fold
 from worldsize.distributed.world import World
+from worldsize.errors import UserError
 from worldsize.models import factory, freezing
 from worldsize.models.factory import RunningStatistics
 from worldsize.optim import optimizers
@@ -221,3 +222,23 @@ def test_optimizer_state_is_saved_and_loaded_by_name(kind):
     step(one, first)
     step(two, second)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("layer", "draws"),
+    [(nn.RReLU(), True), (nn.FractionalMaxPool2d(2, output_ratio=0.5), True), (nn.Dropout(0.5), True), (nn.ReLU(), False)],
+)
+def test_layers_that_draw_random_numbers_are_known(layer, draws):
+    assert factory.uses_random_draws(nn.Sequential(layer)) == draws
+
+
+def test_attributes_of_an_own_network_may_have_any_name():
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.prob, model.image_size = nn.Softmax(1), (8, 8)
+    assert not factory.uses_random_draws(model)
+    factory.check_input(model, 32, 2, "net.py:build", 2)
+
+
+def test_a_network_without_parameters_is_refused():
+    with pytest.raises(UserError, match=r"net\.py:build has no parameters"):
+        factory.check_input(nn.Flatten(), 32, 2, "net.py:build")

@@ -54,14 +54,16 @@ def check_input(
         UserError: it does not (vision transformers support one size only; some models need larger images).
     """
     fixed = getattr(model, "image_size", size)
-    if fixed != size:
+    if isinstance(fixed, int) and fixed != size:
         raise UserError(
             f"{name} requires images of {fixed} pixels, not {size}: "
             f"set --data.train-crop-size and --data.val-crop-size to {fixed}"
         )
     if micro_batch == 1 and norms(model, unfreezes):
         raise UserError(f"{name} uses BatchNorm, which needs more than one sample; pass --micro-batch 2 or more")
-    parameter = next(model.parameters())
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise UserError(f"{name} has no parameters: there is nothing to train")
     was_training = model.training
     try:
         with torch.inference_mode():
@@ -94,7 +96,10 @@ def uses_random_draws(model: nn.Module) -> bool:
     modules = list(model.modules())
     # Ours, timm's DropPath and PatchDropout, and networks of timm that call a function.
     names = ("drop_probability", "drop_prob", "prob", "drop_rate")
-    if any((getattr(m, name, 0.0) or 0.0) > 0 for m in modules for name in names):
+    rates = (getattr(m, name, 0.0) for m in modules for name in names)
+    if any(isinstance(rate, (int, float)) and rate > 0 for rate in rates):  # a module may be called so, too
+        return True
+    if any(isinstance(m, (nn.RReLU, nn.FractionalMaxPool2d)) for m in modules):
         return True
     return any(m.p > 0 for m in modules if isinstance(m, (_DropoutNd, StochasticDepth))) or any(
         m.dropout > 0 for m in modules if isinstance(m, nn.MultiheadAttention)

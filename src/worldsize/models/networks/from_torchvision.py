@@ -13,7 +13,7 @@ from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
 from worldsize.models import drop_path
 
-# Networks of torchvision whose builders know stochastic depth, or have a fixed rate.
+# Networks of torchvision that have stochastic depth. The builders of Swin set its rates themselves.
 _STOCHASTIC = ("convnext", "efficientnet", "swin")
 # Parameters of its transformers that are embeddings, whatever module they are in.
 EMBEDDINGS = ("class_token", "pos_embedding", "relative_position_bias_table")
