@@ -67,16 +67,19 @@ def parse(argv: list[str]) -> Request:
 
 def with_classes(request: Request) -> Request:
     """The request with random images of as many classes as the recipe's dataset has, for `--synthetic`: the network is then
-    that of the recipe. With ``--data.classes``, and for a folder that is not here, the recipe's own number stays.
+    that of the recipe. With ``--data.classes``, and for a folder that is not here, the recipe's own number stays. A
+    benchmark that is resumed keeps its classes: older ones had 1,000.
 
     Raises:
-        UserError: see `open_dataset`.
+        UserError: see `open_dataset` and `read`.
     """
     settings = request.asked.settings
     data, root = settings.data, settings.data.root
     if data.name == "synthetic" or data.classes != Data().classes:
         return request
-    if root is not None and root.expanduser().is_dir():
+    if request.asked.resume is not None:
+        classes = read(request.asked.resume).asked.settings.data.classes
+    elif root is not None and root.expanduser().is_dir():
         with TemporaryDirectory(prefix="worldsize-bench-") as cache:
             classes = len(open_dataset(data, Path(cache)).classes)
     else:
