@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from worldsize.attribution.step_time import PARTS
 from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed import batch_plan
-from worldsize.distributed.stop_signals import ends_at_once
+from worldsize.distributed.stop_signals import ends_at_once, temporary_folder
 from worldsize.errors import SUCCESS, UserError
 from worldsize.runs.atomic import write_json
 from worldsize.runs.run_folder import open_existing
@@ -90,8 +89,8 @@ def _small_passes(seen: Evidence, tell: Callable[[str], None]) -> list[Advice]:
     from worldsize.tune import batches
     from worldsize.tune.runs import Workplace
 
-    with tempfile.TemporaryDirectory(prefix="worldsize-explain-") as folder:
-        place = Workplace(Path(folder), seen.world_size, plan, 1)
+    with temporary_folder("worldsize-explain-") as folder:
+        place = Workplace(folder, seen.world_size, plan, 1)
         try:
             speeds = batches.forward_batches(place, recipe, plan, tell)
         except ComputationFailed as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import tyro
 
 from worldsize.config import command_line, output_files
 from worldsize.distributed.rank import cores
-from worldsize.distributed.stop_signals import ends_at_once
+from worldsize.distributed.stop_signals import ends_at_once, temporary_folder
 from worldsize.errors import UserError
 
 _Kind = Literal["imagenet", "folder", "cifar10", "multilabel"]
@@ -107,8 +106,8 @@ def pack(argv: list[str]) -> int:
         raise UserError(f"--shard-mb {options.shard_mb:g}: must be 0.001 to 4,000; 64 to 128 are typical")
     _check_share(options.max_broken)
     out = options.out.expanduser()
-    with ends_at_once("rerun the same command to continue"), tempfile.TemporaryDirectory() as cache, _disk_errors(out):
-        dataset = open_layout(options.root, options.data, Path(cache))
+    with ends_at_once("rerun the same command to continue"), temporary_folder() as cache, _disk_errors(out):
+        dataset = open_layout(options.root, options.data, cache)
         if dataset.multilabel:
             raise UserError(f"--root {options.root}: shards have one label per image; train on these files as they are")
         for note in dataset.notes:
@@ -130,8 +129,8 @@ def verify(argv: list[str]) -> int:
     _check_share(options.max_broken)
     if options.report is not None:
         output_files.check("--report", options.report)
-    with ends_at_once("nothing was changed"), tempfile.TemporaryDirectory() as cache:
-        dataset = open_layout(options.root, options.data, Path(cache))
+    with ends_at_once("nothing was changed"), temporary_folder() as cache:
+        dataset = open_layout(options.root, options.data, cache)
         found = verify.verify(dataset, workers)
     for line in verify_report.summary(dataset, found):
         print(line)
@@ -157,8 +156,8 @@ def info(argv: list[str]) -> int:
         raise UserError(f"--images {options.images}: must be at least 1")
     if options.sheet is not None:
         output_files.check("--sheet", options.sheet)
-    with tempfile.TemporaryDirectory() as cache:
-        dataset = open_layout(options.root, options.data, Path(cache))
+    with temporary_folder() as cache:
+        dataset = open_layout(options.root, options.data, cache)
     for line in info.describe(dataset, options.root, options.seed):
         print(line)
     if options.sheet is not None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from worldsize.errors import Stopped
@@ -19,6 +22,7 @@ from worldsize.errors import Stopped
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
 ECHO_S = 2.0  # a signal to the process tree arrives twice
+_temporary: list[Path] = []  # folders that `ends_at_once` removes
 
 
 class StopFlag:
@@ -82,7 +86,7 @@ class StopFlag:
 def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterator[None]:
     """Within this context, a signal ends the process immediately.
 
-    For work that leaves complete files at any moment, so no cleanup is needed.
+    For work that leaves complete files at any moment, so no cleanup is needed but that of `temporary_folder`.
 
     Args:
         advice: printed for the user.
@@ -93,6 +97,8 @@ def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterat
         # Raising an exception here could leave a lock held that other threads wait for.
         if first is not None:
             first()
+        for folder in _temporary:
+            shutil.rmtree(folder, ignore_errors=True)
         show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
         with suppress(OSError):
             os.write(2, f"{show_cursor}\nworldsize: stopped; {advice}\n".encode())
@@ -100,6 +106,18 @@ def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterat
 
     with handled_by(stop):
         yield
+
+
+@contextmanager
+def temporary_folder(prefix: str = "worldsize-") -> Iterator[Path]:
+    """A new folder, removed with its content at the end of this context, and by a signal that ends the process at once."""
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        folder = Path(name)
+        _temporary.append(folder)
+        try:
+            yield folder
+        finally:
+            _temporary.remove(folder)
 
 
 @contextmanager

@@ -74,9 +74,13 @@ def test_killed_at_random_moments_it_resumes_to_the_same_bytes(larger, unbroken,
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_complete_shards(larger, unbroken, tmp_path, number):
+def test_a_signal_keeps_complete_shards(larger, unbroken, tmp_path, monkeypatch, number):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     out = tmp_path / "out"
     assert interrupted(larger, out, number, 2) == 75
+    assert not list(temporary.glob("worldsize-*"))
     assert len(list(out.glob("*.tar"))) >= 2
     done = worldsize(*command(larger, out), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from worldsize.data.fetch.known import KAGGLE, KNOWN, Counts, Known, Name
 from worldsize.data.fetch.state import FetchState, Verified, load_or_create, locked
 from worldsize.data.fetch.unpack import count_files, unpack
 from worldsize.data.progress_bar import ByteProgress, size
-from worldsize.distributed.stop_signals import ends_at_once
+from worldsize.distributed.stop_signals import ends_at_once, temporary_folder
 from worldsize.errors import DataError, UserError
 
 
@@ -205,8 +204,8 @@ def _verified(options: Fetch, known: Known, state: FetchState) -> Verified:
     """Open the folder as a recipe does and verify the number of images."""
     files, total = count_files(state.root)
     try:
-        with tempfile.TemporaryDirectory() as cache:
-            dataset = open_dataset(Data(name=options.dataset, root=state.root), Path(cache))
+        with temporary_folder() as cache:
+            dataset = open_dataset(Data(name=options.dataset, root=state.root), cache)
     except UserError as error:
         raise DataError(f"the archive does not contain the expected {options.dataset} dataset: {error}") from None
     counts = Counts(len(dataset.train.classes), len(dataset.train), len(dataset.val))

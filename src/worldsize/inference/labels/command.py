@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from worldsize import checkpoint
 from worldsize.config import command_line, output_files, recipe_files
 from worldsize.config.wording import quoted
 from worldsize.distributed.rank import cores
-from worldsize.distributed.stop_signals import ends_at_once
+from worldsize.distributed.stop_signals import ends_at_once, temporary_folder
 from worldsize.errors import SUCCESS, DataError, UserError
 
 if TYPE_CHECKING:
@@ -55,8 +54,8 @@ def run(argv: list[str]) -> int:
     if asked.out.exists():
         raise UserError(f"--out {asked.out} exists, perhaps with labels that you corrected: pass another file")
     output_files.check_each({"--out": asked.out, "--sheet": asked.sheet})
-    with ends_at_once("the run and the dataset were not changed"), tempfile.TemporaryDirectory() as cache:
-        return _work(asked, Path(cache))
+    with ends_at_once("the run and the dataset were not changed"), temporary_folder() as cache:
+        return _work(asked, cache)
 
 
 def _work(asked: Labels, cache: Path) -> int:
