@@ -16,6 +16,7 @@ from worldsize.cli import main
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.errors import UserError
 from worldsize.optim import schedules
 from worldsize.reproduce.scratch_runs import ComputationFailed
 from worldsize.tune import batches, chart, command, curve, runs
@@ -114,6 +115,9 @@ def test_more_runs_follow_if_the_best_is_at_the_edge():
         (("digits", "--steps", "5"), "at least 20 steps"),
         (("digits", "--low", "1", "--high", "0.1"), "must be positive"),
         (("digits", "--out", "there.yaml"), "already exists"),
+        (("digits", "--out", "curve.yaml"), "curve.svg already exists"),
+        (("digits", "--out", "a.svg"), "--out a.svg would be both the recipe and its curve: pass a.yaml"),
+        (("digits", "--out", "imagenet"), "--out imagenet is the name of a shipped recipe"),
         (("digits", "--out", "missing/a.yaml"), "--out missing/a.yaml: no such folder"),
         (("digits", "--micro-batches", "many"), "such as 16,32,64"),
         (("digits", "--procs", "2", "--parallel.strategy", "async"), "tune needs a strategy with synchronous steps"),
@@ -122,6 +126,7 @@ def test_more_runs_follow_if_the_best_is_at_the_edge():
 def test_mistakes_are_explained(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     Path("there.yaml").touch()
+    Path("curve.svg").touch()
     assert main(["tune", *arguments]) == 64
     assert message in capsys.readouterr().err
 
@@ -143,6 +148,20 @@ def test_forward_batches_are_tried_until_one_does_not_fit(monkeypatch):
     assert found == {4: 90.0, 8: 100.0, 16: 90.0, 32: None}
     assert batches.fastest(found) == 8
     assert batches.table(found)[-1] == ("32", "does not fit")
+
+
+def test_a_run_that_diverges_at_once_has_no_speed(monkeypatch):
+    monkeypatch.setattr(runs, "records", lambda *_: [{"images_per_s": 100.0}])
+    place = runs.Workplace(Path(), 1, BatchPlan(64, 4, 1), 10)
+    with pytest.raises(UserError, match=r"not finite with --optimizer\.lr 0\.1"):
+        batches.micro_batches(place, Recipe(global_batch=64), "16,16", print)
+
+
+def test_each_micro_batch_is_measured_once(monkeypatch):
+    monkeypatch.setattr(batches, "_speed", lambda place, recipe, **changes: float(changes["micro_batch"]))
+    place = runs.Workplace(Path(), 1, BatchPlan(64, 4, 1), 10)
+    rows = batches.micro_batches(place, Recipe(global_batch=64), "32,16,32", print)
+    assert rows[1:] == [("32", "32.0"), ("16", "16.0")]
 
 
 @pytest.mark.slow

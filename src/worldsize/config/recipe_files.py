@@ -35,6 +35,16 @@ def load(name_or_path: str) -> Recipe:
     return validate(values, where)
 
 
+def refuse_shipped_name(flag: str, path: Path) -> None:
+    """Refuse a new recipe at ``path``, which the option ``flag`` names, if that is the name of a shipped one.
+
+    Raises:
+        UserError: it is.
+    """
+    if str(path) in names():
+        raise UserError(f"{flag} {path} is the name of a shipped recipe, which worldsize train would take: pass {path}.yaml")
+
+
 def missing(command: str) -> UserError:
     """The error of a command line without RECIPE."""
     return UserError(f"RECIPE is required: worldsize {command} RECIPE, a YAML file or one of: {', '.join(names())}")

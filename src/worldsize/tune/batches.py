@@ -67,16 +67,24 @@ def table(found: dict[int, float | None]) -> list[tuple[str, ...]]:
 
 
 def _speed(place: Workplace, recipe: Recipe, **changes: int | None) -> float:
-    """Images/s of the recipe with these changes: the median of some steps."""
+    """Images/s of the recipe with these changes: the median of some steps.
+
+    Raises:
+        UserError: the loss is not finite before there are so many.
+        ComputationFailed: the run failed for another reason.
+    """
     long_enough = {"epochs": max(recipe.epochs, _STEPS + _NOT_COUNTED), "max_steps": None}
     changed = recipe_files.validate(recipe.model_dump(mode="json") | long_enough | changes, "the batch")
     name = "-".join(f"{key}-{value}" for key, value in changes.items())
     records = runs.records(place, changed, name, _STEPS + _NOT_COUNTED)
-    return median(record["images_per_s"] for record in records[_NOT_COUNTED:])
+    if not (counted := records[_NOT_COUNTED:]):
+        raise UserError(f"the speed cannot be measured: the loss is not finite with --optimizer.lr {recipe.optimizer.lr:g}")
+    return median(record["images_per_s"] for record in counted)
 
 
 def _numbers(text: str) -> Sequence[int]:
+    """Each number once, in the order of ``text``."""
     try:
-        return [int(word) for word in text.split(",")]
+        return list(dict.fromkeys(int(word) for word in text.split(",")))
     except ValueError:
         raise UserError(f"--micro-batches {text!r}: pass numbers such as 16,32,64") from None

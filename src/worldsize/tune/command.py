@@ -59,10 +59,7 @@ def run(argv: list[str]) -> int:
     assert source is not None
     _check(asked)
     out = asked.out or Path(f"{Path(source).stem}-tuned.yaml")
-    if out.exists():
-        raise UserError(f"{out} already exists: pass --out NEW.yaml, or remove it")
-    for path in (out, out.with_suffix(".svg")):
-        output_files.check("--out", path)
+    _check_out(out)
     with tempfile.TemporaryDirectory(prefix="worldsize-tune-") as folder:
         place = _place(asked, Path(folder))
         if asked.micro_batches:
@@ -78,6 +75,18 @@ def _check(asked: Tune) -> None:
         raise UserError(f"--steps {asked.steps}: a range test needs at least 20 steps")
     if not 0 < asked.low < asked.high:
         raise UserError(f"--low {asked.low:g} and --high {asked.high:g} must be positive, and the second larger")
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a recipe that would replace a file, itself or with its curve, or that worldsize train would not take."""
+    recipe_files.refuse_shipped_name("--out", out)
+    image = out.with_suffix(".svg")
+    if image == out:
+        raise UserError(f"--out {out} would be both the recipe and its curve: pass {out.with_suffix('.yaml')}")
+    for path in (out, image):
+        if path.exists():
+            raise UserError(f"{path} already exists: pass --out NEW.yaml, or remove it")
+        output_files.check("--out", path)
 
 
 def _place(asked: Tune, folder: Path) -> Workplace:
