@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -41,6 +42,21 @@ def test_the_recipe_of_four_images_with_broken_validation_images_trains(small, r
     ranks(1).run("train", Path("small.yaml").absolute(), *quick, "--model.stem", "imagenet")
     [evaluation] = records(ranks.cwd / "runs" / "small", "epoch")
     assert evaluation["val_broken"] == 1
+
+
+@pytest.mark.parametrize("name", ["a\x7fb", "a\u200bb\U000e0001", 'a"\\b: #c'])
+def test_a_folder_may_have_any_name(small, name):
+    small.rename(name)
+    assert main(["init", name, "--weights", "none", "--out", "new.yaml"]) == 0
+    assert recipe_files.load("new.yaml").data.root == Path(name).resolve()
+
+
+def test_a_folder_whose_name_is_no_text_is_refused(small, capsys):
+    name = os.fsdecode(b"caf\xe9")
+    small.rename(name)
+    assert main(["init", name, "--weights", "none"]) == 64
+    assert r"caf\xe9': the name is not UTF-8: rename the folder" in capsys.readouterr().err
+    assert os.listdir() == [name]
 
 
 def test_the_allowance_is_at_most_all_images(small):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from worldsize.config import output_files, recipe_files
-from worldsize.config.recipe import Recipe
+from worldsize.config.recipe import Model, Recipe, own_network
+from worldsize.config.wording import quoted
 from worldsize.data.layouts import Hints, packed
 from worldsize.data.layouts.reading import Kind
 from worldsize.errors import UserError, WorldsizeError
@@ -66,6 +67,7 @@ def run(options: Init) -> int:
     root, labels = _root(options)
     if not 0 < options.val_share < 1:
         raise UserError(f"--val-share {options.val_share:g} must be between 0 and 1")
+    _check_names(options.unpack or root)
     out = options.out or Path(f"{(options.unpack or root).resolve().name}.yaml")
 
     def check(path: Path) -> None:
@@ -74,8 +76,7 @@ def run(options: Init) -> int:
             output_files.check("--out", path)
         _check_new(path, options.force)
 
-    if str(out) in recipe_files.names():
-        raise UserError(f"--out {out} is the name of a shipped recipe, which worldsize train would take: pass {out}.yaml")
+    recipe_files.refuse_shipped_name("--out", out)
     check(out)
     choice = _choose(options)  # before the images are read, which may take long: mistakes in its flags show at once
     if options.unpack is not None:
@@ -123,6 +124,15 @@ def _root(options: Init) -> tuple[Path, str | None]:
     return root, options.labels
 
 
+def _check_names(folder: Path) -> None:
+    """Refuse a folder that a recipe, which is text, cannot name."""
+    path = str(folder.expanduser().resolve())
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{path.encode('utf-8', 'surrogateescape')!r}: the name is not UTF-8: rename the folder") from None
+
+
 def _check_new(path: Path, force: bool) -> None:
     if path.exists() and not force:
         raise UserError(f"{path} already exists: pass --out NEW.yaml, or --force to replace it")
@@ -142,21 +152,49 @@ def _choose(options: Init) -> Choice:
     import torch
 
     gpus = torch.cuda.device_count()
-    model = options.model or ("resnet50" if gpus else "resnet18")
+    trained = _trained_network(options)
+    model = options.model or (trained.name if trained else "resnet50" if gpus else "resnet18")
     side = _only_side(model)
     if options.weights == "none":
         return Choice(model, None, gpus, side)
     weights = options.weights or _published(model)
     if weights is not None and Path(weights).exists():
         weights = str(Path(weights).resolve())  # the recipe may be used in another folder
-    problem = f"torchvision publishes none for {model}" if weights is None else _problem(model, weights)
+    choice = Choice(model, weights, gpus, side)
+    if trained is not None:
+        choice = replace(choice, stem=trained.stem, blurpool=trained.blurpool)
+    problem = f"torchvision publishes none for {model}" if weights is None else _problem(choice)
     if problem is None:
-        return Choice(model, weights, gpus, side)
+        return choice
     if options.weights is not None:
         raise UserError(f"--weights {options.weights}: {problem}")
     print(f"no pretrained weights: {problem}")
     print("The recipe trains from random weights. --weights FILE, --weights RUN or --weights timm:NAME would be better.")
     return Choice(model, None, gpus, side)
+
+
+def _trained_network(options: Init) -> Model | None:
+    """The network of the run that --weights names; None if it names no run, or --model another network.
+
+    Raises:
+        UserError: it is the user's own: the recipe needs its file.
+    """
+    from worldsize import checkpoint
+
+    weights = options.weights
+    if weights in (None, "none") or not Path(weights).expanduser().is_dir():
+        return None
+    try:
+        network = recipe_files.load(str(checkpoint.find(Path(weights).expanduser()) / "recipe.yaml")).model
+    except WorldsizeError:
+        return None  # `_problem` says what is wrong with them
+    own = own_network.is_own(network.name)
+    name = network.name.rpartition("#")[0] if own else network.name
+    if own and options.model is None:
+        raise UserError(
+            f"--weights {weights}: its network is your own: pass --model {quoted(name)}, or where that file is now"
+        )
+    return network if options.model in (None, name) else None
 
 
 def _only_side(model: str) -> int | None:
@@ -191,14 +229,15 @@ def _published(model: str) -> str | None:
     return f"torchvision:{best}"
 
 
-def _problem(model: str, weights: str) -> str | None:
+def _problem(choice: Choice) -> str | None:
     """Why these weights cannot be loaded into the network; downloads them, so that training finds them in the cache."""
     import torch
 
     from worldsize.models import factory as models
     from worldsize.models import pretrained
 
-    recipe = Recipe.model_validate({"model": {"name": model, "weights": weights}})
+    network = {"name": choice.model, "weights": choice.weights, "stem": choice.stem, "blurpool": choice.blurpool}
+    recipe = Recipe.model_validate({"model": network})
     try:
         pretrained.load(models.build(recipe, 2, torch.device("cpu"), torch.float32), recipe)
     except WorldsizeError as error:

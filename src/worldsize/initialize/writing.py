@@ -18,12 +18,17 @@ _SMALL_IMAGE = 96  # pixels; BiT-HyperRule has another size for images of fewer 
 
 @dataclass(frozen=True)
 class Choice:
-    """The network, its initial weights (None: random), the number of GPUs, and the only size of images that it accepts."""
+    """The network, its initial weights (None: random), the number of GPUs, and the only size of images that it accepts.
+
+    ``stem`` and ``blurpool`` are those of the run that the weights are from.
+    """
 
     model: str
     weights: str | None
     gpus: int
     side: int | None  # pixels; None: any
+    stem: str = "imagenet"
+    blurpool: bool = False
 
 
 def text(survey: Survey, choice: Choice, root: Path) -> str:
@@ -51,13 +56,14 @@ def text(survey: Survey, choice: Choice, root: Path) -> str:
 
 
 def _quoted(value: object) -> str:
-    """A YAML string, whatever characters it contains."""
-    return json.dumps(str(value), ensure_ascii=False)
+    """A YAML string, whatever characters it contains: JSON leaves some in place that YAML refuses, such as DEL."""
+    text = json.dumps(str(value), ensure_ascii=False)
+    return "".join(character if character.isprintable() else f"\\U{ord(character):08x}" for character in text)
 
 
 def _sizes(side: int, choice: Choice) -> tuple[int, int]:
     """(size after resizing, size of the crop): those of the pretrained networks, or less on a CPU and for small images."""
-    if choice.weights is None and side < _SMALL_IMAGE:
+    if (choice.weights is None or choice.stem == "cifar") and side < _SMALL_IMAGE:
         resize, size = side, side
     else:
         resize, size = (256, 224) if choice.gpus and side >= _SMALL_IMAGE else (146, 128)
@@ -106,6 +112,8 @@ def _finetuned(images: int, choice: Choice) -> list[str]:
         f"evaluate_every: {max(1, plan.epochs // 20)}  # epochs",
         "model:",
         f"  name: {_quoted(choice.model)}",
+        *([f"  stem: {choice.stem}  # as in the run that the weights are from"] if choice.stem != "imagenet" else []),
+        *(["  blurpool: true  # as in the run that the weights are from"] if choice.blurpool else []),
         f"  weights: {_quoted(choice.weights)}",
         "  zero_head: true  # the classifier is new: zeros do not disturb the pretrained features at first",
         "optimizer:",
