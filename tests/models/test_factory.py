@@ -190,6 +190,17 @@ def test_a_part_is_frozen_with_the_weights_that_it_shares(part):
     assert all(p.requires_grad for p in network.parameters())
 
 
+def test_a_frozen_norm_without_running_statistics_normalizes_as_before():
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.Linear(144, 2)
+    )
+    images = torch.randn(5, 3, 8, 8)
+    before = network(images)
+    freezing.freeze(network, ("1",))
+    assert torch.equal(network(images), before)
+    assert not network[1].weight.requires_grad and network[0].weight.requires_grad
+
+
 @pytest.mark.parametrize("kind", ["sgd", "rmsprop"])
 def test_momentum_may_begin_later(kind):
     """From zeros, beside the rest of the state; a parameter that has no state yet gets a fresh one."""

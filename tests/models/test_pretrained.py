@@ -155,6 +155,8 @@ def test_networks_of_timm(monkeypatch):
     assert list(networks.classifiers(network)) == ["head"]
     with pytest.raises(UserError, match="did you mean timm:resnet18"):
         build(name="timm:resnet_18")
+    with pytest.raises(UserError, match="its tags of resnet34: resnet34"):
+        build(name="timm:resnet34.a9_in1k")
     with pytest.raises(UserError, match="known prefixes are timm:, worldsize: and none"):
         build(name="keras:resnet18")
 

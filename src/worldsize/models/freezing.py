@@ -69,6 +69,8 @@ def _is_in(name: str, part: str, network: nn.Module) -> bool:
 
 
 def _keep_statistics(layer: _BatchNorm, name: str) -> None:
+    if not layer.track_running_stats:
+        return  # it has none: it normalizes with those of its input
     if type(layer) is nn.BatchNorm2d:
         layer.__class__ = FrozenBatchNorm2d
     elif not isinstance(layer, FrozenBatchNorm2d):

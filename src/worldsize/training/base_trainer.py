@@ -65,7 +65,7 @@ class BaseTrainer(ABC):
 
     @property
     def evaluates_first(self) -> bool:
-        """Whether a run that goes on from here evaluates before its next step, if the recipe asks for that."""
+        """Whether a run that continues from here evaluates before its next step, if the recipe asks for that."""
         at = self.progress
         ended = at.epoch_step == self.steps_per_epoch or at.step >= self.total_steps
         return ended and at.evaluated_step != at.step

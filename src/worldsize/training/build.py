@@ -223,7 +223,7 @@ def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
 
 def _write_recipe(folder: RunFolder, request: TrainRequest) -> None:
     atomic.write_text(folder.recipe, recipe_files.to_yaml(request.recipe))
-    folder.result.unlink(missing_ok=True)  # of a run that had ended and goes on; if killed before this, it still goes on
+    folder.result.unlink(missing_ok=True)  # of a run that had ended and continues; if killed before this, it still does
 
 
 def _assemble(

@@ -25,6 +25,9 @@ def build(name: str, classes: int, recipe: Recipe) -> nn.Module:
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(f'timm:{other}' for other in near)}?" if near else ""
         raise UserError(f"timm has no network {name!r}{hint}")
+    plain, _, tag = name.partition(".")
+    if tag and name not in (tagged := timm.list_models(f"{plain}.*", pretrained=True, include_tags=True)):
+        raise UserError(f"timm has no network {name!r}; its tags of {plain}: {', '.join(tagged) or 'none'}")
     options: dict[str, Any] = {"num_classes": classes, **size_option(name, recipe)}
     if recipe.model.drop_path is not None:
         options["drop_path_rate"] = recipe.model.drop_path
