@@ -86,9 +86,18 @@ def check_input(
 
 
 def norms(model: nn.Module, frozen: bool = False) -> list[_BatchNorm]:
-    """The model's BatchNorm layers that update running statistics, and with ``frozen`` also those that are frozen."""
+    """The model's BatchNorm layers that update running statistics, and with ``frozen`` also those that are frozen.
+
+    A network's own ``train`` may leave layers in evaluation mode: these are frozen, too.
+    """
+    was_training = model.training
+    if not was_training:
+        model.train()
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    return [layer for layer in layers if frozen or not isinstance(layer, FrozenBatchNorm2d)]
+    found = [layer for layer in layers if frozen or (layer.training and not isinstance(layer, FrozenBatchNorm2d))]
+    if not was_training:
+        model.eval()
+    return found
 
 
 def uses_random_draws(model: nn.Module) -> bool:

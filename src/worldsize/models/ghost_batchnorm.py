@@ -126,9 +126,10 @@ def _per_sample(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def splits(model: nn.Module) -> bool:
-    """Whether `split_norms` knows all BatchNorm layers that update running statistics."""
-    layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    return all(type(layer) in (nn.BatchNorm2d, FrozenBatchNorm2d) and layer.affine for layer in layers)
+    """Whether `split_norms` knows all BatchNorm layers."""
+    layers = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    known = (nn.BatchNorm2d, FrozenBatchNorm2d)
+    return all(type(layer) in known and layer.affine and layer.track_running_stats for layer in layers)
 
 
 def wanted(plan: BatchPlan, device: torch.device) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,6 +23,20 @@ from worldsize.models.freezing import FrozenBatchNorm2d
 from worldsize.models.networks import from_file
 
 log = logging.getLogger(__name__)
+
+
+class Trial(NamedTuple):
+    """What a forward pass in training has returned and done.
+
+    Attributes:
+        output: what it returned.
+        changes: the buffers that it changed by layer, without BatchNorm's statistics.
+        drew: whether it drew random numbers from torch, Python or NumPy.
+    """
+
+    output: object
+    changes: list[str]
+    drew: bool
 
 
 def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuses: bool) -> None:
@@ -39,7 +56,7 @@ def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuse
     _check_momenta(network, recipe)
     try:
         with _uses_counted(network) as uses:
-            output, layers = tried(network, recipe.data.train_crop_size, recipe.micro_batch)
+            output, layers, _ = tried(network, recipe.data.train_crop_size, recipe.micro_batch)
     except Exception as error:
         if device_errors.is_of_device(error):
             raise
@@ -86,23 +103,37 @@ def _refuse_or_warn(recipe: Recipe, layers: list[str], world: World, refuses: bo
         log.warning("%s", message)
 
 
-def tried(network: nn.Module, size: int, images: int) -> tuple[object, list[str]]:
-    """What a forward pass in training returns, and the buffers that it changes by layer, without BatchNorm's statistics.
+def draws(network: nn.Module, recipe: Recipe) -> bool:
+    """Whether a forward pass in training draws random numbers; a network of the user's own may call functions that do."""
+    if factory.uses_random_draws(network):
+        return True
+    own = own_network.is_own(recipe.model.name)
+    return own and tried(network, recipe.data.train_crop_size, recipe.micro_batch).drew
 
-    The network is the same afterwards.
-    """
+
+def tried(network: nn.Module, size: int, images: int) -> Trial:
+    """Try a forward pass in training with ``images`` images of ``size`` pixels. The network is the same afterwards."""
     statistics = {id(buffer) for layer in factory.norms(network) for buffer in layer.buffers(recurse=False)}
     found: defaultdict[str, list[str]] = defaultdict(list)
     with _kept(network) as buffers:
         parameter = next(network.parameters())
         pixels = torch.rand(images, 3, size, size, generator=torch.Generator().manual_seed(0))
+        before = _generators(parameter.device)
         with torch.no_grad():
             output = network.train()(pixels.to(parameter.device, parameter.dtype))
+        drew = _generators(parameter.device) != before
         for name, buffer in network.named_buffers():
             if name in buffers and id(buffer) not in statistics and not torch.equal(buffer, buffers[name]):
                 module, _, own = name.rpartition(".")
                 found[module].append(own)
-    return output, [f"{', '.join(names)} of {_layer(network, module)}" for module, names in found.items()]
+    return Trial(output, [f"{', '.join(names)} of {_layer(network, module)}" for module, names in found.items()], drew)
+
+
+def _generators(device: torch.device) -> list[object]:
+    """The states of all generators that a network on this device may draw from."""
+    ours = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    name, key, *others = np.random.get_state()
+    return [*(state.numpy().tobytes() for state in ours), random.getstate(), name, np.asarray(key).tobytes(), others]
 
 
 def _layer(network: nn.Module, name: str) -> str:
@@ -125,14 +156,17 @@ def _uses_counted(network: nn.Module) -> Iterator[Counter[str]]:
 
 @contextmanager
 def _kept(network: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Yields copies of the buffers. The network and torch's generators are the same afterwards."""
+    """Yields copies of the buffers. The network and the generators are the same afterwards."""
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
     was_training = network.training
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     devices = sorted({p.device.index for p in network.parameters() if p.is_cuda})
     try:
         with torch.random.fork_rng(devices):
             yield buffers
     finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
         network.train(was_training)
         for name, buffer in network.named_buffers():
             if name in buffers and buffer.shape == buffers[name].shape:  # the first pass may create some

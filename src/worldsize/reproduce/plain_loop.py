@@ -19,6 +19,7 @@ from worldsize.distributed import batch_plan
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import join
 from worldsize.models import factory, freezing, pretrained
+from worldsize.models.networks import from_file
 from worldsize.optim import clipping, optimizers, schedules
 from worldsize.training import precision, supervision
 from worldsize.training.objective import Objective
@@ -97,7 +98,9 @@ class _Loop:
         """Add the gradients of the micro-batches; returns their mean loss."""
         n, total = len(micro_batches), 0.0
         for i, images in enumerate(micro_batches):
-            torch.manual_seed(seed_of(self.recipe.seed, Use.TORCH, step, i))  # dropout
+            seed = seed_of(self.recipe.seed, Use.TORCH, step, i)
+            torch.manual_seed(seed)  # dropout
+            from_file.seed(seed)
             losses, _ = self.objective(images.pixels, images.labels.to(self.number_format.device), images.mix)
             loss = losses.mean()
             self.scaler.scale(loss / n).backward()

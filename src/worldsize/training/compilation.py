@@ -23,7 +23,7 @@ from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
 from worldsize.launch import garbage
-from worldsize.models import factory
+from worldsize.models import training_pass
 from worldsize.track import console
 from worldsize.training.lost_gradients import LostGradients
 from worldsize.training.objective import Objective
@@ -153,7 +153,7 @@ def _parts() -> int:
 def compiled(objective: Objective, recipe: Recipe) -> nn.Module:
     """A compiled form, which computes the same up to rounding."""
     # The compiler's own random numbers would be others than torch's.
-    options = {"fallback_random": True} if factory.uses_random_draws(objective.network) else None
+    options = {"fallback_random": True} if training_pass.draws(objective.network, recipe) else None
     # By default, what the compiler cannot do is computed as it is. Who asks for it gets the error.
     torch._dynamo.config.suppress_errors = recipe.model.compile == "auto"
     # One form for each image size; beyond this limit, torch would compute the others uncompiled, without a word.

@@ -15,7 +15,7 @@ from worldsize.distributed import batch_plan
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
-from worldsize.models import factory, freezing, ghost_batchnorm
+from worldsize.models import freezing, ghost_batchnorm, training_pass
 from worldsize.training.objective import Objective
 from worldsize.training.out_of_memory import Trial, smaller_plan
 from worldsize.training.precision import Precision
@@ -30,7 +30,7 @@ def default_plan(recipe: Recipe, plan: BatchPlan, network: nn.Module, device: st
     Raises:
         UserError: the recipe asks for several micro-batches in a forward pass, and the network's numbers would depend on it.
     """
-    because = "draws random numbers (dropout, stochastic depth)" if factory.uses_random_draws(network) else ""
+    because = "draws random numbers (dropout, stochastic depth)" if training_pass.draws(network, recipe) else ""
     if not ghost_batchnorm.splits(network):
         because = "has BatchNorm layers of an unknown type, which compute statistics"
     if because and plan.groups > 1:

@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils import get_total_norm
 
-from worldsize.config.recipe import Recipe
+from worldsize.config.recipe import Recipe, own_network
 from worldsize.data.augmentation.mixing import WIDTH
 from worldsize.data.loading.device_feed import Feed
 from worldsize.data.loading.loader import Batch
 from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.device_timer import elapsed_ms, stamp
+from worldsize.models.networks import from_file
 from worldsize.optim import clipping
 from worldsize.training import lost_gradients
 from worldsize.training.cuda_graph import Graphed, add_gradient
@@ -151,6 +152,8 @@ class GradientComputer:
         devices = self.plan.devices
         seeds = [seed_of(self.recipe.seed, Use.TORCH, step, forward * devices + device) for device in range(devices)]
         torch.default_generator.manual_seed(seeds[0])
+        if self._own_network:
+            from_file.seed(seeds[0])
         if self.device.type == "cuda":
             for index, seed in enumerate(seeds, start=self.device.index):
                 torch.cuda.default_generators[index].manual_seed(seed)
@@ -161,6 +164,10 @@ class GradientComputer:
         if recorder is None or not recorder.wants(step + 1):
             return None
         return lambda losses, logits: recorder.forward(batch, losses, logits, self.state.objective)
+
+    @cached_property
+    def _own_network(self) -> bool:
+        return own_network.is_own(self.recipe.model.name)
 
     @cached_property
     def _pass(self) -> Callable[..., torch.Tensor]:

@@ -111,7 +111,7 @@ class TrainState:
             # At another world size, each rank starts from the averages, which the model now has.
             return
         own = snapshot.ranks.get(world.rank, {})  # a rank without any state has no file
-        if changed is None or not self._follows_others(snapshot, own, changed):
+        if not self._follows_others(snapshot, own, changed):
             self._load_statistics(snapshot, own, world.rank)
         if changed is not None and _had_another_strategy(snapshot, changed):
             return
@@ -120,15 +120,17 @@ class TrainState:
             state = {k: v for k, v in state.items() if not k.startswith(self.strategy.optimizer_names)}
         self.strategy.load_state(state)
 
-    def _follows_others(self, snapshot: Snapshot, own: Tensors, recipe: Recipe) -> bool:
-        """Whether the snapshot has running statistics of other layers than those that the recipe's run follows now.
+    def _follows_others(self, snapshot: Snapshot, own: Tensors, changed: Recipe | None) -> bool:
+        """Whether the snapshot has running statistics of other layers than those that the run follows now.
 
         Their names are only the numbers of the layers that are not frozen.
         """
-        if snapshot.state["identity"]["model"].get("freeze", []) != list(recipe.model.freeze):
+        before, now = ({name for name in names if name.startswith("norm/")} for names in (own, self.own()))
+        if changed is None:
+            return before > now  # of an older version, which also followed layers that the network itself freezes
+        if snapshot.state["identity"]["model"].get("freeze", []) != list(changed.model.freeze):
             return True
         # With the same parts, the run has either all layers or those that are never frozen (model.unfreeze_epoch).
-        before, now = ({name for name in names if name.startswith("norm/")} for names in (own, self.own()))
         return before != now
 
     def _load_statistics(self, snapshot: Snapshot, own: Tensors, rank: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import linecache
+import random
 import sys
 import traceback
 from types import ModuleType
 
+import numpy as np
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -29,6 +31,7 @@ def build(recipe: Recipe, classes: int) -> nn.Module:
         if value is not None:
             raise UserError(f"--model.{flag} works with known networks, not with {settings.name}: leave it out")
     trusted_code.check(recipe)
+    seed(recipe.seed)
     try:
         network = getattr(_module(recipe), own_network.function(settings.name))(classes)
     except Exception as error:
@@ -41,7 +44,13 @@ def build(recipe: Recipe, classes: int) -> nn.Module:
                 f"--model.name {settings.name}: the sizes of {name or 'the network'} ({type(layer).__name__}) are unknown: "
                 "use a layer that is not lazy, or call the network once before returning it"
             )
-    return network
+    return network.train()  # a `train` of its own may leave layers in evaluation mode
+
+
+def seed(value: int) -> None:
+    """Seed the generators of Python and NumPy, from which a network of the user's own may draw as well as from torch's."""
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
 
 
 def explained(error: Exception, name: str, doing: str = "") -> UserError:

@@ -1,0 +1,124 @@
+"""Networks of the user's own that freeze layers or draw numbers by themselves: the same run, interrupted, and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from interruptions import SETTINGS, same_run
+from processes import distance, weights
+from worldsize.models import factory, training_pass
+
+CODE = """
+import random
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Plain(nn.Module):
+    def __init__(self, classes, tracked=True):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, 2), nn.Linear(8, classes)
+        self.norm = nn.BatchNorm2d(8, track_running_stats=tracked)
+        if tracked:
+            nn.init.uniform_(self.norm.running_var, 0.1, 0.7)
+
+    def features(self, x):
+        return self.norm(self.conv(x)).relu().mean((2, 3))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+class Frozen(Plain):
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+class Drawing(Plain):
+    def __init__(self, classes):
+        super().__init__(classes)
+        nn.init.constant_(self.head.bias, np.random.rand() + random.random())
+
+    def forward(self, x):
+        skips = self.training and (random.random() < 0.5) != (np.random.rand() < 0.5)
+        return self.head(self.features(x.flip(1) if skips else x))
+
+
+class Dropout(Plain):
+    def forward(self, x):
+        return self.head(functional.dropout(self.features(x), 0.5, self.training))
+
+
+def untracked(classes):
+    return Plain(classes, False)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "net.py"
+    path.write_text(CODE)
+    return path
+
+
+@pytest.mark.parametrize("function", ["Frozen", "Drawing"])
+def test_interrupted_or_on_more_processes_it_is_the_same_run(ranks, file, function):
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:{function}")
+    runs = ranks.cwd / "runs"
+    ranks(1).run(*train, "--name", f"{function}-whole")
+    ranks(1).run(*train, "--name", f"{function}-parts", "--stop-after", "13", "--checkpoint.every-steps", "3", code=75)
+    ranks(1).run("train", "--resume", f"runs/{function}-parts")
+    same_run(runs / f"{function}-whole", runs / f"{function}-parts")
+    ranks(2).run(*train, "--name", f"{function}-two")
+    assert distance(weights(runs / f"{function}-whole"), weights(runs / f"{function}-two")) < 1e-5
+
+
+def test_statistics_that_the_network_freezes_stay(ranks, file):
+    begin = ("train", "digits", *SETTINGS, "--model.name", f"{file}:Frozen")
+    ranks(1).run(*begin, "--max-steps", "1", "--name", "one")
+    ranks(1).run(*begin, "--max-steps", "9", "--name", "nine")
+    one, nine = (weights(ranks.cwd / "runs" / name) for name in ("one", "nine"))
+    assert torch.equal(one["norm.running_var"], nine["norm.running_var"])
+    assert not torch.equal(one["norm.weight"], nine["norm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("Dropout", "draws random numbers"),
+        ("Drawing", "draws random numbers"),
+        ("untracked", "BatchNorm layers of an unknown"),
+    ],
+)
+def test_forward_passes_that_would_change_the_numbers_are_refused(ranks, file, function, message):
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:{function}", "--forward-batch", "12", "--name", function)
+    assert message in ranks(1).run(*train, code=64)
+
+
+def test_a_network_that_draws_nothing_has_large_forward_passes(ranks, file):
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:Plain", "--max-steps", "9")
+    ranks(1).run(*train, "--forward-batch", "12", "--name", "large")
+    ranks(1).run(*train, "--name", "small")
+    large, small = (weights(ranks.cwd / "runs" / name) for name in ("large", "small"))
+    assert distance(large, small) < 1e-5
+
+
+def test_norms_are_found_in_either_mode_and_the_mode_stays():
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4))
+    for mode in (True, False):
+        assert factory.norms(network.train(mode)) == [network[1], network[2]]
+        assert all(module.training == mode for module in network.modules())
+
+
+def test_what_a_pass_draws_is_found():
+    for layer, drew in {nn.Dropout(0.5): True, nn.ReLU(): False}.items():
+        assert training_pass.tried(nn.Sequential(nn.Conv2d(3, 4, 3), layer), 8, 2).drew == drew
