@@ -58,6 +58,11 @@ class Dropout(Plain):
         return self.head(functional.dropout(self.features(x), 0.5, self.training))
 
 
+class AlwaysDropout(Plain):
+    def forward(self, x):
+        return self.head(functional.dropout(self.features(x), 0.5))
+
+
 def untracked(classes):
     return Plain(classes, False)
 """
@@ -110,6 +115,12 @@ def test_a_network_that_draws_nothing_has_large_forward_passes(ranks, file):
     ranks(1).run(*train, "--name", "small")
     large, small = (weights(ranks.cwd / "runs" / name) for name in ("large", "small"))
     assert distance(large, small) < 1e-5
+
+
+@pytest.mark.parametrize(("function", "warns"), [("AlwaysDropout", True), ("Dropout", False)])
+def test_an_evaluation_that_draws_has_a_warning(ranks, file, function, warns):
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:{function}", "--max-steps", "1")
+    assert ("draws random numbers in evaluation" in ranks(1).run(*train, "--name", f"warns-{function}")) == warns
 
 
 def test_norms_are_found_in_either_mode_and_the_mode_stays():

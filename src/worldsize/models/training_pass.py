@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Trial(NamedTuple):
-    """What a forward pass in training has returned and done.
+    """What a forward pass has returned and done.
 
     Attributes:
         output: what it returned.
@@ -74,6 +74,11 @@ def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuse
                 "evaluations differ from torch's: use a layer of its own in each place",
                 *(recipe.model.name, _layer(network, name), count),
             )
+    if world.is_main and tried(network, recipe.data.val_crop_size, 1, training=False).drew:
+        log.warning(
+            "%s draws random numbers in evaluation, so no two evaluations are equal: draw only `if self.training`",
+            recipe.model.name,
+        )
     if layers:
         _refuse_or_warn(recipe, layers, world, refuses)
 
@@ -111,8 +116,8 @@ def draws(network: nn.Module, recipe: Recipe) -> bool:
     return own and tried(network, recipe.data.train_crop_size, recipe.micro_batch).drew
 
 
-def tried(network: nn.Module, size: int, images: int) -> Trial:
-    """Try a forward pass in training with ``images`` images of ``size`` pixels. The network is the same afterwards."""
+def tried(network: nn.Module, size: int, images: int, training: bool = True) -> Trial:
+    """Try a forward pass with ``images`` images of ``size`` pixels. The network is the same afterwards."""
     statistics = {id(buffer) for layer in factory.norms(network) for buffer in layer.buffers(recurse=False)}
     found: defaultdict[str, list[str]] = defaultdict(list)
     with _kept(network) as buffers:
@@ -120,7 +125,7 @@ def tried(network: nn.Module, size: int, images: int) -> Trial:
         pixels = torch.rand(images, 3, size, size, generator=torch.Generator().manual_seed(0))
         before = _generators(parameter.device)
         with torch.no_grad():
-            output = network.train()(pixels.to(parameter.device, parameter.dtype))
+            output = network.train(training)(pixels.to(parameter.device, parameter.dtype))
         drew = _generators(parameter.device) != before
         for name, buffer in network.named_buffers():
             if name in buffers and id(buffer) not in statistics and not torch.equal(buffer, buffers[name]):
