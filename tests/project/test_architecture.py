@@ -49,6 +49,7 @@ DATA_LAYERS = [
     ("layouts", "loading", "survey"),
 ]
 TRAINING_LAYERS = [
+    ("rank_scaler",),
     (
         "average_precision",
         "cuda_graph",

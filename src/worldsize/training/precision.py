@@ -70,9 +70,9 @@ class Precision:
         """
         enabled = self.name == "fp16"
         if enabled and local_gradients:
-            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+            from worldsize.training.rank_scaler import RankScaler
 
-            return ShardedGradScaler(self.device.type)
+            return RankScaler(self.device.type)
         return GradScaler(self.device.type, enabled=enabled)
 
 
