@@ -6,14 +6,16 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 
 import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import api
 
+from processes import environment
 from worldsize.distributed.rank import LAUNCHED, LOCAL_LAUNCH
-from worldsize.launch import agent_signals, failure, local_async
+from worldsize.launch import agent_signals, entry_point, failure, local_async
 from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause
 
 EXPECTED, INTERNAL = Outcome(64, "wrong"), Outcome(70, "lost a peer")
@@ -115,3 +117,22 @@ def test_a_report_that_cannot_be_written_is_printed(tmp_path, monkeypatch, capsy
     monkeypatch.setenv(ERROR_VARIABLE, str(tmp_path / "error.json"))
     failure.fail_alone("too many open files", 69)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("ignored", "code"), [(False, -signal.SIGINT), (True, 0)])
+def test_ctrl_c_during_a_workers_imports_ends_it_without_a_traceback(tmp_path, ignored, code):
+    """Except a process that was started to ignore it, as by ``nohup``."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "slow.py").write_text(
+        "import sys\nprint('importing', flush=True)\nsys.stdin.read()\ndef main(words): return 0\n"
+    )
+    (tmp_path / "signal.py").write_text("raise AssertionError('the working folder is imported from')\n")
+    worker = subprocess.Popen(
+        entry_point.worker(sys.executable, "slow"), cwd=tmp_path, env=environment(PYTHONPATH=str(tmp_path / "path")),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler),
+    )  # fmt: skip
+    assert worker.stdout.readline() == "importing\n"
+    worker.send_signal(signal.SIGINT)
+    assert worker.communicate(timeout=60)[1] == ""
+    assert worker.returncode == code

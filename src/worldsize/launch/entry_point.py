@@ -12,7 +12,11 @@ import sys
 
 # Removes the working folder, which `python -c` adds as '', before it imports anything. Folders of PYTHONPATH stay. Without
 # single quotes, because it is quoted for shells.
-_START = "import sys; sys.path[:1] = filter(None, sys.path[:1]); from {module} import main; sys.exit(main(sys.argv[1:]))"
+_PATH = "import sys; sys.path[:1] = filter(None, sys.path[:1]); "
+_MAIN = "from {module} import main; sys.exit(main(sys.argv[1:]))"
+# Python would raise KeyboardInterrupt: it prints a traceback during imports, and is dropped in callbacks, after which the
+# worker would wait for the others, which are gone.
+_SIGNAL = "import signal; signal.getsignal(2) is signal.default_int_handler and signal.signal(2, signal.SIG_DFL); "
 
 
 def command(python: str, module: str = "worldsize.cli") -> list[str]:
@@ -21,7 +25,12 @@ def command(python: str, module: str = "worldsize.cli") -> list[str]:
     Args:
         module: its ``main`` takes the arguments and returns the exit code or None.
     """
-    return [python, "-X", "utf8", "-c", _START.format(module=module)]
+    return [python, "-X", "utf8", "-c", _PATH + _MAIN.format(module=module)]
+
+
+def worker(python: str, module: str = "worldsize.cli") -> list[str]:
+    """The same for one of the processes that a launcher starts: Ctrl-C ends it at once until it handles signals itself."""
+    return [python, "-X", "utf8", "-c", _PATH + _SIGNAL + _MAIN.format(module=module)]
 
 
 def speak_utf8() -> None:

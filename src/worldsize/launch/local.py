@@ -90,7 +90,7 @@ def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mappi
     supported = {k: v for k, v in (defaults | dict(settings)).items() if k in LaunchConfig.__dataclass_fields__}
     os.environ[LOCAL_LAUNCH] = str(processes)
     try:
-        program, *words = entry_point.command(sys.executable)
+        program, *words = entry_point.worker(sys.executable)
         with agent_signals.interrupting_once(logs), unkillable.not_waited_for(logs, lambda: _stall(logs)):
             elastic_launch(LaunchConfig(**supported), program)(*words, *argv)
     finally:

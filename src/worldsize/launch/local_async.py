@@ -49,7 +49,7 @@ def _start(argv: Sequence[str], rank: int, processes: int, port: int, logs: Path
     environment = os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
     environment[ERROR_VARIABLE] = str(logs / str(rank) / "error.json")
     # In sessions of their own, workers get the terminal's signals only through this launcher, which forwards them.
-    return subprocess.Popen([*entry_point.command(sys.executable), *argv], env=environment, start_new_session=True)
+    return subprocess.Popen([*entry_point.worker(sys.executable), *argv], env=environment, start_new_session=True)
 
 
 @contextmanager
