@@ -30,10 +30,13 @@ def downloads(weights: str) -> bool:
     return weights.startswith(("torchvision:", "timm:"))
 
 
-def load(network: nn.Module, recipe: Recipe) -> None:
+def load(network: nn.Module, recipe: Recipe, classes: Sequence[str] = ()) -> None:
     """Load the recipe's initial weights into ``network``.
 
     A classifier of another number of classes stays as it is, and so does what the recipe's zero_head and head_bias set.
+
+    Args:
+        classes: those of the dataset in label order, to warn if the weights are of a run with others.
 
     Raises:
         UserError: they cannot be read, are not a state dict, or belong to another model.
@@ -41,7 +44,7 @@ def load(network: nn.Module, recipe: Recipe) -> None:
     """
     weights = recipe.model.weights
     assert weights is not None
-    given, own = _state(weights, recipe), network.state_dict()
+    (given, theirs), own = _read(weights, recipe), network.state_dict()
     state = state_dicts.adapted(given, own)
     heads = networks.classifier_prefixes(network)
     different = state_dicts.missing(state, own) | {
@@ -57,6 +60,25 @@ def load(network: nn.Module, recipe: Recipe) -> None:
     if recipe.model.head_bias is not None:
         fitting = {k: v for k, v in fitting.items() if k not in [f"{head}bias" for head in heads]}
     networks.load_state(network, fitting, strict=False)
+    if not recipe.model.zero_head:
+        _warn_of_classifier(recipe, any(key.startswith(heads) for key in fitting), theirs, classes)
+
+
+def _warn_of_classifier(recipe: Recipe, kept: bool, theirs: Sequence[str], ours: Sequence[str]) -> None:
+    """Warn if the classifier answers with other classes than the data has, or by chance."""
+    weights = recipe.model.weights
+    other = next((i for i, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]), None)
+    if kept and other is not None:
+        log.warning(
+            "the classifier of %s is kept, but its classes differ from the data's: label %d is %r there and %r here; "
+            "--model.zero-head begins with a new one",
+            *(weights, other, theirs[other], ours[other]),
+        )
+    elif not kept and recipe.max_steps == 0:
+        log.warning(
+            "the weights %s are for another number of classes, so the classifier has random weights: its answers are chance",
+            weights,
+        )
 
 
 def _difference(wrong: list[str], state: State, own: State) -> str:
@@ -73,17 +95,18 @@ def _difference(wrong: list[str], state: State, own: State) -> str:
     return f"{len(wrong)} tensors differ, the first is {reason}"
 
 
-def _state(weights: str, recipe: Recipe) -> State:
+def _read(weights: str, recipe: Recipe) -> tuple[State, Sequence[str]]:
+    """The state dict, and the classes of the run that it is from; none if it is from elsewhere."""
     source, _, name = weights.partition(":")
     if source == "torchvision":
-        return _from_torchvision(name, recipe)
+        return _from_torchvision(name, recipe), ()
     if source == "timm":
-        return _from_timm(name, recipe)
+        return _from_timm(name, recipe), ()
     path = Path(weights).expanduser()
     if not path.is_dir():
-        return _read_state(path)
+        return _read_file(path), ()
     snapshot = checkpoint.read(checkpoint.find(path))
-    return snapshot.average or snapshot.model
+    return snapshot.average or snapshot.model, snapshot.state.get("classes", ())
 
 
 def _from_torchvision(name: str, recipe: Recipe) -> State:
@@ -139,7 +162,7 @@ def _compare_normalization(weights: str, mean: Sequence[float], std: Sequence[fl
         )
 
 
-def _read_state(path: Path) -> State:
+def _read_file(path: Path) -> State:
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -186,7 +186,7 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
         averaging.check(recipe.average, recipe.epochs, setting.plan.steps_per_epoch(len(dataset.train)))
     network = factory.build(recipe, len(dataset.classes), setting.world.device, setting.precision.weights)
     if weights:
-        pretrained.load(network, recipe)
+        pretrained.load(network, recipe, dataset.classes)
     unfreezes = recipe.model.unfreeze_epoch is not None
     for size in {recipe.data.val_crop_size, *crops.crop_sizes(recipe.data, recipe.epochs)}:
         factory.check_input(network, size, recipe.micro_batch, recipe.model.name, len(dataset.classes), unfreezes)
