@@ -124,6 +124,13 @@ def test_a_temperature_of_other_weights_is_refused(run: Path, tmp_path: Path):
         export_command._temperature(str(tmp_path), path, raw=True)
 
 
+def test_a_temperature_that_is_doubted_is_refused(run: Path, tmp_path: Path):
+    details = {"temperature": 0.16, "temperature_warning": "The temperature cannot be fitted: no prediction is wrong."}
+    (tmp_path / "details.json").write_text(json.dumps(details))
+    with pytest.raises(UserError, match=r"no prediction is wrong\. Evaluate more images, or pass a number"):
+        export_command._temperature(str(tmp_path), checkpoint.find(run), raw=False)
+
+
 def test_temperature(small_exported: Exported, small_model: Model, tmp_path: Path):
     (tmp_path / "details.json").write_text('{"temperature": 1.7}')
     images = pictures(3)

@@ -57,7 +57,7 @@ class Details:
             "calibration_error": self.error,
             "temperature": self.temperature,
             "temperature_warning": self.doubt,
-            "calibration_error_with_temperature": self.error_scaled,
+            "calibration_error_with_temperature": self.error_scaled if self.doubt is None else None,
             "reliability": [asdict(one) for one in self.bins],
             "by_shorter_side": [dict(zip(("from", "to", "images", "top1"), one, strict=True)) for one in self.by_size],
             "classes": named,

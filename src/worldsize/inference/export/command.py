@@ -158,6 +158,8 @@ def _fitted(given: str, path: Path, raw: bool) -> float:
     if other:
         run, name, weights = (network[key] for key in ("run", "checkpoint", "weights"))
         raise UserError(f"--temperature {given}: fitted for other weights: {weights} of {name} of the run {run}")
+    if (doubt := details.get("temperature_warning")) is not None:
+        raise UserError(f"--temperature {given}: {doubt} Evaluate more images, or pass a number")
     return value
 
 
