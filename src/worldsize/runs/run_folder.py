@@ -155,6 +155,9 @@ def _unwritable(folder: Path, reason: str = "") -> UserError:
     return UserError(f"cannot write to {folder}{reason}; choose another folder with --out")
 
 
+_OF_EXPORT = "export.json"  # an export has a recipe.yaml, too
+
+
 def open_existing(path: Path) -> RunFolder:
     """The existing run in ``path``.
 
@@ -169,6 +172,8 @@ def open_existing(path: Path) -> RunFolder:
         raise UserError(f"run {path} does not exist")
     if not folder.recipe.is_file():
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml")
+    if (path / _OF_EXPORT).is_file():
+        raise UserError(f"{path} is an export, not a run: pass the run, or to --model.weights a file of the export")
     return folder
 
 
