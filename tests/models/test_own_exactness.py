@@ -53,6 +53,17 @@ class Drawing(Plain):
         return self.head(self.features(x.flip(1) if skips else x))
 
 
+class Skipping(Plain):
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.skipped = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x):
+        if not self.training or torch.rand(()) < 0.5:
+            x = x + self.skipped(x)
+        return self.head(self.features(x))
+
+
 class Dropout(Plain):
     def forward(self, x):
         return self.head(functional.dropout(self.features(x), 0.5, self.training))
@@ -75,7 +86,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("function", ["Frozen", "Drawing"])
+@pytest.mark.parametrize("function", ["Frozen", "Drawing", "Skipping"])
 def test_interrupted_or_on_more_processes_it_is_the_same_run(ranks, file, function):
     train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:{function}")
     runs = ranks.cwd / "runs"

@@ -23,6 +23,7 @@ from worldsize.models.freezing import FrozenBatchNorm2d
 from worldsize.models.networks import from_file
 
 log = logging.getLogger(__name__)
+_PASSES = 16  # tried to see what a network leaves out
 
 
 class Trial(NamedTuple):
@@ -116,22 +117,59 @@ def draws(network: nn.Module, recipe: Recipe) -> bool:
     return own and tried(network, recipe.data.train_crop_size, recipe.micro_batch).drew
 
 
+def skips(network: nn.Module, recipe: Recipe) -> bool:
+    """Whether forward passes in training of a network of the user's own leave out parameters by chance.
+
+    Of parameters that are left out rarely, the passes tried here may show none. The same answer on all ranks.
+    """
+    if not own_network.is_own(recipe.model.name) or not draws(network, recipe):
+        return False
+    used = set()
+    with _kept(network):
+        for number in range(_PASSES):
+            torch.manual_seed(number)
+            from_file.seed(number)
+            output = network.train()(_noise(network, recipe.data.train_crop_size, min(recipe.micro_batch, 2)))
+            used.add(_parameters_behind(output))
+    return len(used) > 1
+
+
+def _parameters_behind(output: torch.Tensor) -> frozenset[int]:
+    """The parameters that ``output`` depends on, by their identity."""
+    waiting, seen, found = [output.grad_fn], set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # a leaf
+            found.add(id(node.variable))
+        waiting += [behind for behind, _ in node.next_functions]
+    return frozenset(found)
+
+
 def tried(network: nn.Module, size: int, images: int, training: bool = True) -> Trial:
     """Try a forward pass with ``images`` images of ``size`` pixels. The network is the same afterwards."""
     statistics = {id(buffer) for layer in factory.norms(network) for buffer in layer.buffers(recurse=False)}
     found: defaultdict[str, list[str]] = defaultdict(list)
     with _kept(network) as buffers:
-        parameter = next(network.parameters())
-        pixels = torch.rand(images, 3, size, size, generator=torch.Generator().manual_seed(0))
-        before = _generators(parameter.device)
+        pixels = _noise(network, size, images)
+        before = _generators(pixels.device)
         with torch.no_grad():
-            output = network.train(training)(pixels.to(parameter.device, parameter.dtype))
-        drew = _generators(parameter.device) != before
+            output = network.train(training)(pixels)
+        drew = _generators(pixels.device) != before
         for name, buffer in network.named_buffers():
             if name in buffers and id(buffer) not in statistics and not torch.equal(buffer, buffers[name]):
                 module, _, own = name.rpartition(".")
                 found[module].append(own)
     return Trial(output, [f"{', '.join(names)} of {_layer(network, module)}" for module, names in found.items()], drew)
+
+
+def _noise(network: nn.Module, size: int, images: int) -> torch.Tensor:
+    """Images for the network, (images, 3, size, size), always the same."""
+    parameter = next(network.parameters())
+    pixels = torch.rand(images, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return pixels.to(parameter.device, parameter.dtype)
 
 
 def _generators(device: torch.device) -> list[object]:

@@ -68,7 +68,8 @@ class Variant:
 class StrategyInputs:
     """What a strategy works on.
 
-    ``model`` is the network itself, ``module`` the `objective.Objective` around it, or its compiled form.
+    ``model`` is the network itself, ``module`` the `objective.Objective` around it, or its compiled form. ``skips``: a
+    forward pass may leave out some of its parameters, by chance.
     """
 
     model: nn.Module
@@ -78,6 +79,7 @@ class StrategyInputs:
     world: World
     accumulation: int
     steps_per_epoch: int
+    skips: bool = False
 
     @property
     def parameters(self) -> list[nn.Parameter]:

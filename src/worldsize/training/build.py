@@ -295,15 +295,15 @@ def build_state(
     normalise = Normalise(recipe.data, world.device, number_format.weights, recipe.model.channels_last)
     objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
     module = compilation.compiled(objective, recipe) if compiles else objective
+    skips = training_pass.skips(network, recipe)
     strategy = parallel.build(
-        StrategyInputs(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch)
+        StrategyInputs(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch, skips)
     )
     # After the strategy, which may replace the network's norm layers (SyncBatchNorm).
     statistics = factory.RunningStatistics(network)
     scaler = number_format.scaler(strategy.local_gradients)
-    average = None
-    if recipe.average.name != "none":
-        average = averaging.Averaging(recipe.average, network, statistics, steps_per_epoch)
+    averages = recipe.average.name != "none"
+    average = averaging.Averaging(recipe.average, network, statistics, steps_per_epoch) if averages else None
     return TrainState(objective, strategy.optimizer, scaler, statistics, strategy, average, compiled=compiles, graphs=graphs)
 
 

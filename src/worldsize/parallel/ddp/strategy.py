@@ -95,6 +95,7 @@ class Strategy(base.Strategy):
             bucket_cap_mb=settings.bucket_mb,
             gradient_as_bucket_view=settings.gradient_as_bucket_view,
             static_graph=settings.static_graph,
+            find_unused_parameters=parts.skips,
         )
         self.module = self._ddp
         self._compression = settings.compression
@@ -149,7 +150,7 @@ class Strategy(base.Strategy):
         finally:
             for hook in hooks:
                 hook.remove()
-        if missing and not self._parts.settings.static_graph:
+        if missing and not (self._parts.settings.static_graph or self._parts.skips):
             names = ", ".join(list(missing.values())[:_MOST_NAMES]) + (", ..." if len(missing) > _MOST_NAMES else "")
             raise UserError(
                 f"the loss does not depend on {names}, and strategy {self.name} waits for the gradient of each parameter: "
