@@ -38,7 +38,8 @@ class Report:
 class Runs:
     """List the runs in a folder, the newest first: state, epoch, best top-1, images/s, time since the last metric.
 
-    A run without a result that wrote metrics in the last two minutes is listed as running.
+    Where images have several labels, the best mAP takes the place of top-1. A run without a result that wrote metrics in the
+    last two minutes is listed as running.
     """
 
     folder: Annotated[Path, tyro.conf.Positional] = Path("runs")
@@ -106,7 +107,7 @@ def _distinct(folders: Sequence[Path]) -> list[Path]:
 def runs(argv: list[str]) -> int:
     """``worldsize runs``."""
     asked = command_line.parse(Runs, argv, None, "runs")
-    _print([overview.TITLES, *overview.table(asked.folder, time.time())])
+    _print(overview.table(asked.folder, time.time()))
     return SUCCESS
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from itertools import combinations, groupby
+from itertools import combinations
 
 from worldsize.attribution import advice, causes
 from worldsize.config.listing import flat, shown
 from worldsize.errors import UserError
 from worldsize.pages import Rows, Table
-from worldsize.report import bench_charts, data, differences, published, reading, run_charts, statistics
+from worldsize.report import (
+    bench_charts,
+    data,
+    differences,
+    measures,
+    published,
+    reading,
+    run_charts,
+    run_tables,
+    statistics,
+)
 from worldsize.report.page import Page
 from worldsize.report.reading import Bench, Plan, Record, Run
 
@@ -47,19 +57,17 @@ def of_runs(runs: Sequence[Run], price_per_hour: float | None = None) -> Page:
     runs = reading.told_apart(runs)
     _check_comparable(runs)
     tables = data.of_runs(runs)
-    shared = (
-        [Table("What the recipes differ in", _titled("setting", runs, differences.recipes(runs)))] if len(runs) > 1 else []
-    )
+    differing = Table("What the recipes differ in", run_tables.titled("setting", runs, differences.recipes(runs)))
     return Page(
         title=", ".join(run.name for run in runs),
         verdict=statistics.verdict(runs),
         notes=[note for run in runs for note in _notes(run)],
-        figures=run_charts.of_runs(tables),
+        figures=run_charts.of_runs(tables, measures.every(runs)),
         tables=[
-            Table("Results", _results(runs)),
-            Table(f"Time {'and cost ' if price_per_hour else ''}to accuracy", _times(runs, price_per_hour)),
+            Table("Results", run_tables.results(runs)),
+            Table(f"Time {'and cost ' if price_per_hour else ''}to accuracy", run_tables.times(runs, price_per_hour)),
             *_lost(runs),
-            *(table for table in shared if len(table.rows) > 1),
+            *([differing] if len(differing.rows) > 1 else []),
         ],
         facts=[fact for run in runs for fact in _facts(run)],
         data=tables,
@@ -196,55 +204,6 @@ def _damage(name: str, file: str, lines: int) -> list[str]:
     return [f"{name}: {what} incomplete in {file}, as after a crash; the page shows the others."] if lines else []
 
 
-def _titled(title: str, runs: Sequence[Run], rows: Rows) -> Rows:
-    return [(title, *(run.name for run in runs)), *rows]
-
-
-def _results(runs: Sequence[Run]) -> Rows:
-    titles = ("run", "seed", "processes", "epochs", "best top-1", "last top-1", "last loss", "images/s", "minutes")
-    rows = []
-    for run in runs:
-        steps, epochs = statistics.located(run)
-        last: Record = epochs[-1] if epochs else {}
-        end = max((r.get("minutes") or 0.0 for r in [*steps[-1:], *epochs[-1:]]), default=None)
-        values = (
-            (run.recipe.get("seed"), "d"),
-            (run.steps[-1].get("epoch") if run.steps else None, ".4g"),
-            (statistics.best_top1(run), ".2%"),
-            (last.get("val_top1"), ".2%"),
-            (last.get("val_loss"), ".4f"),
-            (statistics.speed(run), ",.4g"),
-            (end, ".3g"),
-        )
-        seed, *others = (_number(value, form) for value, form in values)
-        rows.append((run.name, seed, _processes(run), *others))
-    return [titles, *rows]
-
-
-def _processes(run: Run) -> str:
-    """``2``; ``2, then 1`` of a run that was resumed with another number."""
-    sizes = statistics.processes(run) or [run.environment.get("world_size") or 0]
-    return ", then ".join(str(size) for size, _ in groupby(sizes) if size)
-
-
-def _times(runs: Sequence[Run], price_per_hour: float | None) -> Rows:
-    rows = []
-    for top1 in statistics.accuracies(runs):
-        found = [statistics.time_to(run, top1) for run in runs]
-        rows.append((f"{top1:.0%}", *(_reached(record, price_per_hour) for record in found)))
-    return _titled("top-1", runs, rows)
-
-
-def _reached(record: Record | None, price_per_hour: float | None) -> str:
-    if record is None:
-        return "not reached"
-    minutes = record.get("minutes")
-    if minutes is None:
-        return f"epoch {record['epoch']}"
-    cost = f", {record['process_minutes'] / 60 * price_per_hour:,.3g}" if price_per_hour else ""
-    return f"epoch {record['epoch']}, {minutes:.3g} min{cost}"
-
-
 def _lost(runs: Sequence[Run]) -> list[Table]:
     """What each run lost most time to, and what would help; since it was resumed at its newest world size, if it was."""
     rows = []
@@ -288,12 +247,8 @@ def _medians(bench: Bench) -> Rows:
 
 def _cell(key: str, value: float | None) -> str:
     counts = ("world_size", "global_batch", "slowest_rank", "bytes")
-    return _number(value, ".1%" if key in ("efficiency", "gpu_busy") else ".0f" if key in counts else ",.4g")
+    return run_tables.number(value, ".1%" if key in ("efficiency", "gpu_busy") else ".0f" if key in counts else ",.4g")
 
 
 def _mark(key: str, group: Sequence[Record]) -> str:
     return f" ({data.SHARED})" if key == "world_size" and any(r.get("shares") for r in group) else ""
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from worldsize.attribution import causes
-from worldsize.report import published, statistics, timeline
+from worldsize.report import measures, published, statistics, timeline
 from worldsize.report.reading import Bench, Plan, Record, Run
 
 _TEXT = {"series", "part", "run", "row", "what", "line", "kind", "source", "cores"}
@@ -128,13 +128,15 @@ def _steps(bench: Bench, most: int = statistics.MOST_POINTS) -> list[Record]:
 
 def _curves(runs: Sequence[Run], size: int) -> list[Record]:
     rows = []
+    scores = (one.column for measure in measures.every(runs) for one in measure.shown)
+    names = list(dict.fromkeys([*_MEASURES, *scores]))
     for group in statistics.seeds(runs):
         name = group[0].name if len(group) == 1 else f"{group[0].name}, {statistics.counted(group)}"
         places = [statistics.located(run) for run in group]
         training = [statistics.thinned(steps, size) for steps, _ in places]
-        evaluations = [[e | {"loss": e.get("val_loss"), "top1": e.get("val_top1")} for e in epochs] for _, epochs in places]
+        evaluations = [[e | {name: e.get(f"val_{name}") for name in names} for e in epochs] for _, epochs in places]
         for part, lines in (("training", training), ("evaluation", evaluations)):
-            points = statistics.band(lines, _MEASURES)
+            points = statistics.band(lines, names)
             rows += [{"series": name, "part": part} | point for point in points]
     return rows
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from worldsize.config.listing import flat, shown
+from worldsize.report import measures
 from worldsize.report.reading import Record, Run
-from worldsize.report.statistics import best_top1, settings, speed
+from worldsize.report.statistics import settings, speed
 
 Row = tuple[str, ...]
 # Times differ between any two runs: they are shown, but do not make results differ.
-_RESULTS = ("chain", "top1", "top5", "loss", "best_top1", "best_epoch", "steps", "epochs")
+_RESULTS = ("chain", "top1", "top5", "map", "f1", "loss", "best_top1", "best_map", "best_epoch", "steps", "epochs")
 
 
 def recipes(runs: Sequence[Run]) -> list[Row]:
@@ -25,7 +26,7 @@ def environments(runs: Sequence[Run]) -> list[Row]:
 
 
 def results(runs: Sequence[Run]) -> list[Row]:
-    """The same for what the runs computed: the final metrics, or the last step and the best top-1 without them."""
+    """The same for what the runs computed: the final metrics, or the last step and the best evaluation without them."""
     return _rows(runs, _result)
 
 
@@ -38,7 +39,8 @@ def _result(run: Run) -> Record:
     if run.result is not None:
         return {name: run.result.get(name) for name in _RESULTS}
     last = run.steps[-1] if run.steps else {}
-    return {"chain": last.get("chain"), "loss": last.get("loss"), "best_top1": best_top1(run), "steps": last.get("step")}
+    best = {measures.of(run).best: measures.best(run)}
+    return {"chain": last.get("chain"), "loss": last.get("loss")} | best | {"steps": last.get("step")}
 
 
 def _rows(runs: Sequence[Run], values: Callable[[Run], Record]) -> list[Row]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from worldsize.errors import UserError
+from worldsize.report import measures
 from worldsize.report.reading import Run, read
-from worldsize.report.statistics import best_top1, speed
+from worldsize.report.statistics import speed
 
-TITLES = ("run", "state", "epoch", "best top-1", "images/s", "age")
 # A run writes metrics every second and after each evaluation. Longer evaluations and steps are rare.
 _SILENCE = 120.0
 
@@ -30,7 +30,7 @@ def state(run: Run, now: float) -> str:
 
 
 def table(folder: Path, now: float) -> list[tuple[str, ...]]:
-    """One row per run in ``folder``, the newest first; ``now`` in seconds since 1970.
+    """Titles, and one row per run in ``folder``, the newest first; ``now`` in seconds since 1970.
 
     Raises:
         UserError: the folder does not exist, or has no runs.
@@ -45,17 +45,23 @@ def table(folder: Path, now: float) -> list[tuple[str, ...]]:
             unreadable.append((path.parent.name, "unreadable recipe", "", "", "", ""))
     if not runs and not unreadable:
         raise UserError(f"{folder} has no runs: pass the folder that has the runs (train --out)")
-    return [_row(run, now) for run in sorted(runs, key=lambda run: run.modified or 0.0, reverse=True)] + unreadable
+    known = measures.every(runs) or [measures.TOP1]
+    mixed = len(known) > 1
+    titles = ("run", "state", "epoch", "best" if mixed else f"best {known[0].name}", "images/s", "age")
+    newest = sorted(runs, key=lambda run: run.modified or 0.0, reverse=True)
+    return [titles, *(_row(run, now, mixed) for run in newest), *unreadable]
 
 
-def _row(run: Run, now: float) -> tuple[str, ...]:
+def _row(run: Run, now: float, mixed: bool) -> tuple[str, ...]:
+    """``mixed``: other runs have another measure, so the row names its own."""
     last = run.steps[-1] if run.steps else {}
-    best, pace = best_top1(run), speed(run)
+    best, pace = measures.best(run), speed(run)
+    measure = f"{measures.of(run).name} " if mixed else ""
     return (
         run.name,
         state(run, now),
         f"{last.get('epoch') or 0:.4g} of {run.recipe.get('epochs')}",
-        "" if best is None else f"{best:.2%}",
+        "" if best is None else f"{measure}{best:.2%}",
         "" if pace is None else f"{pace:,.4g}",
         "" if run.modified is None else age(now - run.modified),
     )

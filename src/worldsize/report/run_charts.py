@@ -5,15 +5,25 @@ The horizontal axis of learning curves is the parameter ``across``, which the pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import altair as alt
 
 from worldsize.report import timeline
 from worldsize.report.charts import Figure, bars, cause, folded, layered, legend
 from worldsize.report.data import STEP_PARTS, Data
+from worldsize.report.measures import Measure
+
+# Of a metric by its column: heading and caption.
+_SCORES = {
+    "top1": ("Top-1 accuracy", "Dashed: validation images. Training images may be augmented."),
+    "map": ("mAP", "Of the validation images: the mean over classes of their average precision."),
+    "f1": ("F1", "Of the validation images, over all labels: those with a probability above 0.5 are predicted."),
+}
 
 
-def of_runs(tables: list[Data]) -> list[Figure]:
-    """The charts for the tables of `data.of_runs`."""
+def of_runs(tables: list[Data], measured: Sequence[Measure]) -> list[Figure]:
+    """The charts for the tables of `data.of_runs`, whose runs are ``measured`` by these."""
     found = []
     for table in tables:
         if table.name == "curves":
@@ -24,12 +34,7 @@ def of_runs(tables: list[Data]) -> list[Figure]:
                     "Dashed: validation images. Shaded: smallest to largest over seeds.",
                     _curve(table, "loss", "loss", "~g"),
                 ),
-                Figure(
-                    "top1",
-                    "Top-1 accuracy",
-                    "Dashed: validation images. Training images may be augmented.",
-                    _curve(table, "top1", "top-1", "%"),
-                ),
+                *_scores(table, measured),
                 Figure(
                     "lr", "Learning rate", "Of the first parameter group, at each step.", _curve(table, "lr", "lr", "~g")
                 ),
@@ -52,6 +57,13 @@ def of_runs(tables: list[Data]) -> list[Figure]:
             caption = "Each bar is a start of the run on a machine or pod; triangles are checkpoints, circles evaluations."
             found.append(Figure("timeline", "Starts, ends, checkpoints and evaluations", caption, _timeline(table)))
     return found
+
+
+def _scores(table: Data, measured: Sequence[Measure]) -> list[Figure]:
+    """Without those that no record has yet: mAP is that of evaluations only."""
+    shown = [one for measure in measured for one in measure.shown]
+    known = [one for one in shown if any(row[one.column] is not None for row in table.rows)]
+    return [Figure(one.column, *_SCORES[one.column], _curve(table, one.column, one.name, "%")) for one in known]
 
 
 def _across() -> alt.X:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
 from worldsize.config.listing import PROSE, flat
+from worldsize.report import measures
 from worldsize.report.reading import Bench, Plan, Record, Run
 from worldsize.runs import world_sizes
 
@@ -108,19 +109,16 @@ def band(lines: Sequence[Sequence[Record]], names: Sequence[str]) -> list[Record
 
 
 def accuracies(runs: Sequence[Run]) -> list[float]:
-    """The accuracies to report the time of: at most six round values, the highest that any of the runs reached."""
-    best = max((best_top1(run) or 0.0 for run in runs), default=0.0)
+    """The values to report the time of: at most six round ones, the highest that any of the runs reached, which all have
+    one measure."""
+    best = max((measures.best(run) or 0.0 for run in runs), default=0.0)
     return [value for value in _ACCURACIES if value <= best][-6:]
 
 
-def time_to(run: Run, top1: float) -> Record | None:
-    """The run's first evaluation with at least this top-1 (0 to 1), with ``minutes``; None if it has none."""
-    return next((e for e in located(run)[1] if (e.get("val_top1") or 0.0) >= top1), None)
-
-
-def best_top1(run: Run) -> float | None:
-    """The highest top-1 of all evaluations (0 to 1)."""
-    return max((e["val_top1"] for e in run.epochs if e.get("val_top1") is not None), default=None)
+def time_to(run: Run, value: float) -> Record | None:
+    """The run's first evaluation with at least this value of its measure, with ``minutes``; None if it has none."""
+    key = measures.of(run).key
+    return next((e for e in located(run)[1] if (e.get(key) or 0.0) >= value), None)
 
 
 def speed(run: Run) -> float | None:
@@ -129,12 +127,17 @@ def speed(run: Run) -> float | None:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """One sentence: what came out."""
-    scored = [(best, run) for run in runs if (best := best_top1(run)) is not None]
+    """One sentence for the runs of each measure: what came out."""
+    groups = [(measure, [run for run in runs if measures.of(run) == measure]) for measure in measures.every(runs)]
+    return " ".join(_verdict(group, f"best {measure.name}") for measure, group in groups)
+
+
+def _verdict(runs: Sequence[Run], best_of: str) -> str:
+    scored = [(best, run) for run in runs if (best := measures.best(run)) is not None]
     if len(runs) == 1:
         [run] = runs
         ended = "finished" if run.result else "has not finished: it recorded"
-        reached = f"best top-1 {scored[0][0]:.2%}" if scored else "no evaluation yet"
+        reached = f"{best_of} {scored[0][0]:.2%}" if scored else "no evaluation yet"
         pace = f", at {speed(run) or 0:,.4g} images/s" if run.steps else ""
         return f"{run.name} {ended} {_epochs(run):.4g} of {run.recipe.get('epochs')} epochs: {reached}{pace}."
     if not scored:
@@ -142,13 +145,13 @@ def verdict(runs: Sequence[Run]) -> str:
     values = [best for best, _ in scored]
     top, winner = max(scored, key=lambda pair: pair[0])
     if len(seeds(runs)) == 1:
-        spread = f"best top-1 {fmean(values):.2%} on average, {min(values):.2%} to {top:.2%}"
+        spread = f"{best_of} {fmean(values):.2%} on average, {min(values):.2%} to {top:.2%}"
         return f"{counted([run for _, run in scored])} of one recipe: {spread}."
     behind = max(best for best, run in scored if run is not winner) if len(scored) > 1 else None
     if behind == top:
-        return f"{' and '.join(run.name for best, run in scored if best == top)} have the same best top-1, {top:.2%}."
+        return f"{' and '.join(run.name for best, run in scored if best == top)} have the same {best_of}, {top:.2%}."
     lead = f", {100 * (top - behind):.2f} points more than the next" if behind is not None else ""
-    return f"{winner.name} has the best top-1, {top:.2%}{lead}."
+    return f"{winner.name} has the {best_of}, {top:.2%}{lead}."
 
 
 def verdict_of_bench(bench: Bench) -> str:
