@@ -37,7 +37,10 @@ def progress(metrics: str, recipe: str) -> str | None:
         words.append(f"{duration(max(0.0, total - last['step']) * seconds)} left")
     evaluations = [record for record in records if record.get("kind") == "epoch"]
     if evaluations:
-        words.append(f"validation top-1 {evaluations[-1]['val_top1']:.2%} after epoch {evaluations[-1]['epoch']}")
+        newest = evaluations[-1]
+        several = newest.get("val_map") is not None  # labels per image
+        score = f"mAP {newest['val_map']:.2%}" if several else f"top-1 {newest['val_top1']:.2%}"
+        words.append(f"validation {score} after epoch {newest['epoch']}")
     return ", ".join(words)
 
 
