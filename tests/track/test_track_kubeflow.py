@@ -107,6 +107,18 @@ def test_an_evaluation_keeps_the_speed_of_the_last_steps(server, tmp_path, monke
     assert {name: value for name, value in status.items() if name == "estimatedRemainingSeconds"} == left
 
 
+@pytest.mark.parametrize("several", [{}, {"val_map": 0.75}])
+def test_the_map_is_reported_where_images_have_several_labels(server, tmp_path, monkeypatch, several):
+    for name, value in reporting(server, tmp_path, "KUBEFLOW_TRAINER_STATUS").items():
+        monkeypatch.setenv(name, value)
+    tracker = kubeflow.Tracker(Track(), RunFolder(tmp_path), 0)
+    tracker.begin(SimpleNamespace(total_steps=100))
+    tracker.epoch(base.Epoch(3, 60, 1.0, 0.5, 1.0, 0.5, 1.0, 360, 0, 100.0, 10.0, 3.0, **several))
+    tracker.end(None)
+    metrics = {one["name"]: float(one["value"]) for one in server.received[-1][2]["trainerStatus"]["metrics"]}
+    assert metrics == {"val_loss": 1.0, "val_top1": 0.5, **several}
+
+
 def test_a_server_that_does_not_answer_does_not_disturb_the_run(server, tmp_path):
     server.http.shutdown()
     env = reporting(server, tmp_path, "KUBEFLOW_TRAINER_STATUS")

@@ -43,7 +43,8 @@ def of(run: Run) -> Measure:
     if any(epoch.get(MAP.key) is not None for epoch in run.epochs):
         return MAP
     # The records of runs of older versions have no mAP: their images may have several labels.
-    return MAP if not run.epochs and run.recipe["data"]["name"] == "multilabel" else TOP1
+    data = run.recipe.get("data") or {}
+    return MAP if not run.epochs and data.get("name") == "multilabel" else TOP1
 
 
 def every(runs: Sequence[Run]) -> list[Measure]:

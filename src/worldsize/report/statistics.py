@@ -109,8 +109,7 @@ def band(lines: Sequence[Sequence[Record]], names: Sequence[str]) -> list[Record
 
 
 def accuracies(runs: Sequence[Run]) -> list[float]:
-    """The values to report the time of: at most six round ones, the highest that any of the runs reached, which all have
-    one measure."""
+    """The values to report the time of: at most six round ones, the highest that any of the runs reached."""
     best = max((measures.best(run) or 0.0 for run in runs), default=0.0)
     return [value for value in _ACCURACIES if value <= best][-6:]
 

@@ -60,11 +60,11 @@ class Tracker(base.Tracker):
         self._report(last.step, metrics)
 
     def epoch(self, epoch: base.Epoch) -> None:
-        self._report(epoch.step, {"val_loss": epoch.val_loss, "val_top1": epoch.val_top1})
+        self._report(epoch.step, _metrics(epoch.val_loss, epoch.val_top1, epoch.val_map))
 
     def end(self, summary: base.Summary | None) -> None:
         if summary is not None:
-            self._report(self._total, {"val_loss": summary.loss, "val_top1": summary.top1})
+            self._report(self._total, _metrics(summary.loss, summary.top1, summary.map))
         self._ended.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -105,3 +105,8 @@ class Tracker(base.Tracker):
             urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls).close()
         except (OSError, ValueError, http.client.HTTPException):  # the next report may succeed; a run must not depend on it
             return
+
+
+def _metrics(loss: float, top1: float, mean_average_precision: float | None) -> dict[str, float]:
+    several = {} if mean_average_precision is None else {"val_map": mean_average_precision}  # labels per image
+    return {"val_loss": loss, "val_top1": top1, **several}

@@ -76,7 +76,10 @@ class Checkpoint(Section):
         description="older checkpoints, where `replay` and `audit` can start: keep none, all, or (thin) fewer the older "
         "they are",
     )
-    best: bool = operational(True, description="also keep the checkpoint with the highest validation top-1")
+    best: bool = operational(
+        True,
+        description="also keep the checkpoint with the highest validation top-1, or mAP where images have several labels",
+    )
 
 
 class Track(Section):
