@@ -64,6 +64,12 @@ class Skipping(Plain):
         return self.head(self.features(x))
 
 
+class Unused(Skipping):
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.unused = nn.Linear(8, classes)
+
+
 class Dropout(Plain):
     def forward(self, x):
         return self.head(functional.dropout(self.features(x), 0.5, self.training))
@@ -96,6 +102,16 @@ def test_interrupted_or_on_more_processes_it_is_the_same_run(ranks, file, functi
     same_run(runs / f"{function}-whole", runs / f"{function}-parts")
     ranks(2).run(*train, "--name", f"{function}-two")
     assert distance(weights(runs / f"{function}-whole"), weights(runs / f"{function}-two")) < 1e-5
+
+
+def test_bitwise_leaves_parameters_alone_that_no_forward_pass_of_a_step_uses(ranks, file):
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:Unused", "--optimizer.weight-decay", "0.1")
+    ranks(1).run(*train, "--parallel.strategy", "single", "--name", "unused-single")
+    single = weights(ranks.cwd / "runs/unused-single")
+    for processes in (1, 2):
+        name = f"unused-bitwise-{processes}"
+        ranks(processes).run(*train, "--parallel.strategy", "bitwise", "--name", name)
+        assert distance(single, weights(ranks.cwd / "runs" / name)) < 1e-5
 
 
 def test_statistics_that_the_network_freezes_stay(ranks, file):

@@ -169,7 +169,8 @@ class _Bucket:
     """Parameters whose gradients are sent in one message.
 
     Attributes:
-        nodes: (number of nodes, n): the parameters' gradients, one after the other, padded to a multiple of W.
+        nodes: (number of nodes, n): the parameters' gradients, one after the other, then for each parameter whether a
+            backward pass of a rank has reached it (not 0), padded to a multiple of W.
         missing: the number of gradients that the current backward pass has not computed yet.
     """
 
@@ -177,15 +178,20 @@ class _Bucket:
         self.parameters = parameters
         n = sum(p.numel() for p in parameters)
         first = parameters[0]
-        self.nodes = torch.zeros(nodes, _padded(n, world_size), dtype=first.dtype, device=first.device)
+        padded = _padded(n + len(parameters), world_size)
+        self.nodes = torch.zeros(nodes, padded, dtype=first.dtype, device=first.device)
         self._views = [_views(row, parameters) for row in self.nodes]
+        self._marks = self.nodes[:, n : n + len(parameters)]
+        self._reached = [False] * len(parameters)  # by this rank, in this step
         self._sum: TreeSum[list[torch.Tensor]] = TreeSum(_add_lists)
         self.missing = 0
 
     def add(self, micro_batch: int) -> None:
         """Move the gradients from the parameters to the sum."""
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        for parameter in self.parameters:
+        gradients = []
+        for number, parameter in enumerate(self.parameters):
+            self._reached[number] |= parameter.grad is not None
+            gradients.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             parameter.grad = None
         self._sum.push(gradients, micro_batch)
 
@@ -194,11 +200,21 @@ class _Bucket:
         self.add(micro_batch)
         for views, gradients in zip(self._views, self._sum.take(), strict=True):
             torch._foreach_copy_(views, gradients)
+        if all(self._reached):
+            self._marks.fill_(1)
+        else:
+            self._marks.copy_(torch.tensor(self._reached))
 
     def publish(self) -> None:
-        """Let the parameters' ``grad`` refer to the first row of `nodes`."""
-        for parameter, view in zip(self.parameters, self._views[0], strict=True):
-            parameter.grad = view
+        """Let the parameters' ``grad`` refer to the first row of `nodes`; None where no rank has computed one.
+
+        An optimizer leaves parameters without a gradient alone. With zeros, weight decay and momentum would move them.
+        """
+        # What a rank has reached itself needs no answer from the device.
+        reached = self._reached if all(self._reached) else [mark != 0 for mark in self._marks[0].tolist()]
+        for parameter, view, found in zip(self.parameters, self._views[0], reached, strict=True):
+            parameter.grad = view if found else None
+        self._reached = [False] * len(self.parameters)
 
 
 def _add_lists(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
