@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,6 +144,19 @@ def test_the_newest_valid_one_is_found_and_damaged_ones_are_named(tmp_path, capl
     (tmp_path / "step-00000003" / "state.json").write_text("")
     assert checkpoint.newest_valid(tmp_path) == tmp_path / "step-00000002"
     assert "step-00000003" in caplog.text
+
+
+def test_the_newest_one_with_finite_weights_is_found(tmp_path):
+    for step, value in ((1, 1.0), (2, 2.0), (3, float("nan")), (4, float("inf"))):
+        saved = snapshot(step)
+        saved.model["a"][1, 2] = value
+        writer.write(tmp_path, saved)
+    assert checkpoint.newest_valid(tmp_path) == tmp_path / "step-00000004"
+    assert checkpoint.newest_finite(tmp_path) == tmp_path / "step-00000002"
+    (tmp_path / "step-00000002" / "model.safetensors").write_bytes(b"")
+    assert checkpoint.newest_finite(tmp_path) == tmp_path / "step-00000001"
+    shutil.rmtree(tmp_path / "step-00000001")
+    assert checkpoint.newest_finite(tmp_path) is None
 
 
 def test_no_checkpoint_and_no_valid_checkpoint(tmp_path):

@@ -18,7 +18,7 @@ from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed import batch_plan
 from worldsize.distributed.stop_signals import ends_at_once, temporary_folder
-from worldsize.errors import SUCCESS, UserError
+from worldsize.errors import SUCCESS, UserError, WorldsizeError
 from worldsize.runs.atomic import write_json
 from worldsize.runs.run_folder import open_existing
 from worldsize.training import environment
@@ -85,7 +85,6 @@ def _small_passes(seen: Evidence, tell: Callable[[str], None]) -> list[Advice]:
     here = _machine(seen) == environment.device_name("cpu")
     if not (larger and here) or plan.forward_batch >= _SMALL or share < _COMPUTING or not _merges(recipe):
         return []
-    from worldsize.reproduce.scratch_runs import ComputationFailed
     from worldsize.tune import batches
     from worldsize.tune.runs import Workplace
 
@@ -93,7 +92,7 @@ def _small_passes(seen: Evidence, tell: Callable[[str], None]) -> list[Advice]:
         place = Workplace(folder, seen.world_size, plan, 1)
         try:
             speeds = batches.forward_batches(place, recipe, plan, tell)
-        except ComputationFailed as error:
+        except WorldsizeError as error:
             tell(f"larger forward passes could not be measured: {error}")
             return []
     best, current = batches.fastest(speeds), speeds[plan.forward_batch]

@@ -16,6 +16,7 @@ from worldsize.checkpoint.format import digest as digest
 from worldsize.checkpoint.format import find as find
 from worldsize.checkpoint.format import list_checkpoints as list_checkpoints
 from worldsize.checkpoint.format import network_digest as network_digest
+from worldsize.checkpoint.format import newest_finite as newest_finite
 from worldsize.checkpoint.format import newest_valid as newest_valid
 from worldsize.checkpoint.format import rank_file as rank_file
 from worldsize.checkpoint.format import rank_of as rank_of

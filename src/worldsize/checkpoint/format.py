@@ -22,7 +22,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -206,16 +206,32 @@ def newest_valid(folder: Path, rank: int | None = None) -> Path | None:
     Raises:
         CheckpointError: there are checkpoints, but all of them are damaged.
     """
-    candidates = list_checkpoints(folder)
-    for candidate in candidates:
+    if (newest := next(_valid(folder, rank), None)) is None and (candidates := list_checkpoints(folder)):
+        raise all_damaged(folder, len(candidates))
+    return newest
+
+
+def newest_finite(folder: Path, rank: int | None = None) -> Path | None:
+    """The newest valid checkpoint whose weights are all finite, None if there is none.
+
+    A step that makes them infinite has a finite loss itself: only the next step shows it. ``rank`` is as in `check`.
+    """
+    return next((path for path in _valid(folder, rank) if _is_finite(path)), None)
+
+
+def _valid(folder: Path, rank: int | None) -> Iterator[Path]:
+    """The valid checkpoints, newest first; damaged ones are logged."""
+    for candidate in list_checkpoints(folder):
         try:
             check(candidate, rank)
-            return candidate
         except CheckpointError as error:
             log.warning("skipping checkpoint: %s", error)
-    if candidates:
-        raise all_damaged(folder, len(candidates))
-    return None
+        else:
+            yield candidate
+
+
+def _is_finite(checkpoint: Path) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in load_file(checkpoint / "model.safetensors").values())
 
 
 def all_damaged(folder: Path, checkpoints: int) -> CheckpointError:

@@ -96,7 +96,7 @@ class BaseTrainer(ABC):
         """Raise Diverged, with the last checkpoint and possible remedies."""
         raise Diverged(
             f"{what} at step {step:,} of {self.total_steps:,} (lr {lr:.4g}).\n"
-            f"Last good checkpoint: {self.saver.newest() or 'none was saved yet'}. "
+            f"Last good checkpoint: {self.saver.newest(finite=True) or 'none'}. "
             "Try a lower --optimizer.lr, more --schedule.warmup-epochs, --optimizer.clip-norm or --precision fp32."
         )
 

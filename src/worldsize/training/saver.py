@@ -156,13 +156,18 @@ class Saver:
         if failed := self._world.from_main(self._writer.failed):
             raise NotSaved(f"the last state could not be saved ({failed}). Last good checkpoint: {self.newest() or 'none'}")
 
-    def newest(self) -> Path | None:
-        """The newest valid checkpoint on rank 0's disk, None if there is none. All ranks must call it."""
+    def newest(self, finite: bool = False) -> Path | None:
+        """The newest valid checkpoint on rank 0's disk, None if there is none. All ranks must call it.
+
+        Args:
+            finite: the newest whose weights are all finite.
+        """
         path = None
         if self._world.is_main:
             self._writer.wait()
+            find = checkpoint.newest_finite if finite else checkpoint.newest_valid
             with suppress(CheckpointError):
-                path = checkpoint.newest_valid(self._folder, self._world.rank)
+                path = find(self._folder, self._world.rank)
         return self._world.from_main(path)
 
     def close(self) -> None:
