@@ -139,7 +139,13 @@ def test_a_complete_file_leaves_no_line_over(tmp_path):
 
 @pytest.mark.parametrize(
     ("opt", "scale", "peak"),
-    [("sgd", "", 0.1 * 4), ("lamb", "", 0.1 * 2), ("adamw", "linear", 0.1 * 4), ("sgd", "sqrt", 0.1 * 2)],
+    [
+        ("sgd", "", 0.1 * 4),
+        ("lamb", "", 0.1 * 2),
+        ("nadamw", "", 0.1 * 2),
+        ("adamw", "linear", 0.1 * 4),
+        ("sgd", "sqrt", 0.1 * 2),
+    ],
 )
 def test_a_base_learning_rate_is_scaled_as_timm_does(tmp_path, opt, scale, peak):
     changes = {"lr": None, "opt": opt, "lr_base_scale": scale, "batch_size": 128, "grad_accum_steps": 2}
@@ -154,6 +160,8 @@ def test_a_base_learning_rate_is_scaled_as_timm_does(tmp_path, opt, scale, peak)
 @pytest.mark.parametrize(
     ("changes", "setting", "value"),
     [
+        ({"opt": "lion"}, "optimizer.betas", (0.9, 0.99)),
+        ({"opt": "lion", "opt_betas": [0.95, 0.98]}, "optimizer.betas", (0.95, 0.98)),
         ({"min_lr": "8e-5"}, "schedule.end", 0.01),  # a string in YAML 1.1
         ({"img_size": None, "crop_pct": 0.9}, "data.val_resize_size", 248),
         ({"img_size": None, "crop_pct": None}, "data.val_resize_size", 235),  # timm has 0.95 for its ResNet-50
@@ -250,7 +258,7 @@ def test_an_ffcv_file_becomes_a_recipe(tmp_path):
         ("dataset", "tfds/oxford_iiit_pet"),
         ("warmup_lr", 1.0),
         ("min_lr", 1.0),
-        ("opt", "lion"),
+        ("opt", "adan"),
         ("train_interpolation", "random"),
         ("cooldown_epochs", 10),
         ("lr_cycle_limit", 2),

@@ -126,9 +126,9 @@ def test_augmentation_mixing_bce_averages_and_weighted_sampling_do_not_depend_on
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("optimizer", ["rmsprop", "lars", "lamb"])
+@pytest.mark.parametrize("optimizer", ["rmsprop", "lars", "lamb", "nadamw", "lion"])
 def test_other_optimizers_do_not_depend_on_the_world_size_either(two_steps, optimizer, size):
-    # Small: RMSprop and LAMB start with steps whose size is the learning rate.
+    # Small: all but LARS start with steps whose size is the learning rate.
     settings = ("--optimizer.name", optimizer, "--optimizer.lr", "0.0001")
     alone, both = (two_steps(optimizer, n, *settings) for n in (1, size))
     assert losses(both) == pytest.approx(losses(alone), rel=1e-6)

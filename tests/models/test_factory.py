@@ -215,7 +215,7 @@ def test_momentum_may_begin_later(kind):
     assert all(later.state[p]["momentum_buffer"].any() for p in network.parameters())
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw", "rmsprop", "lars", "lamb"])
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "rmsprop", "lars", "lamb", "nadamw", "lion"])
 def test_optimizer_state_is_saved_and_loaded_by_name(kind):
     def step(network, optimizer):
         network(torch.ones(2, 3, 32, 32)).sum().backward()

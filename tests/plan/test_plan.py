@@ -35,7 +35,7 @@ def test_memory_is_exact_where_it_can_be():
     assert replace(job, recipe=adam).memory(job.plan(8))["optimizer"] == 2 * size
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "rmsprop", "lars", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "rmsprop", "lars", "lamb", "nadamw", "lion"])
 def test_optimizers_keep_what_the_plan_says(name):
     recipe = Recipe.model_validate({"model": {"name": "squeezenet1_1"}, "optimizer": {"name": name}})
     real = networks.build(recipe, 10)

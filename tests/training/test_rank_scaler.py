@@ -10,7 +10,7 @@ from interruptions import SETTINGS
 from processes import losses
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon", "rmsprop", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lion", "muon", "nadamw", "rmsprop", "sgd"])
 def test_ranks_with_different_gradients_train_in_fp16_with_each_optimizer(ranks, optimizer):
     strategy = ("--parallel.strategy", "localsgd", "--parallel.local-steps", "2")
     more = ("--precision", "fp16", "--device", "cpu", "--max-steps", "6", "--optimizer.name", optimizer, "--name", optimizer)

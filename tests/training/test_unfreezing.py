@@ -198,7 +198,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
 
 
-@pytest.mark.parametrize("name", ["sgd", "sgdw", "adamw", "rmsprop", "lars", "lamb", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "sgdw", "adamw", "rmsprop", "lars", "lamb", "muon", "nadamw", "lion"])
 def test_what_an_optimizer_gets_later_begins_with_a_fresh_state(name):
     """As with two optimizers, one of which begins later."""
     settings = Optimizer(name=name, lr=0.01, weight_decay=0.01)

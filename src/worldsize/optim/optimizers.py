@@ -14,7 +14,9 @@ from worldsize.errors import CheckpointError
 from worldsize.models import networks
 from worldsize.models.factory import parameter_kinds
 from worldsize.optim.layerwise import Lamb, Lars
+from worldsize.optim.lion import Lion
 from worldsize.optim.muon import Muon
+from worldsize.optim.nadamw import NAdamW
 from worldsize.optim.sgdw import Sgdw
 
 
@@ -55,6 +57,10 @@ def _build(
             return Lars(groups, settings.lr, settings.momentum, settings.trust)
         case "lamb":
             return Lamb(groups, settings.lr, settings.betas, settings.eps or 1e-6)
+        case "nadamw":
+            return NAdamW(groups, settings.lr, settings.betas, settings.eps or 1e-8)
+        case "lion":
+            return Lion(groups, settings.lr, settings.betas)
         case "muon":
             eps = settings.eps or 1e-8
             return Muon(groups, settings.lr, settings.momentum, settings.nesterov, settings.betas, eps)

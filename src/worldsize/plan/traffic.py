@@ -114,11 +114,11 @@ def optimizer_tensors(recipe: Recipe) -> int:
     """How many numbers the recipe's optimizer keeps for each parameter; muon: for those of matrices, which are most."""
     name, momentum = recipe.optimizer.name, recipe.optimizer.momentum > 0
     match name:
-        case "adamw" | "lamb":
+        case "adamw" | "nadamw" | "lamb":
             return 2
         case "rmsprop":
             return 1 + momentum
-        case "muon":
+        case "muon" | "lion":
             return 1
         case _:
             return int(momentum)

@@ -129,14 +129,16 @@ def _fraction(conversion: Conversion, key: str, peak: float, setting: str) -> No
 def _optimizer(conversion: Conversion, key: str, value: str) -> None:
     known = {"sgd": ("sgd", True), "nesterov": ("sgd", True), "momentum": ("sgd", False)}
     name, nesterov = known.get(value, (value, None))
-    if name not in ("sgd", "adamw", "lamb", "rmsprop"):
-        conversion.left[key] = "supported: sgd, momentum, adamw, lamb, rmsprop"
+    if name not in ("sgd", "adamw", "nadamw", "lamb", "lion", "rmsprop"):
+        conversion.left[key] = "supported: sgd, momentum, adamw, nadamw, lamb, lion, rmsprop"
         return
     conversion.settings["optimizer.name"] = name
     if nesterov is not None:
         conversion.settings["optimizer.nesterov"] = nesterov
     if name == "rmsprop":
         conversion.settings["optimizer.alpha"] = 0.9  # timm's default; torch's is 0.99
+    if name == "lion":
+        conversion.settings["optimizer.betas"] = [0.9, 0.99]  # its default in timm
     if name == "lamb" and not conversion.given.get("clip_grad"):
         conversion.settings["optimizer.clip_norm"] = 1.0  # timm's LAMB clips by itself
 

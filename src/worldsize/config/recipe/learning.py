@@ -68,10 +68,11 @@ class Model(Section):
 class Optimizer(Section):
     """The optimizer and its learning rate."""
 
-    name: Literal["sgd", "adamw", "rmsprop", "lars", "lamb", "muon", "sgdw"] = Field(
+    name: Literal["sgd", "adamw", "rmsprop", "lars", "lamb", "muon", "sgdw", "nadamw", "lion"] = Field(
         "sgd",
         description="optimizer; sgdw decouples the weight decay from the gradient; lars and lamb adapt the learning rate of "
-        "each layer, for large batches; muon makes updates of matrices orthogonal and uses adamw for the rest",
+        "each layer, for large batches; muon makes updates of matrices orthogonal and uses adamw for the rest; nadamw is "
+        "adamw with Nesterov momentum, as in timm; lion takes the sign of its moment (Chen et al. 2023, arXiv 2302.06675)",
     )
     lr: float = Field(0.1, gt=0, description="peak learning rate at lr_reference_batch")
     lr_reference_batch: int = Field(256, ge=1, description="the global batch that lr is for")
@@ -81,10 +82,12 @@ class Optimizer(Section):
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd, sgdw, rmsprop, lars, muon: momentum (muon: usually 0.95)")
     nesterov: bool = Field(True, description="sgd, sgdw, muon: Nesterov momentum")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="adamw, lamb, muon: decay rates of the two moments"
+        (0.9, 0.999), description="adamw, nadamw, lamb, muon: decay rates of the two moments; lion: usually 0.9 0.99"
     )
     alpha: float = Field(0.99, gt=0, lt=1, description="rmsprop: decay rate of the squared gradients")
-    eps: float | None = Field(None, gt=0, description="adamw, rmsprop, muon (1e-8), lamb (1e-6): added to the divisor")
+    eps: float | None = Field(
+        None, gt=0, description="adamw, nadamw, rmsprop, muon (1e-8), lamb (1e-6): added to the divisor"
+    )
     trust: float = Field(0.001, gt=0, description="lars: a layer's step at learning rate 1, relative to its weights")
     head_lr: float = Field(1.0, gt=0, description="learning rate of the classifier, relative to lr")
     layer_decay: float = Field(
