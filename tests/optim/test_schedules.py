@@ -49,6 +49,18 @@ def torch_rates(make, steps: int, lr: float = 1.0) -> list[float]:
         (Schedule(name="constant"), [1] * 8),
         (Schedule(name="polynomial", end=0.2), [1, 0.8125, 0.65, 0.5125, 0.4, 0.3125, 0.25, 0.2125]),
         (Schedule(name="polynomial", power=0.5, warmup_epochs=2), [0, 0.25, 0.5, 0.75, 1, 0.866025, 0.707107, 0.5]),
+        (
+            Schedule(name="cosine", warmup_epochs=1, warmup_prefix=False),
+            [0, 0.5, *[0.853553, 0.691342, 0.5, 0.308658, 0.146447, 0.038060]],
+        ),
+        (
+            Schedule(name="exponential", gamma=0.25, warmup_epochs=1, warmup_prefix=False),
+            [0, 0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125],
+        ),
+        (
+            Schedule(name="restarts", cycle_epochs=2, warmup_epochs=1, warmup_prefix=False),
+            [0, 0.5, 0.5, 0.146447, 1, 0.853553, 0.5, 0.146447],
+        ),
         (Schedule(name="restarts", cycle_epochs=1), [1, 0.5] * 4),
         (
             Schedule(name="restarts", cycle_epochs=1, cycle_growth=2, warmup_epochs=1),

@@ -23,7 +23,8 @@ def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> 
     """The fraction (0 to 1) of the peak rate for step ``step`` (0 is the first) of ``epochs * steps_per_epoch``.
 
     Warmup rises linearly from ``warmup_start`` and reaches 1 at the first step after warmup (Goyal et al. 2017,
-    section 2.2). ``cosine`` and ``linear`` then fall to ``end``, which the step after the last one would use.
+    section 2.2). Without ``warmup_prefix``, what is "after warmup" here begins at step 0, and warmup hides its beginning.
+    ``cosine`` and ``linear`` then fall to ``end``, which the step after the last one would use.
     ``step`` multiplies by ``gamma`` at each milestone, ``exponential`` by ``gamma`` per epoch after warmup, smoothly.
     ``onecycle`` has its own warmup: a cosine from 1/25 up to 1 over the warmup epochs, then a cosine down to ``end`` at
     the last step (Smith and Topin 2018, arXiv 1708.07120, in the cosine form of torch's OneCycleLR). ``polynomial``
@@ -39,20 +40,22 @@ def factor(schedule: Schedule, step: int, steps_per_epoch: int, epochs: int) -> 
         return _one_cycle(step, total, warmup, schedule.end)
     if step < warmup:
         return schedule.warmup_start + (1 - schedule.warmup_start) * step / warmup
-    progress = (step - warmup) / (total - warmup)
+    hidden = 0.0 if schedule.warmup_prefix else warmup
+    after = step - warmup + hidden
+    progress = after / (total - warmup + hidden)
     match schedule.name:
         case "cosine":
             return schedule.end + (1 - schedule.end) * (1 + math.cos(math.pi * progress)) / 2
         case "restarts":
             first = schedule.cycle_epochs * steps_per_epoch
-            progress = _progress_of_cycle(step - warmup, first, schedule.cycle_growth)
+            progress = _progress_of_cycle(after, first, schedule.cycle_growth)
             return schedule.end + (1 - schedule.end) * (1 + math.cos(math.pi * progress)) / 2
         case "linear":
             return schedule.end + (1 - schedule.end) * (1 - progress)
         case "polynomial":
             return schedule.end + (1 - schedule.end) * (1 - progress) ** schedule.power
         case "exponential":
-            return schedule.gamma ** ((step - warmup) / steps_per_epoch)
+            return schedule.gamma ** (after / steps_per_epoch)
         case "step":
             # Not m * steps_per_epoch: of 1.1 epochs of 100 steps, that is more than 110.
             return schedule.gamma ** sum(step / steps_per_epoch >= m for m in schedule.milestones)

@@ -175,11 +175,14 @@ def _schedule(conversion: Conversion, key: str, value: str) -> None:
     given = conversion.given
     rate = given.get("decay_rate", 0.1)
     conversion.settings["schedule.name"] = names[value]
+    if value in ("cosine", "poly") and given.get("warmup_epochs", 5) and not given.get("warmup_prefix"):
+        conversion.settings["schedule.warmup_prefix"] = False
     if value == "poly":
         conversion.settings["schedule.power"] = rate
     if value == "multistep":
-        epochs = given.get("epochs", 300)
-        milestones = [epoch for epoch in given.get("decay_milestones", [90, 180, 270]) if epoch < epochs]
+        # By epoch, timm's rate falls one epoch before the milestone.
+        epochs, early = given.get("epochs", 300), 0 if given.get("sched_on_updates") else 1
+        milestones = [epoch - early for epoch in given.get("decay_milestones", [90, 180, 270]) if epoch - early < epochs]
         conversion.settings |= {"schedule.milestones": milestones, "schedule.gamma": rate}
     if value == "step":
         every, epochs = given.get("decay_epochs", 90), given.get("epochs", 300)

@@ -150,6 +150,11 @@ class Schedule(Section):
     warmup_start: float = Field(
         0.0, ge=0, le=1, description="initial learning rate of the warmup, as a fraction of the peak"
     )
+    warmup_prefix: bool = Field(
+        True,
+        description="cosine, linear, polynomial, exponential, restarts: the shape begins after the warmup; False: with the "
+        "run, so that the warmup hides its beginning, as in timm unless it gets --warmup-prefix",
+    )
     end: float = Field(
         0.0,
         ge=0,
