@@ -135,6 +135,8 @@ def test_unknown_settings_are_named():
 def test_a_name_is_not_used_twice_and_a_folder_is_no_run(folder, run):
     with pytest.raises(UserError, match="already exists"):
         worldsize.train(run.recipe, name=run.name, out=folder, quiet=True)
+    with pytest.raises(UserError, match="name 5: must be text"):
+        worldsize.train(run.recipe, name=5, out=folder, quiet=True)
     with pytest.raises(UserError, match="not a run folder"):
         worldsize.Run(folder)
 

@@ -113,7 +113,9 @@ def test_agreement_of_several_labels_is_of_all_classes():
         (("--to", "onnx", "--temperature", "nothing.json"), 64, "neither a number nor a file"),
         (("--to", "onnx", "--parity", "0"), 64, "--parity 0: must be at least 1"),
         (("--to", "onnx", "--out", "full"), 64, "--out full already exists"),
-        (("--to", "onnx", "--out", "no/where"), 64, "the folder no does not exist"),
+        (("--to", "onnx", "--out", "no/where"), 64, "--out no/where: no does not exist"),
+        (("--to", "onnx", "--out", "full/file/there"), 64, "full/file is a file, not a folder"),
+        (("--to", "safetensors", "--out", "/proc/there"), 64, "--out /proc/there: cannot create it"),
         (("--to", "safetensors", "--model.name", "resnet34"), 66, "does not fit resnet34"),
         (
             ("--to", "safetensors", "--data.name", "synthetic"),

@@ -159,6 +159,14 @@ def test_predictions_are_sorted_probabilities(data: Path, model: Model):
     assert model.predict(listed(data)[0], topk=1).labels == every[0].labels[:1]
 
 
+def test_several_images_are_any_iterable_but_one_is_not(data: Path, model: Model):
+    paths = listed(data)
+    assert torch.equal(model.logits(Path(path) for path in paths), model.logits(paths))
+    for one in (paths[0], Path(paths[0]), Path(paths[0]).read_bytes()):
+        with pytest.raises(UserError, match=r"pass \[image\], or call predict"):
+            model.predict_all(one)
+
+
 def test_classes_are_ordered_by_logits(model: Model, monkeypatch: pytest.MonkeyPatch):
     """Probabilities of several classes may round to the same number; of equal logits, the first is that of argmax."""
     count = len(model.classes)

@@ -137,6 +137,7 @@ def test_biases_have_a_weight_decay_of_their_own(given, decay):
         ("swin_t", "features.1.0.attn.relative_position_bias_table"),
         ("swin_v2_t", "features.1.0.attn.logit_scale"),
         ("timm:vit_tiny_patch16_224", "pos_embed"),
+        ("timm:xcit_nano_12_p16_224", "pos_embed.token_projection.weight"),
     ],
 )
 def test_layer_scales_and_embeddings_are_not_decayed(name, undecayed):

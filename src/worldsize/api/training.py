@@ -87,6 +87,8 @@ def train(
         WorldsizeError: anything else that ends a run; ``exit_code`` is that of the command.
     """
     count = _count(procs)
+    if name is not None and not isinstance(name, str):
+        raise UserError(f"name {name!r}: must be text")
     out, stem = Path(out), Path(recipe).stem if isinstance(recipe, (str, Path)) else "run"
     chosen = recipe if isinstance(recipe, Recipe) else recipe_files.load(str(recipe))
     run_folder.check_name(out, name)

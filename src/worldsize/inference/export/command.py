@@ -83,10 +83,6 @@ def run(argv: list[str]) -> int:
     asked = command_line.parse(Export, argv[1:], default, _TITLE)
     if discover_rank_info().size > 1:
         raise UserError("export runs in one process: start it without a launcher")
-    from worldsize.inference.export import formats
-
-    form, options = formats.load(asked.to), _options(asked, path)
-    _check(asked, form, options)
     out = asked.out.absolute()
     temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
 
@@ -95,8 +91,7 @@ def run(argv: list[str]) -> int:
 
     try:
         with ends_at_once("nothing was exported", first=clean):
-            temporary.mkdir()
-            parity = _work(path, asked, form, options, temporary)
+            parity = _export(path, asked, temporary)
             temporary.rename(out)
     except Exception as error:
         if (problem := unwritable(error, asked.out)) is not None:
@@ -105,6 +100,19 @@ def run(argv: list[str]) -> int:
     finally:
         clean()
     return _report(asked, parity)
+
+
+def _export(path: Path, asked: Export, folder: Path) -> Parity:
+    """Create ``folder`` and write the export into it."""
+    from worldsize.inference.export import formats
+
+    form, options = formats.load(asked.to), _options(asked, path)
+    _check(asked, form, options)
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise UserError(f"--out {asked.out}: cannot create it: {error.strerror}") from None
+    return _work(path, asked, form, options, folder)
 
 
 def _format(argv: list[str]) -> Any:
@@ -178,8 +186,9 @@ def _check(asked: Export, form: Format, options: Options) -> None:
         raise UserError(f"--parity {asked.parity}: must be at least 1")
     if asked.calibration < 1:
         raise UserError(f"--calibration {asked.calibration}: must be at least 1")
-    if not asked.out.absolute().parent.is_dir():
-        raise UserError(f"--out {asked.out}: the folder {asked.out.parent} does not exist")
+    if not (parent := asked.out.absolute().parent).is_dir():
+        problem = "is a file, not a folder" if parent.exists() else "does not exist"
+        raise UserError(f"--out {asked.out}: {asked.out.parent} {problem}")
     if asked.out.exists() and (not asked.out.is_dir() or any(asked.out.iterdir())):
         raise UserError(f"--out {asked.out} already exists: choose another folder")
     if asked.settings.data.val_ten_crop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Model:
         """The ``topk`` best classes of one image. Errors as in `logits`."""
         return self.predict_all([image], topk)[0]
 
-    def predict_all(self, images: Sequence[ImageLike] | torch.Tensor, topk: int = 5) -> list[Prediction]:
+    def predict_all(self, images: Iterable[ImageLike] | torch.Tensor, topk: int = 5) -> list[Prediction]:
         """The same for several images, which are computed together."""
         logits = self.logits(images)
         best = highest(logits, topk)  # of probabilities, several may round to 1 or 0
@@ -83,7 +83,7 @@ class Model:
         rows = zip(best.tolist(), values.tolist(), strict=True)
         return [Prediction(tuple(self.classes[i] for i in row), tuple(p), tuple(row)) for row, p in rows]
 
-    def logits(self, images: Sequence[ImageLike] | torch.Tensor) -> torch.Tensor:
+    def logits(self, images: Iterable[ImageLike] | torch.Tensor) -> torch.Tensor:
         """The logits of n images, float32 (n, classes) on the CPU.
 
         Args:
@@ -99,6 +99,7 @@ class Model:
             if isinstance(images, torch.Tensor) and images.is_floating_point():
                 return self._normalized(images.to(device)).float().cpu()
             batch = evaluation_batch(self.recipe, device.type)
+            images = _several(images)
             if self._found.takes_complete:
                 return self._complete(images).float()
             parts = [images[start : start + batch] for start in range(0, len(images), batch)]
@@ -148,6 +149,13 @@ class Model:
             raise UserError(f"a normalized batch must be (n, 3, {self.size}, {self.size}), not {_shape(images)}")
         with self._found.precision.autocast():
             return view_logits(self._found.network, images.to(self._found.precision.weights), self.recipe.data.val_mirror)
+
+
+def _several(images: Iterable[ImageLike] | torch.Tensor) -> Sequence[ImageLike] | torch.Tensor:
+    """The images, in a form that has a length."""
+    if isinstance(images, (str, os.PathLike, bytes, Image.Image)):
+        raise UserError("several images must be a list or a tensor; pass [image], or call predict(image)")
+    return images if isinstance(images, (torch.Tensor, Sequence)) else list(images)
 
 
 def load(path: str | os.PathLike[str], device: str = "auto", raw: bool = False) -> Model:

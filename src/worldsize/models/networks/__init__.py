@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
@@ -151,5 +152,6 @@ def embeddings(network: nn.Module) -> set[str]:
     """
     listed = getattr(network, "no_weight_decay", None)
     if listed is not None:
-        return set(listed())
+        patterns = listed()  # with wildcards in XCiT
+        return {name for name, _ in network.named_parameters() if any(fnmatchcase(name, one) for one in patterns)}
     return {name for name, _ in network.named_parameters() if name.rpartition(".")[2] in from_torchvision.EMBEDDINGS}
