@@ -215,6 +215,7 @@ def of_system(message: str, error: OSError) -> WorldsizeError:
     return StoreUnreachable(message) if of_the_place(error) else UserError(message)
 
 
+_SHOWN = 60  # characters of a path that is too long
 # What whoever runs a command can change: a disk is full, or takes no files, or none of this size.
 _UNWRITABLE = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG") if hasattr(errno, name))
 
@@ -254,6 +255,16 @@ def forbidden(error: BaseException) -> str | None:
     """What to say if permissions forbid a file, such as in a run of another user; None: it is another error."""
     if isinstance(error, PermissionError) and error.filename is not None:
         return f"{named_in(error)}: {error.strerror}; check its permissions and those of its folder"
+    return None
+
+
+def no_path(error: BaseException) -> str | None:
+    """What to say if a text that was passed as a path cannot be one; None: it is another error."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = str(error.filename)
+        return f"{name[:_SHOWN]}...: {error.strerror} ({len(name):,} characters)"
+    if isinstance(error, ValueError) and "null byte" in str(error):
+        return "a path or a name contains a NUL character"
     return None
 
 

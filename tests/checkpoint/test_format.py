@@ -19,6 +19,8 @@ from worldsize import checkpoint
 from worldsize.checkpoint import retention, writer
 from worldsize.config.recipe import Checkpoint
 from worldsize.errors import CheckpointError
+from worldsize.runs import resumable
+from worldsize.runs.run_folder import RunFolder
 
 
 def snapshot(step: int, top1: float | None = None) -> checkpoint.Snapshot:
@@ -157,6 +159,50 @@ def test_the_newest_one_with_finite_weights_is_found(tmp_path):
     assert checkpoint.newest_finite(tmp_path) == tmp_path / "step-00000001"
     shutil.rmtree(tmp_path / "step-00000001")
     assert checkpoint.newest_finite(tmp_path) is None
+
+
+def test_a_name_that_a_flipped_bit_makes_equal_to_another_is_noticed(tmp_path):
+    path = writer.write(tmp_path, snapshot(1))
+    manifest = path / "manifest.json"
+    flipped = bytearray(manifest.read_bytes())
+    flipped[flipped.index(b"rank-00000") + len("rank-0000")] ^= 1
+    manifest.write_bytes(flipped)
+    with pytest.raises(CheckpointError, match="a name twice"):
+        checkpoint.read(path, 0)
+
+
+def test_a_save_that_cannot_take_the_place_of_an_older_one_leaves_it(tmp_path, monkeypatch):
+    writer.write(tmp_path, snapshot(7))
+    renamed = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name.startswith("step-00000007.tmp-") and "-old-" not in self.name:
+            raise OSError(5, "Input/output error")
+        return renamed(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OSError, match="Input/output error"):
+        writer.write(tmp_path, snapshot(7, 0.5))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"]
+    assert checkpoint.score_of(checkpoint.newest_valid(tmp_path)) is None
+
+
+def test_what_a_killed_process_has_moved_out_of_the_way_is_a_checkpoint(tmp_path):
+    """Killed between the two renames of a step that is saved again: both copies are complete, under temporary names."""
+    run = tmp_path / "run"
+    folder = run / "checkpoints"
+    writer.write(folder, snapshot(3))
+    replaced = writer.write(folder, snapshot(7)).rename(folder / "step-00000007.tmp-old-99")
+    (folder / "step-00000008").touch()  # no folder
+    assert checkpoint.newest_valid(folder) == replaced
+    assert resumable.newest(RunFolder(run)) == replaced.name
+    retention.remove_leftovers(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000003", "step-00000007", "step-00000008"]
+    assert checkpoint.read(folder / "step-00000007").step == 7
+    shutil.copytree(folder / "step-00000007", folder / "step-00000007.tmp-old-99")
+    assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["step-00000007", "step-00000003"]
+    retention.remove_leftovers(folder)
+    assert not list(folder.glob("*.tmp-*"))
 
 
 def test_no_checkpoint_and_no_valid_checkpoint(tmp_path):

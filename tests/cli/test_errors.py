@@ -32,6 +32,11 @@ GROWING = (
         (["train"], "RECIPE is required"),
         (["train", "digts"], "did you mean 'digits'?"),
         (["train", "none.yaml"], "cannot read the recipe none.yaml"),
+        (["train", "a" * 300], "aaa...: File name too long (300 characters)"),
+        (["eval", "a" * 300], "aaa...: File name too long"),
+        (["train", "digits", "--augment.mixup", "1e-320"], "must be 0, or between 1e-30 and 1e+30 in size"),
+        (["train", "digits", "--optimizer.weight-decay", "1e39"], "weight_decay 1e+39: must be 0, or between"),
+        (["train", "digits", "--data.sampling-weights", *["1e308"] * 10], "sampling_weights 1e+308: must be 0, or between"),
         (["train", "digits", "--model.nam", "resnet18"], "--model.name"),
         (["train", "digits", "--epochs", "many"], "--epochs"),
         (["train", "digits", "--optimizer.betas", "0.9", "1"], "optimizer.betas.1: Input should be less than 1"),
@@ -103,6 +108,11 @@ def test_a_run_in_place_of_a_recipe_is_named(fails, tmp_path):
     message = fails("train", "a run")
     assert "a run is a run, not a recipe: continue it with --resume 'a run'" in message
     assert "pass its recipe, 'a run/recipe.yaml'" in message
+
+
+def test_a_path_with_a_nul_character_is_refused(fails, tmp_path):
+    (tmp_path / "own.yaml").write_text('base: "dig\\0its"\n')
+    assert "a path or a name contains a NUL character" in fails("train", "own.yaml")
 
 
 def test_an_unknown_key_in_a_file_names_the_nearest(fails, tmp_path):

@@ -24,4 +24,4 @@ from worldsize.checkpoint.format import read as read
 from worldsize.checkpoint.format import run_of as run_of
 from worldsize.checkpoint.format import score_of as score_of
 from worldsize.checkpoint.format import sha256 as sha256
-from worldsize.checkpoint.format import step_of as step_of
+from worldsize.runs.run_folder import step_of as step_of

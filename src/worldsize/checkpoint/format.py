@@ -89,7 +89,7 @@ def _manifest(checkpoint: Path) -> dict[str, tuple[int, str]]:
         CheckpointError: the manifest is missing, damaged or of an unknown format.
     """
     try:
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        manifest = json.loads((checkpoint / "manifest.json").read_text(), object_pairs_hook=_unique)
         if manifest["format"] not in (1, FORMAT):
             raise CheckpointError(
                 f"{checkpoint}: format {manifest['format']} is not supported; this version reads 1 to {FORMAT}"
@@ -97,7 +97,7 @@ def _manifest(checkpoint: Path) -> dict[str, tuple[int, str]]:
         files = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in manifest["files"].items()}
     except FileNotFoundError:
         raise CheckpointError(f"{checkpoint}: manifest.json is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{checkpoint}: manifest.json is damaged ({error})") from None
     expected = {"model.safetensors", "optimizer.safetensors", "state.json", "recipe.yaml"}
     if manifest["format"] == 1:
@@ -105,6 +105,14 @@ def _manifest(checkpoint: Path) -> dict[str, tuple[int, str]]:
     if missing := expected - files.keys():
         raise CheckpointError(f"{checkpoint}: the manifest does not list {', '.join(sorted(missing))}")
     return files
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. One flipped bit makes the name of a rank's file that of another rank's, of which json keeps one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a name twice")
+    return found
 
 
 def _check(checkpoint: Path, files: dict[str, tuple[int, str]], rank: int | None, hashes: bool = True) -> None:
@@ -187,11 +195,7 @@ def _by_rank(tensors: Tensors) -> dict[int, Tensors]:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, newest step first, without checking them."""
-    if not folder.is_dir():
-        return []
-    return sorted(
-        (path for path in folder.iterdir() if run_folder.CHECKPOINT_NAME.fullmatch(path.name)), key=step_of, reverse=True
-    )
+    return sorted(run_folder.checkpoint_folders(folder), key=run_folder.step_of, reverse=True)
 
 
 def newest_valid(folder: Path, rank: int | None = None) -> Path | None:
@@ -262,11 +266,6 @@ def run_of(checkpoint: Path) -> Path:
     Links are not followed: their names are those that the user knows.
     """
     return Path(os.path.normpath(checkpoint.absolute())).parent.parent
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step after which it was saved, from its name."""
-    return int(checkpoint.name.removeprefix("step-"))
 
 
 def score_of(checkpoint: Path) -> float | None:

@@ -39,7 +39,13 @@ def thinned(checkpoints: list[Path], step: int) -> list[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files of processes that died while writing."""
+    """Delete temporary files of processes that died while writing.
+
+    A checkpoint that such a process has moved out of the way of a newer save, which did not take its place, moves back.
+    """
+    for path in checkpoint.list_checkpoints(folder):
+        if path.suffix and not (final := path.with_suffix("")).exists():
+            path.rename(final)
     for path in folder.glob("step-*.tmp-*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".shared-*"):

@@ -29,6 +29,7 @@ from worldsize.checkpoint import FORMAT, Snapshot, Tensors, retention
 from worldsize.config.recipe import Checkpoint as Retention
 from worldsize.distributed.message_tags import CHECKPOINT
 from worldsize.distributed.world import World
+from worldsize.runs import run_folder
 from worldsize.runs.atomic import flush
 
 if TYPE_CHECKING:
@@ -167,10 +168,15 @@ def _temporary(folder: Path, step: int, name: str) -> Path:
 
 
 def _publish(temporary: Path, final: Path) -> None:
-    replaced = temporary.with_name(f"{final.name}.tmp-old-{os.getpid()}")
+    replaced = temporary.with_name(f"{final.name}{run_folder.REPLACED}{os.getpid()}")
     if final.exists():  # saved again: after an evaluation, or after resuming from an earlier step
         final.rename(replaced)
-    temporary.rename(final)
+    try:
+        temporary.rename(final)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(final)
+        raise
     flush(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 

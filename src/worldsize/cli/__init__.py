@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from worldsize import __version__
 from worldsize.cli import stdout, usage
-from worldsize.errors import SIGNAL_BASE, UserError, WorldsizeError, forbidden, not_installed, unwritable
+from worldsize.errors import SIGNAL_BASE, UserError, WorldsizeError, forbidden, no_path, not_installed, unwritable
 from worldsize.launch import entry_point
 
 
@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail("", SIGNAL_BASE + signal.SIGPIPE)
     except Exception as error:
         stdout.flush_or_drop()
-        if (problem := unwritable(error) or forbidden(error) or not_installed(error)) is not None:
+        problem = unwritable(error) or forbidden(error) or no_path(error) or not_installed(error)
+        if problem is not None:
             return fail_alone(problem, UserError.exit_code)
         return fail_internally(traceback.format_exc())
 

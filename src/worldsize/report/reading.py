@@ -14,7 +14,7 @@ import yaml
 from worldsize.attribution import evidence
 from worldsize.attribution.evidence import Evidence
 from worldsize.errors import UserError
-from worldsize.runs.run_folder import RunFolder, open_existing
+from worldsize.runs.run_folder import RunFolder, checkpoint_folders, open_existing, step_of
 
 Record = dict[str, Any]
 _STOPPED = re.compile(r"^(\S+ \S+?)(?:,\d+)? \w+ \S+: (stopped .*step [\d,]+.*)$")
@@ -272,8 +272,10 @@ def _evidence(folder: RunFolder) -> Evidence | None:
 
 
 def _checkpoints(folder: RunFolder) -> Iterator[Event]:
-    for path in sorted(folder.checkpoints.glob("step-*/manifest.json")):
-        yield Event(path.stat().st_mtime, f"checkpoint after step {int(path.parent.name.removeprefix('step-')):,}")
+    for path in sorted(checkpoint_folders(folder.checkpoints), key=step_of):
+        manifest = path / "manifest.json"
+        if manifest.is_file():
+            yield Event(manifest.stat().st_mtime, f"checkpoint after step {step_of(path):,}")
 
 
 def _modified(path: Path) -> float | None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from worldsize.errors import CheckpointError, UserError
-from worldsize.runs.run_folder import CHECKPOINT_NAME, RunFolder, open_existing
+from worldsize.runs.run_folder import CHECKPOINT_NAME, RunFolder, checkpoint_folders, open_existing
 
 
 def opened(path: Path) -> RunFolder:
@@ -79,8 +79,7 @@ def has_begun(folder: RunFolder) -> bool:
 
 def newest(folder: RunFolder) -> str | None:
     """The name of the newest checkpoint; None without one."""
-    names = [path.name for path in folder.checkpoints.iterdir()] if folder.checkpoints.is_dir() else []
-    return max((name for name in names if CHECKPOINT_NAME.fullmatch(name)), default=None)
+    return max((path.name for path in checkpoint_folders(folder.checkpoints)), default=None)
 
 
 def _foreign(path: Path) -> list[str]:

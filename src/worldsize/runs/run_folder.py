@@ -29,6 +29,7 @@ _RECIPES = (".yaml", ".yml")
 _LONGEST_NAME = 200
 # The name of a checkpoint: its step.
 CHECKPOINT_NAME = re.compile(r"step-\d{8,}")
+REPLACED = ".tmp-old-"  # in the name of a checkpoint that moves out of the way of a newer save of the same step
 
 
 class RunFolder:
@@ -175,6 +176,25 @@ def open_existing(path: Path) -> RunFolder:
     if (path / _OF_EXPORT).is_file():
         raise UserError(f"{path} is an export, not a run: pass the run, or to --model.weights a file of the export")
     return folder
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """The checkpoints in ``folder``, unchecked and unsorted; empty if there is no such folder.
+
+    One that was moved out of the way of a newer save of its step counts if that save did not take its place: the process
+    was killed between the two.
+    """
+    found: list[Path] = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        step, replaced, _ = path.name.partition(REPLACED)
+        if CHECKPOINT_NAME.fullmatch(step) and path.is_dir() and not (replaced and (folder / step).is_dir()):
+            found.append(path)
+    return found
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved, from its name."""
+    return int(checkpoint.name.removeprefix("step-").partition(".")[0])
 
 
 def count_start(folder: RunFolder, step: int, retries: int) -> None:

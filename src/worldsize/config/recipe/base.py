@@ -19,6 +19,9 @@ def _is_number(annotation: Any) -> bool:
     return bool({int, float} & set(kinds)) and bool not in kinds
 
 
+_SMALLEST, _LARGEST = 1e-30, 1e30
+
+
 class Section(BaseModel):
     """Base of all sections: frozen, and an unknown key is an error."""
 
@@ -26,13 +29,23 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _numbers_are_no_answers(cls, values: Any) -> Any:
+    def _yes_is_no_number(cls, values: Any) -> Any:
         """Refuse ``yes`` for a number: it is true in YAML, and pydantic would take it for 1."""
         for name, value in values.items() if isinstance(values, dict) else ():
             field = cls.model_fields.get(name)
             if isinstance(value, bool) and field is not None and _is_number(field.annotation):
                 raise ValueError(f"{name}: expected a number, not {value} ({'yes' if value else 'no'} in YAML)")
         return values
+
+    @model_validator(mode="after")
+    def _numbers_can_be_computed_with(self) -> Section:
+        """Refuse numbers that float32 does not hold or that become infinite in a sum or a quotient."""
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, float) and number and not _SMALLEST <= abs(number) <= _LARGEST:
+                    raise ValueError(f"{name} {number:g}: must be 0, or between {_SMALLEST:g} and {_LARGEST:g} in size")
+        return self
 
     def identity(self) -> dict[str, Any]:
         """All settings that determine the run's numbers, as nested JSON values."""

@@ -49,7 +49,9 @@ class Parallel(Section):
         ge=0,
         description="async: drop and recompute gradients that are more than this many updates old; None: 4 per process",
     )
-    timeout_s: float = operational(600.0, gt=0, description="seconds after which a process stops waiting for another one")
+    timeout_s: float = operational(
+        600.0, gt=0, le=1e6, description="seconds after which a process stops waiting for another one"
+    )
     stall_s: float = operational(
         30.0,
         ge=0,
