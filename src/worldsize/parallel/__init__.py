@@ -148,6 +148,18 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     return kept
 
 
+def completed(old: dict[str, Any], defaults: dict[str, Any] | None = None) -> dict[str, Any]:
+    """An `identity` with the defaults of settings that did not exist when it was saved, which change nothing."""
+    defaults = Recipe().identity() if defaults is None else defaults
+    missing = {name: value for name, value in defaults.items() if name not in old}
+    sections = {
+        name: completed(value, defaults[name])
+        for name, value in old.items()
+        if isinstance(value, dict) and isinstance(defaults.get(name), dict)
+    }
+    return old | missing | sections
+
+
 def batch_plan(recipe: Recipe, world_size: int) -> BatchPlan:
     """How the recipe's strategy shares a step among ``world_size`` processes.
 

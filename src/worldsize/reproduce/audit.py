@@ -129,7 +129,7 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
 def _verify_origin(recipe: Recipe, data: dict[str, Any], looked_at: dict[str, str], state: dict[str, Any]) -> None:
     recorded = copy.deepcopy(state["identity"])
     recorded.get("parallel", {}).pop("processes", None)
-    if parallel.identity(recipe) != recorded:
+    if parallel.identity(recipe) != parallel.completed(recorded):
         raise Inconsistent("recipe.yaml is not the recipe that the checkpoints were trained with")
     if data != state["data"] or same_names_other_sizes(state, {"sizes": looked_at}):
         raise Inconsistent("the dataset is not the one that the checkpoints were trained with")

@@ -120,7 +120,7 @@ def _train(
     setting = _setting(request, world)
     facts = fixed_facts(request.recipe, setting.plan, setting.dataset, setting.precision, world, setting.teacher)
     check_ranks(world, facts, parallel.strategy_class(request.recipe.parallel).same_bits)
-    snapshot = snapshot_to_resume(request, facts, world)
+    snapshot, facts = snapshot_to_resume(request, facts, world)
     if snapshot is not None and has_ended(snapshot.state, facts):
         return None
     weights = request.recipe.model.weights if snapshot is None else None

@@ -110,8 +110,12 @@ def locked(request: TrainRequest, world: World, lock: RunLock) -> TrainRequest:
     return request
 
 
-def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: World) -> checkpoint.Snapshot | None:
-    """The state to resume from, the same on all ranks; None for a new run, or one without a checkpoint.
+def snapshot_to_resume(
+    request: TrainRequest, facts: dict[str, Any], world: World
+) -> tuple[checkpoint.Snapshot | None, dict[str, Any]]:
+    """The state to resume from, the same on all ranks; None for a new run, or one without a checkpoint. And the run's facts.
+
+    A run that an older version began keeps its identity, with which the chain of its steps begins.
 
     Raises:
         CheckpointError: no intact checkpoint is left.
@@ -119,19 +123,21 @@ def snapshot_to_resume(request: TrainRequest, facts: dict[str, Any], world: Worl
             the run has passed ``stop_after``.
     """
     if request.resume is None:
-        return None
+        return None, facts
     # Asynchronous ranks share nothing: rank 0 saves as if it were alone.
     owner = 0 if parallel.strategy_class(request.recipe.parallel).asynchronous else world.rank
     snapshot = _newest(request.resume.checkpoints, owner, world)
     if snapshot is None:
         if world.is_main:
             log.warning("%s has no checkpoint yet: training starts again at step 0", request.resume.path)
-        return None
+        return None, facts
     if request.stop_after is not None and snapshot.step >= request.stop_after:
         raise UserError(f"{request.folder} has already done {snapshot.step:,} steps: pass a later --stop-after")
     _check_unchanged(request, snapshot, facts)
     # What was noted about the samples is noted by their numbers, which mean other images in other data.
-    return snapshot if snapshot.state["data"] == facts["data"] else replace(snapshot, samples={})
+    noted = snapshot if snapshot.state["data"] == facts["data"] else replace(snapshot, samples={})
+    identity = snapshot.state["identity"]
+    return noted, facts | ({"identity": identity} if parallel.completed(identity) == facts["identity"] else {})
 
 
 def _newest(folder: Path, owner: int, world: World) -> checkpoint.Snapshot | None:
@@ -182,7 +188,7 @@ def _check_unchanged(request: TrainRequest, snapshot: checkpoint.Snapshot, facts
             "CHECKPOINT/model.safetensors"
             + (", or resume with the same number of processes" if request.recipe.per_process_batch else "")
         )
-    changes = _changes(_completed(old["identity"], Recipe().identity()), facts["identity"])
+    changes = _changes(parallel.completed(old["identity"]), facts["identity"])
     changes += _changes({"precision in use": old["precision"]}, {"precision in use": facts["precision"]})
     if old["data"] != facts["data"]:
         changes.append(f"the dataset: was {_brief(old['data'])}, is {_brief(facts['data'])}")
@@ -242,17 +248,6 @@ def class_changes(old: list[str], new: list[str]) -> str | None:
 def _listed(names: list[str], shown: Callable[[str], str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(map(shown, names[:_MOST_NAMES])) + more
-
-
-def _completed(old: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """An identity with the defaults of settings that did not exist when it was saved, which change nothing."""
-    missing = {name: value for name, value in defaults.items() if name not in old}
-    sections = {
-        name: _completed(value, defaults[name])
-        for name, value in old.items()
-        if isinstance(value, dict) and isinstance(defaults.get(name), dict)
-    }
-    return old | missing | sections
 
 
 def _brief(fingerprint: dict[str, Any]) -> str:
