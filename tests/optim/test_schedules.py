@@ -157,14 +157,18 @@ def test_a_schedule_that_makes_no_sense_is_refused(settings, reason):
         Recipe.model_validate({"schedule": settings})
 
 
+FRACTIONS = st.just(0.0) | st.floats(1e-30, 1)
+
+
 @st.composite
 def schedules(draw) -> tuple[Schedule, int, int]:
     epochs = draw(st.integers(1, 30))
     schedule = Schedule(
         name=draw(st.sampled_from(NAMES)),
-        warmup_epochs=draw(st.one_of(st.just(0.0), st.floats(0, epochs, exclude_max=True, allow_subnormal=False))),
-        warmup_start=draw(st.floats(0, 1)),
-        end=draw(st.floats(0, 1)),
+        warmup_epochs=draw(st.just(0.0) | st.floats(1e-30, epochs, exclude_max=True)),
+        warmup_start=draw(FRACTIONS),
+        warmup_prefix=draw(st.booleans()),
+        end=draw(FRACTIONS),
         milestones=tuple(sorted(draw(st.sets(st.integers(0, epochs - 1), max_size=3)))),
         gamma=draw(st.floats(0.01, 1)),
     )
