@@ -92,11 +92,25 @@ def test_a_parameter_without_any_gradient_is_none_of_the_compilers(passes, capsy
     assert f"compiled the network for images of {SIZE} pixels" in capsys.readouterr().out
 
 
-def test_a_compiler_that_fails_is_not_said_to_have_compiled(monkeypatch, capsys, caplog):
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that fails."""
+
     def fails(*_: object) -> None:
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile.func, backend=fails))
+
+
+@pytest.mark.usefixtures("failing")
+def test_a_compiler_that_fails_is_an_error_if_it_is_asked_for():
+    one = compute(loses=False)
+    with pytest.raises(UserError, match=r"compile: the compiler failed: no such instruction; repair it, or leave"):
+        Compiler(one.recipe, speaks=True).first_passes(lambda: one.compile(SIZE), SIZE)
+
+
+@pytest.mark.usefixtures("failing")
+def test_a_compiler_that_fails_is_not_said_to_have_compiled(capsys, caplog):
     one = compute(loses=False)
     torch._dynamo.config.suppress_errors = True  # as with auto
     Compiler(one.recipe, speaks=True).first_passes(lambda: one.compile(SIZE), SIZE)

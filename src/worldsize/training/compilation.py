@@ -15,13 +15,14 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 
 from worldsize import parallel
 from worldsize.config.recipe import Recipe
 from worldsize.data.images import crops
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.world import World
-from worldsize.errors import UserError
+from worldsize.errors import UserError, first_line
 from worldsize.launch import garbage
 from worldsize.models import training_pass
 from worldsize.track import console
@@ -117,7 +118,7 @@ class Compiler:
         """Call ``passes``, which runs the network on images of ``size`` pixels for the first time.
 
         Raises:
-            UserError: the compiler loses gradients, and the recipe asks for it.
+            UserError: the compiler fails or loses gradients, and the recipe asks for it.
         """
         begin, before = time.monotonic(), _parts()
         try:
@@ -125,6 +126,9 @@ class Compiler:
         except LostGradients as lost:
             self._give_up(lost)
             passes()
+        except TorchDynamoException as error:
+            reason = first_line(getattr(error, "inner_exception", error))
+            raise UserError(f"--model.compile: the compiler failed: {reason}; repair it, or leave it out") from error
         garbage.spare_existing()  # a compiler leaves hundreds of thousands of objects
         if not self._speaks or self._gave_up:
             return
