@@ -176,10 +176,8 @@ def recipes() -> dict[str, Recipe]:
     found = {}
     small = {"model": {"name": "resnet18", "compile": False}}
     cases = [("fp32", "sgd"), ("tf32", "sgd"), ("bf16", "sgd"), ("fp16", "sgd"), ("bf16", "adamw"), ("fp16", "adamw")]
-    cases += [("bf16", name) for name in ("rmsprop", "sgdw", "lars", "lamb", "muon", "nadamw", "lion")] + [
-        ("fp16", "lars"),
-        ("fp64", "sgd"),
-    ]
+    cases += [("bf16", name) for name in ("rmsprop", "sgdw", "lars", "lamb", "muon", "nadamw", "lion")]
+    cases += [("fp16", "lars"), ("fp64", "sgd")]
     for precision, name in cases:
         values = {"precision": precision, "optimizer": {"name": name, "clip_norm": 1.0}, "label_smoothing": 0.1}
         found[f"{precision} {name}"] = Recipe.model_validate(small | values | {"global_batch": 8, "micro_batch": 4})

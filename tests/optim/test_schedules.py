@@ -51,7 +51,7 @@ def torch_rates(make, steps: int, lr: float = 1.0) -> list[float]:
         (Schedule(name="polynomial", power=0.5, warmup_epochs=2), [0, 0.25, 0.5, 0.75, 1, 0.866025, 0.707107, 0.5]),
         (
             Schedule(name="cosine", warmup_epochs=1, warmup_prefix=False),
-            [0, 0.5, *[0.853553, 0.691342, 0.5, 0.308658, 0.146447, 0.038060]],
+            [0, 0.5, 0.853553, 0.691342, 0.5, 0.308658, 0.146447, 0.038060],
         ),
         (
             Schedule(name="exponential", gamma=0.25, warmup_epochs=1, warmup_prefix=False),

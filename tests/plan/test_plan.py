@@ -35,9 +35,19 @@ def test_memory_is_exact_where_it_can_be():
     assert replace(job, recipe=adam).memory(job.plan(8))["optimizer"] == 2 * size
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "rmsprop", "lars", "lamb", "nadamw", "lion"])
-def test_optimizers_keep_what_the_plan_says(name):
-    recipe = Recipe.model_validate({"model": {"name": "squeezenet1_1"}, "optimizer": {"name": name}})
+PLAIN = {"momentum": 0, "nesterov": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *((name, {}) for name in ("sgd", "adamw", "rmsprop", "lars", "lamb", "nadamw", "lion")),
+        ("sgd", PLAIN),
+        ("lion", PLAIN),
+    ],
+)
+def test_optimizers_keep_what_the_plan_says(name, more):
+    recipe = Recipe.model_validate({"model": {"name": "squeezenet1_1"}, "optimizer": {"name": name, **more}})
     real = networks.build(recipe, 10)
     optimizer = optimizers.build(real, recipe.optimizer, torch.device("cpu"))
     for parameter in real.parameters():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from worldsize.optim.moments import AdamMoments, with_gradients
+from worldsize.optim.moments import AdamMoments, kept, with_gradients
 
 
 class Lars(torch.optim.Optimizer):
@@ -33,19 +33,12 @@ class Lars(torch.optim.Optimizer):
             if group["adapt"]:
                 sizes, slopes = _norms(weights), _norms(gradients)
                 rates = list((group["lr"] * _ratio(group["trust"] * sizes, slopes + decay * sizes)).unbind())
-            buffers = [self._momentum(p) for p in weights]
+            buffers = [kept(self, p, "momentum_buffer") for p in weights]
             updates = torch._foreach_add(gradients, weights, alpha=decay)
             torch._foreach_mul_(updates, rates)
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, updates)
             torch._foreach_sub_(weights, buffers)
-
-    def _momentum(self, parameter: torch.Tensor) -> torch.Tensor:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        buffer: torch.Tensor = state["momentum_buffer"]
-        return buffer
 
 
 class Lamb(AdamMoments):

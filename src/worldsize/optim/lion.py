@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.optimizer import ParamsT
 
-from worldsize.optim.moments import with_gradients
+from worldsize.optim.moments import kept, with_gradients
 
 
 class Lion(torch.optim.Optimizer):
@@ -27,15 +27,8 @@ class Lion(torch.optim.Optimizer):
             if not weights:
                 continue
             beta1, beta2 = group["betas"]
-            means = [self._mean(p) for p in weights]
+            means = [kept(self, p, "exp_avg") for p in weights]
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             directions = torch._foreach_sign(torch._foreach_lerp(means, gradients, 1 - beta1))
             torch._foreach_sub_(weights, torch._foreach_mul(directions, group["lr"]))
             torch._foreach_lerp_(means, gradients, 1 - beta2)
-
-    def _mean(self, parameter: torch.Tensor) -> torch.Tensor:
-        state = self.state[parameter]
-        if not state:
-            state["exp_avg"] = torch.zeros_like(parameter)
-        mean: torch.Tensor = state["exp_avg"]
-        return mean

@@ -1,4 +1,4 @@
-"""What optimizers with Adam's two moments share."""
+"""What optimizers that keep moments of the gradient share."""
 
 from __future__ import annotations
 
@@ -58,6 +58,15 @@ class AdamMoments(torch.optim.Optimizer):
             state["step"] = torch.tensor(0.0)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         return state
+
+
+def kept(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> torch.Tensor:
+    """The tensor ``name`` that the optimizer keeps for the parameter, of its shape and dtype; zeros at first."""
+    state = optimizer.state[parameter]
+    if name not in state:
+        state[name] = torch.zeros_like(parameter)
+    tensor: torch.Tensor = state[name]
+    return tensor
 
 
 def with_gradients(group: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
