@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from full_disk import files_up_to
 from packing import encode, noise
-from processes import records
+from processes import records, start_python
+from waiting import until
 from worldsize.cli import main
 from worldsize.config import recipe_files
+from worldsize.errors import Stopped
 from worldsize.initialize import fine_tuning, survey, writing
 from worldsize.initialize.writing import Choice
 
@@ -136,3 +140,16 @@ def test_a_recipe_may_be_in_the_unpacked_folder(small):
     asked = ["init", "packed", "--unpack", "new", "--out", "new/x.yaml", "--weights", "none"]
     assert main(asked) == 0
     assert recipe_files.load("new/x.yaml").data.root == Path("new").resolve()
+
+
+def test_a_signal_while_images_are_unpacked_leaves_nothing(tmp_path):
+    (tmp_path / "packed").mkdir()
+    with zipfile.ZipFile(tmp_path / "packed" / "many.zip", "w") as archive:
+        for i in range(30_000):
+            archive.writestr(f"k{i % 2}/{i}.jpg", b"unpacked only")
+    running = start_python("init", "packed", "--unpack", "new", "--weights", "none", cwd=tmp_path)
+    until(lambda: any(tmp_path.glob("new.tmp-*/*/k1")), "an image is unpacked", running=running)
+    running.send_signal(signal.SIGTERM)
+    output, _ = running.communicate(timeout=240)
+    assert (running.returncode, os.listdir(tmp_path)) == (Stopped.exit_code, ["packed"])
+    assert "stopped; nothing was unpacked" in output

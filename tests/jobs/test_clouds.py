@@ -57,7 +57,8 @@ def test_what_these_launchers_cannot_do_is_refused(fails):
     assert "--gpu-type is required" in fails("render", "digits", "--on", "skypilot", "--procs", "2")
     for on in ("skypilot", "dstack"):
         options = ("--memory", "64GB", "--cpu", "500m", "--name", "my run", "--env", "A B=x", "--grace", "9", "--gpus", "0")
-        said = fails("render", "digits", "--on", on, *options)
+        said = fails("render", "digits", "--on", on, *options, "--env", "GOOD=x")
+        assert "--env A B: names of variables" in said
         assert [f"--{name} " in said for name in ("memory", "cpu", "name", "env", "grace")] == [True] * 5
         assert "--gpu-type is empty" in fails("render", "digits", "--on", on, "--gpu-type", "")
     assert "dstack wants" in fails("render", "digits", "--on", "dstack", "--gpus", "0", "--name", "Run.1")

@@ -1,4 +1,7 @@
-"""A split of a dataset: labeled images by index. The interface that every dataset implements."""
+"""A split of a dataset: labeled images by index. The interface that every dataset implements.
+
+The images are either in memory (`ArraySamples`) or stored as bytes of an image format (`EncodedSamples`).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ from worldsize.distributed.world import World
 Stored = bytes | memoryview | NDArray[np.uint8]
 # An image that was read, or why it could not be read.
 Read = Stored | BrokenImage
+
+_HASHED = 16_384  # images: more repetitions of the same ones would take minutes, and tell nothing
 
 
 class NotAFile(BrokenImage):
@@ -65,11 +70,6 @@ class Samples(ABC):
         other.labels = labels
         other.fingerprint = hashlib.sha256(self.fingerprint.encode() + labels.tobytes()).hexdigest()
         return other
-
-    @property
-    def pixels(self) -> NDArray[np.uint8] | None:
-        """All images as one (n, H, W, 3) array; None if they are not in memory."""
-        return None
 
     @abstractmethod
     def name(self, index: int) -> str:
@@ -225,20 +225,32 @@ class Dataset:
 
 
 class ArraySamples(Samples):
-    """Images in memory."""
+    """Images in memory.
+
+    Args:
+        pixels: uint8 (m, height, width, 3). Image i is ``pixels[i % m]``, so that a few can stand for many.
+        labels: int32 (n,).
+    """
 
     def __init__(self, title: str, pixels: NDArray[np.uint8], labels: NDArray[np.int32], classes: tuple[str, ...]) -> None:
         self._title = title
-        self._pixels = pixels
+        self._pixels = np.ascontiguousarray(pixels)
         self.labels = labels
         self.classes = classes
-        digest = hashlib.sha256(np.ascontiguousarray(pixels).data)
+        digest = hashlib.sha256()
+        for start in range(0, min(len(labels), _HASHED), len(pixels)):
+            digest.update(self._pixels[: len(labels) - start].data)
         digest.update(np.ascontiguousarray(labels).data)
         self.fingerprint = digest.hexdigest()
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        return self._pixels
+        """All images as one array, (n, height, width, 3)."""
+        return self.several(np.arange(len(self)))
+
+    def stored(self, index: int) -> NDArray[np.uint8]:
+        """The image's pixels, (height, width, 3)."""
+        return self._pixels[index % len(self._pixels)]
 
     def name(self, index: int) -> str:
         return f"{self._title} #{index}"
@@ -248,7 +260,7 @@ class ArraySamples(Samples):
         return True
 
     def several(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        return self._pixels[indices]
+        return self._pixels[indices % len(self._pixels)]
 
     def image(self, index: int) -> Image.Image:
-        return Image.fromarray(self._pixels[index])
+        return Image.fromarray(self.stored(index))

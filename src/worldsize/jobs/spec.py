@@ -73,8 +73,9 @@ def name_problems(spec: JobSpec) -> Iterable[str]:
 
 def environment_problems(spec: JobSpec) -> Iterable[str]:
     """The problem of names that are not those of environment variables."""
-    if any(not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name, _ in spec.env):
-        yield f"--env {', '.join(name for name, _ in spec.env)}: not names of environment variables"
+    wrong = [name for name, _ in spec.env if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]
+    if wrong:
+        yield f"--env {', '.join(wrong)}: names of variables have letters, digits and _, and no digit first"
 
 
 def memory_problems(spec: JobSpec) -> Iterable[str]:

@@ -76,6 +76,19 @@ def test_synthetic_images_are_noise_of_the_requested_size_and_classes():
     assert len(data.classes) == 7
     assert 120 < data.train.pixels.mean() < 135
     assert data.fingerprint == opened(None, "synthetic", **settings).fingerprint
+    # Of the version that held each image by itself: its runs must resume.
+    assert data.train.fingerprint == "987dc31d1533a8fa60c888b82dd9efd70664b54c97bb813d03ddc2702740757e"
+    assert data.val.fingerprint == "00312d09235cac49c0f789557855500b5e629a8462444ca8de22a9c8d27a3e3e"
+
+
+def test_many_synthetic_images_need_little_memory():
+    data = opened(
+        None, "synthetic", samples=10_000_000, classes=10, train_crop_size=64, val_resize_size=64, val_crop_size=64
+    )
+    last = np.array([9_999_999])  # 123 GB, each by itself
+    np.testing.assert_array_equal(data.train.several(last), data.train.several(last % 64))
+    np.testing.assert_array_equal(data.train.image(9_999_999), data.train.several(last)[0])
+    assert data.train.labels[-1] == 9
 
 
 def test_without_cifar10_the_message_names_both_layouts_and_the_download(tmp_path):

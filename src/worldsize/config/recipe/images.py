@@ -70,8 +70,8 @@ class Data(Section):
     )
     mean: tuple[float, float, float] = Field((0.485, 0.456, 0.406), description="subtracted per channel (range 0 to 1)")
     std: tuple[float, float, float] = Field((0.229, 0.224, 0.225), description="divided by per channel (range 0 to 1)")
-    samples: int = Field(1024, ge=2, description="synthetic: number of training images")
-    classes: int = Field(1000, ge=2, description="synthetic: number of classes")
+    samples: int = Field(1024, ge=2, le=100_000_000, description="synthetic: number of training images")
+    classes: int = Field(1000, ge=2, le=1_000_000, description="synthetic: number of classes")
     shuffle: Literal["full", "block"] = Field(
         "full", description="full: shuffles all samples; block: reads shards in blocks and shuffles less"
     )

@@ -24,6 +24,6 @@ def _noise(title: str, samples: int, size: int, classes: int, split: int) -> Arr
     distinct = min(samples, 64)
     words = philox((np.arange(distinct * -(-size * size * 3 // 16)), split, 0, Use.SYNTHETIC), (0, 0))
     noise = words.T.astype(np.uint32, order="C").view(np.uint8).reshape(distinct, -1)[:, : size * size * 3]
-    pixels = noise.reshape(distinct, size, size, 3)[np.arange(samples) % distinct]
+    pixels = noise.reshape(distinct, size, size, 3)
     labels = (np.arange(samples) % classes).astype(np.int32)
     return ArraySamples(title, pixels, labels, tuple(str(i) for i in range(classes)))

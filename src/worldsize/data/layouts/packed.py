@@ -17,6 +17,7 @@ from worldsize.data.datasets.file_index import has_image_extension
 from worldsize.data.images.pillow import looks_like_image
 from worldsize.data.layouts import inventory
 from worldsize.data.layouts.tables import EXTENSIONS
+from worldsize.distributed.stop_signals import ends_at_once
 from worldsize.errors import DataError, UserError
 
 _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
@@ -42,18 +43,23 @@ def unpack(root: Path, out: Path) -> None:
         what = "has image files already" if found.images else f"has no archives ({', '.join(FORMATS)})"
         raise UserError(f"--unpack {out}: {root} {what}")
     temporary = out.with_name(f"{out.name}.tmp-{os.getpid()}")
+
+    def clean() -> None:
+        shutil.rmtree(temporary, ignore_errors=True)
+
     try:
-        for archive in archives:
-            _one(root / archive, temporary / _folder(archive))
-        for other in found.others:
-            if other.lower().endswith(EXTENSIONS) and (root / other).stat().st_size <= _COPIED:
-                (temporary / other).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(root / other, temporary / other)
-        temporary.rename(out)
+        with ends_at_once("nothing was unpacked", first=clean):
+            for archive in archives:
+                _one(root / archive, temporary / _folder(archive))
+            for other in found.others:
+                if other.lower().endswith(EXTENSIONS) and (root / other).stat().st_size <= _COPIED:
+                    (temporary / other).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(root / other, temporary / other)
+            temporary.rename(out)
     except OSError as error:
         raise UserError(f"--unpack {out}: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        clean()
 
 
 def _folder(archive: str) -> str:

@@ -27,7 +27,7 @@ from worldsize.data.augmentation.operations import Color, Program
 from worldsize.data.augmentation.policies import Policy
 from worldsize.data.images.crops import Crop, Draws, Pixels
 from worldsize.data.loading.prepare import Preparation
-from worldsize.data.samples import Read, Samples
+from worldsize.data.samples import ArraySamples, Read, Samples
 from worldsize.data.sampling.order import FullShuffle, Indices, Order, repeated
 from worldsize.data.sampling.random_numbers import Use, uniforms
 from worldsize.distributed.batch_plan import BatchPlan, evaluation_share
@@ -251,7 +251,7 @@ class Loader:
 
     def _read(self, indices: Indices) -> Callable[[], list[Read] | Pixels]:
         """Start to read these images; the result waits for them. Images in memory need no thread to wait for."""
-        if self.samples.pixels is not None:
+        if isinstance(self.samples, ArraySamples):
             return partial(self.samples.several, indices)
         return self._readers.submit(self.samples.several, indices).result
 

@@ -25,7 +25,7 @@ from worldsize.data.broken_images import require_few
 from worldsize.data.images.crops import fit
 from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.progress_bar import ByteProgress, say, size
-from worldsize.data.samples import Dataset, EncodedSamples, NotAFile, Samples
+from worldsize.data.samples import ArraySamples, Dataset, EncodedSamples, NotAFile, Samples
 from worldsize.data.shards import metadata, open_dataset, write
 from worldsize.data.shards.format import INDEX, SPLITS, Encoding, Packed, Records, Shard, Split, steps
 from worldsize.data.shards.images import How, ppm
@@ -130,8 +130,8 @@ def _lengths(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], di
 
 
 def _length(samples: Samples, index: int, missing: dict[int, str]) -> int:
-    if samples.pixels is not None:
-        return len(ppm(samples.pixels[index]))
+    if isinstance(samples, ArraySamples):
+        return len(ppm(samples.stored(index)))
     assert isinstance(samples, EncodedSamples)
     try:
         length = samples.length(index)

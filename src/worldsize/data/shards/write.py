@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldsize.data.images.pillow import BrokenImage
-from worldsize.data.samples import EncodedSamples, Samples
+from worldsize.data.samples import ArraySamples, EncodedSamples, Samples
 from worldsize.data.shards import tar
 from worldsize.data.shards.format import RECORD, Records, Shard, identity, shard_name
 from worldsize.data.shards.images import LONGEST_EXTENSION, How, Stored, ppm, store
@@ -142,8 +142,8 @@ def _temporary(parts: Path, name: str) -> Path:
 
 def _image(samples: Samples, index: int, how: How) -> tuple[Stored, str]:
     """The image to store and its KEY."""
-    if samples.pixels is not None:
-        return store(ppm(samples.pixels[index]), how), _key(samples, index)
+    if isinstance(samples, ArraySamples):
+        return store(ppm(samples.stored(index)), how), _key(samples, index)
     assert isinstance(samples, EncodedSamples)
     try:
         return store(bytes(samples.encoded(index)), how), _key(samples, index)

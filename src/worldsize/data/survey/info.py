@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from worldsize.data.images.pillow import opened
 from worldsize.data.progress_bar import size
-from worldsize.data.samples import Dataset, EncodedSamples, Samples
+from worldsize.data.samples import ArraySamples, Dataset, EncodedSamples, Samples
 from worldsize.data.sampling.order import permute
 from worldsize.data.shards.format import Encoding, steps
 from worldsize.data.shards.samples import ShardSamples
@@ -66,8 +66,8 @@ def dimensions(samples: Samples, seed: int) -> Dimensions:
         kinds = Counter(dict(zip(*_counted(_kinds(records)), strict=True)))
         sizes = np.stack([readable["height"], readable["width"]], axis=1).astype(np.int64)
         return Dimensions(sizes, kinds, float(records["length"].mean()), n)
-    if samples.pixels is not None:
-        height, width = samples.pixels.shape[1:3]
+    if isinstance(samples, ArraySamples):
+        height, width, _ = samples.stored(0).shape
         return Dimensions(np.full((n, 2), (height, width)), Counter({"in memory": n}), height * width * 3, n)
     assert isinstance(samples, EncodedSamples)
     chosen = permute(seed, 0, np.arange(min(n, SAMPLED)), n)

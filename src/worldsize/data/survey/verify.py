@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.progress_bar import ByteProgress
-from worldsize.data.samples import Dataset, EncodedSamples, NotAFile, Samples
+from worldsize.data.samples import ArraySamples, Dataset, EncodedSamples, NotAFile, Samples
 from worldsize.data.shards.check import fault
 from worldsize.data.shards.images import ImageFacts, examine, ppm
 from worldsize.data.shards.samples import ShardSamples
@@ -104,8 +104,8 @@ def _chunk(samples: Samples) -> Callable[[int], list[_Image]]:
 
 
 def _check_pixels(samples: Samples, index: int) -> _Image:
-    assert samples.pixels is not None
-    data = ppm(samples.pixels[index])  # as stored in a shard
+    assert isinstance(samples, ArraySamples)
+    data = ppm(samples.stored(index))  # as in a shard
     return _Image(index, len(data), _digest(data), None, [])
 
 

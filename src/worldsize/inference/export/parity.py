@@ -94,8 +94,8 @@ def some(samples: Samples, count: int | None) -> Samples:
     if count is None or count >= len(samples):
         return samples
     indices = np.linspace(0, len(samples) - 1, count).round().astype(np.int64)
-    if samples.pixels is not None:
-        return _Some(samples, samples.pixels, indices)
+    if isinstance(samples, ArraySamples):
+        return _Some(samples, indices)
     assert isinstance(samples, EncodedSamples)
     return Chosen(samples, indices, samples.labels[indices])
 
@@ -103,9 +103,9 @@ def some(samples: Samples, count: int | None) -> Samples:
 class _Some(ArraySamples):
     """The images ``indices`` of a split in memory, under their own names."""
 
-    def __init__(self, samples: Samples, pixels: NDArray[np.uint8], indices: NDArray[np.int64]) -> None:
+    def __init__(self, samples: ArraySamples, indices: NDArray[np.int64]) -> None:
         labels: Any = samples.labels
-        super().__init__("", pixels[indices], labels[indices], samples.classes)
+        super().__init__("", samples.several(indices), labels[indices], samples.classes)
         self._samples, self._indices = samples, indices
 
     def name(self, index: int) -> str:
