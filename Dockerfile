@@ -1,7 +1,7 @@
 # The container images for pods; `worldsize image build` builds, tags and pushes them. Targets:
 #   torch  for --on pytorchjob and trainjob
 #   mpi    also for --on mpijob: with ssh, Open MPI and Horovod
-# BASE is any Debian or Ubuntu container image. If it has Python, that must be 3.10 to 3.13. Horovod uses NCCL if BASE has a
+# BASE is any Debian or Ubuntu container image. If it has Python, that must be 3.10 to 3.14. Horovod uses NCCL if BASE has a
 # CUDA compiler of the same major version as torch's CUDA (as in nvidia/cuda:*-devel-ubuntu24.04); otherwise the CPU.
 ARG BASE=python:3.11-slim-bookworm
 

@@ -1,4 +1,4 @@
-# Commands for development. Each target first creates .venv. Requires Python 3.10 to 3.13, make and a C compiler.
+# Commands for development. Each target first creates .venv. Requires Python 3.10 to 3.14, make and a C compiler.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,7 +52,7 @@ horovod: $(VENV)/ready  ## build Horovod for .venv's torch and install it: 2 min
 	scripts/build_horovod.sh $(BIN)/python
 
 $(VENV)/ready: pyproject.toml constraints.txt setup.py $(wildcard native/src/*)
-	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "worldsize requires Python 3.10 to 3.13; pass another one: make PYTHON=python3.11 ...")'
+	$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 14); sys.exit(None if ok else "worldsize requires Python 3.10 to 3.14; pass another one: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	# Without --no-compile, pip compiles every module of torch and others, of which few are imported: half a minute.
 	# The first process that imports a module compiles it.

@@ -263,7 +263,7 @@ def no_path(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = str(error.filename)
         return f"{name[:_SHOWN]}...: {error.strerror} ({len(name):,} characters)"
-    if isinstance(error, ValueError) and "null byte" in str(error):
+    if isinstance(error, ValueError) and ("null byte" in str(error) or "null character" in str(error)):
         return "a path or a name contains a NUL character"
     return None
 

@@ -344,6 +344,7 @@ def test_a_device_that_is_not_there_is_an_error_of_ours(run, monkeypatch, device
         (("missing.jpg",), 64, "missing.jpg: no such file or folder"),
         (("empty",), 64, "empty contains no images"),
         (("not.tar",), 64, "cannot be read as a tar file"),
+        (("half.tar",), 64, "half.tar cannot be read as a tar file: truncated or damaged"),
         (("-", "--procs", "2"), 64, "several processes cannot share"),
         (("--sheet-images", "-1"), 64, "--sheet-images -1: must be at least 1"),
         (("--topk", "0"), 64, "--topk 0: must be at least 1"),
@@ -358,6 +359,10 @@ def test_what_cannot_be_done_is_one_message(run, tmp_path, monkeypatch, capsys, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "not.tar").write_text("text")
+    with tarfile.open(tmp_path / "half.tar", "w") as tar:
+        tar.add("empty", "a")
+        tar.add("empty", "b")
+    os.truncate(tmp_path / "half.tar", 512)
     assert main(["predict", str(run), *words]) == code
     err = capsys.readouterr().err
     assert message in err and "Traceback" not in err

@@ -41,7 +41,16 @@ LAYERS = [
 ]
 # The same within the packages that have many modules.
 DATA_LAYERS = [
-    ("broken_images", "confusable_names", "file_contents", "progress_bar", "read_errors", "remote", "unused_files"),
+    (
+        "broken_images",
+        "complete_tar",
+        "confusable_names",
+        "file_contents",
+        "progress_bar",
+        "read_errors",
+        "remote",
+        "unused_files",
+    ),
     ("sampling", "images"),
     ("augmentation", "samples", "fetch"),
     ("file_samples", "file_sizes", "shards"),

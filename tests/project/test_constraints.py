@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from paths import ROOT
 
-SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # The first and the last of each; Debian 12 has 3.11.2.
 RELEASES = [f"{python}.{micro}" for python in SUPPORTED for micro in (0, 99)]
 

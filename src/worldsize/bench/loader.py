@@ -259,7 +259,7 @@ def _reading(samples: EncodedSamples, options: BenchLoader) -> float:
 
 
 def _storage(root: Path) -> str:
-    """ "disk" or "network", according to the URL or the file system type of ``root``."""
+    """ "disk" or "network", according to the URL or the file system type of ``root``; "storage" if that is not known."""
     if (url := shards.url_of(root)) is not None:
         if not url.startswith("file://"):
             return "network"
@@ -270,4 +270,6 @@ def _storage(root: Path) -> str:
         return "storage"
     path = str(root.resolve())
     kinds = {point: kind for point, kind in mounts if os.path.commonpath([point, path]) == point}
+    if not kinds:  # in a chroot
+        return "storage"
     return "network" if kinds[max(kinds, key=len)].startswith(_NETWORK_FILE_SYSTEMS) else "disk"

@@ -74,9 +74,9 @@ class _DataLoader:
     def __init__(self, data: Any, batch: int, workers: int, drop_last: bool = True, **options: Any) -> None:
         # The comparison deliberately includes more processes than cores.
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        self._loader: Any = DataLoader(
-            data, batch, num_workers=workers, persistent_workers=True, drop_last=drop_last, prefetch_factor=4, **options
-        )
+        # Since Python 3.14, worker processes are not forked by default, and local functions cannot be sent to them.
+        options |= {"multiprocessing_context": "fork", "persistent_workers": True, "prefetch_factor": 4}
+        self._loader: Any = DataLoader(data, batch, num_workers=workers, drop_last=drop_last, **options)
 
     def batches(self) -> Iterator[int]:
         for _, labels in self._loader:
@@ -188,7 +188,7 @@ def torchcodec(samples: EncodedSamples, recipe: Recipe, batch: int, workers: int
     _only_crops(recipe, "torchcodec")
     transform = v2.Compose(_crop_and_flip(recipe))
     files, sampler = _Files(samples, read, transform), _Shuffled(samples, recipe)
-    return _DataLoader(files, batch, workers, sampler=sampler, multiprocessing_context="fork")
+    return _DataLoader(files, batch, workers, sampler=sampler)
 
 
 class _Dali:

@@ -54,9 +54,21 @@ def open_validation(settings: Data, cache: Path) -> Samples:
 def _explained(settings: Data) -> Iterator[None]:
     """Around looks at paths; the modules explain the usual errors."""
     try:
+        if settings.root is not None and shards.url_of(settings.root) is None:
+            _enter(settings.root.expanduser())
         yield
     except OSError as error:
         raise of_system(f"cannot read {named_in(error) or settings.root}: {error.strerror or error}", error) from error
+
+
+def _enter(root: Path) -> None:
+    """Raise PermissionError for a folder that this user may not enter. To Python 3.14's `Path.is_dir`, it seems empty."""
+    try:
+        os.stat(os.path.join(root, "."))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except PermissionError as error:
+        raise PermissionError(error.errno, error.strerror, str(root)) from None
 
 
 def _given(settings: Data, cache: Path) -> Dataset:

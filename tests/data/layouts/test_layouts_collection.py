@@ -101,6 +101,18 @@ def test_what_cannot_be_unpacked(tmp_path, name, data, error, message):
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_a_tar_file_that_ends_after_an_image_is_not_unpacked(tmp_path):
+    """tarfile itself takes that for its end."""
+    archive(tmp_path / "in" / "a.tar", {"a/1.png": image_bytes(), "b/2.png": image_bytes()})
+    whole = (tmp_path / "in" / "a.tar").read_bytes()
+    with tarfile.open(tmp_path / "in" / "a.tar") as tar:
+        second = tar.getmembers()[1].offset
+    (tmp_path / "in" / "a.tar").write_bytes(whole[:second])
+    with pytest.raises(DataError, match=r"a\.tar is damaged: truncated"):
+        packed.unpack(tmp_path / "in", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 @pytest.mark.parametrize("suffix", ["tar", "zip"])
 def test_an_archive_cannot_write_elsewhere(tmp_path, suffix):
     archive(tmp_path / "in" / f"a.{suffix}", {"../../evil.png": image_bytes()})

@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol, cast
+from typing import IO, Protocol, cast
 
+from worldsize.data.complete_tar import CompleteEntry
 from worldsize.data.fetch.state import FOLDER
 from worldsize.errors import DataError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _COMPRESSED: dict[bytes, Callable[[IO[bytes]], IO[bytes]]] = {
     b"\x1f\x8b": lambda file: cast(IO[bytes], gzip.open(file)),
@@ -149,7 +147,7 @@ class _Tar:
 
     def members(self) -> Iterator[Member]:
         self._stream.seek(0)
-        archive = tarfile.open(fileobj=self._stream, mode="r:", tarinfo=_Entry)
+        archive = tarfile.open(fileobj=self._stream, mode="r:", tarinfo=CompleteEntry)
         while (info := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # tarfile would keep every entry: gigabytes for millions of files
             if info.isdir():
@@ -159,19 +157,6 @@ class _Tar:
             yield Member(info.name, info.size, lambda info=info: cast(IO[bytes], archive.extractfile(info)))  # type: ignore[misc]
         while self._stream.read(1 << 20):  # read to the end of the compressed stream to verify its checksum
             pass
-
-
-class _Entry(tarfile.TarInfo):
-    """Raises an error for a damaged or missing entry, which tarfile would take for the end of the archive."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        try:
-            return super().frombuf(buf, encoding, errors)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the regular end
-            raise
-        except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"truncated or damaged: {error}") from None
 
 
 class _TrackedReader(io.BufferedReader):

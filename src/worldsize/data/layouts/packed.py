@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from worldsize.data.complete_tar import CompleteEntry
 from worldsize.data.datasets.file_index import has_image_extension
 from worldsize.data.images.pillow import looks_like_image
 from worldsize.data.layouts import inventory
@@ -86,7 +87,7 @@ def _one(archive: Path, folder: Path) -> None:
 
 
 def _tar(archive: Path) -> Iterator[tuple[str, bytes]]:
-    with tarfile.open(archive) as tar:
+    with tarfile.open(archive, tarinfo=CompleteEntry) as tar:
         for member in tar:
             if member.isfile() and (file := tar.extractfile(member)) is not None:
                 yield posixpath.normpath(member.name), file.read()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worldsize.data import shards
+from worldsize.data.complete_tar import CompleteEntry
 from worldsize.data.datasets import file_index
 from worldsize.data.file_samples import FileSamples
 from worldsize.data.images.pillow import BrokenImage, looks_like_image
@@ -102,7 +103,7 @@ class Members(EncodedSamples):
     def __init__(self, tar: Path) -> None:
         self._tar, self._patience = tar, Patience()
         try:
-            with tarfile.open(tar, "r:") as file:
+            with tarfile.open(tar, "r:", tarinfo=CompleteEntry) as file:
                 found = [m for m in file if m.isfile() and file_index.has_image_extension(m.name)]
         except (OSError, tarfile.TarError) as error:
             raise UserError(f"{tar} cannot be read as a tar file: {error}") from None
