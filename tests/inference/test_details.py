@@ -18,6 +18,7 @@ from torch.nn import functional
 from torchvision.models import VisionTransformer, resnet18
 
 from browser import browse, figures, marks
+from full_disk import files_up_to
 from worldsize.cli import main
 from worldsize.config.command_line import Evaluate
 from worldsize.config.recipe import Data, Recipe
@@ -239,6 +240,19 @@ def test_images_that_only_one_network_gets_right():
     table = [dict(zip(titles, row, strict=True)) for row in cells]
     assert [row["other_prediction"] for row in table] == ["a", "", "b", "c"]
     assert table[1]["other_label_probability"] == "" and float(table[3]["other_label_probability"]) > 0.99
+
+
+def test_a_full_disk_is_named_and_leaves_no_page(run: Path, data: Path, tmp_path, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.chdir(data.parent)
+    with files_up_to(10_000):
+        assert main(["eval", str(run), "--details", str(tmp_path / "d")]) == 64
+    assert f"cannot write {tmp_path}/d/page.html: File too large" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == [
+        "classes.csv",
+        "confusion.csv",
+        "details.json",
+        "images.csv",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,29 @@ def test_folding_removes_batch_norm():
         fold.folded(torch.nn.Sequential(torch.nn.Conv2d(3, 3, 1)), "x")
 
 
+class Repeated(torch.nn.Module):
+    """One convolution before two norms: called twice, or called once with its weight used elsewhere."""
+
+    def __init__(self, calls: bool) -> None:
+        super().__init__()
+        self.calls, self.conv, self.alone = calls, torch.nn.Conv2d(3, 3, 1, bias=False), torch.nn.Conv2d(3, 3, 1)
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm2d(3) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        second = self.conv(x) if self.calls else torch.nn.functional.conv2d(x, self.conv.weight)
+        return self.norms[0](self.conv(x)) + self.norms[1](second) + self.norms[2](self.alone(x))
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_convolution_that_is_used_twice_is_not_folded(calls: bool):
+    torch.manual_seed(0)
+    network, images = Repeated(calls), torch.randn(8, 3, 4, 4)
+    network(images)
+    folded, count = fold.folded(network.eval(), "repeated")
+    assert count == 1
+    assert torch.allclose(folded(images), network(images), atol=1e-5)
+
+
 def source_of(tmp_path: Path, **settings: Any) -> Source:
     """A network with random weights and used BatchNorms."""
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -225,6 +226,16 @@ def test_layouts(exported: Exported, model: Model):
     assert layout.model_name("My run_2.0") == "my-run-2-0" and layout.model_name("...") == "model"
 
 
+def test_the_lines_of_the_card_compute_the_logits(small_exported: Exported, small_model: Model, monkeypatch):
+    out = small_exported("onnx", "--preprocess")
+    [lines] = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    [image] = pictures(1)
+    names: dict[str, Any] = {"image": image}
+    monkeypatch.chdir(out)
+    exec(lines, names)
+    assert np.allclose(names["logits"], small_model.logits([image]), atol=1e-4)
+
+
 def test_labels_of_a_layout_that_are_not_utf_8(tmp_path: Path):
     (tmp_path / "model.onnx").touch()
     layout.arrange(tmp_path, "triton", "a", [os.fsdecode(b"\xff"), "b"], 16, preprocessed=False)
@@ -247,6 +258,10 @@ def test_the_server_of_the_docs_answers_as_predict(small_exported: Exported, sma
             assert max(answer, key=answer.__getitem__) == expected.label
             for name, value in zip(expected.labels, expected.probabilities, strict=True):
                 assert answer[name] == pytest.approx(value, abs=1e-5)
+        deep = io.BytesIO()
+        Image.fromarray(np.full((20, 20), 40_000, np.uint16)).save(deep, "PNG")
+        with pytest.raises(urllib.error.HTTPError, match="415"):
+            _ask(server, port, deep.getvalue())
     finally:
         server.kill()
         server.wait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torchvision
 
 from interruptions import SETTINGS
 from trees import two_classes
@@ -34,3 +36,12 @@ def test_the_classifier_of_other_classes_has_a_warning(ranks, begun, more, messa
     output = ranks(1).run(*train, *more, "--max-steps", "0", "--model.weights", begun)
     assert message in output
     assert ("warning: the " in output) == bool(message)
+
+
+def test_weights_without_a_classifier_are_called_so(ranks):
+    network = torchvision.models.resnet18(num_classes=10)
+    torch.save({k: v for k, v in network.state_dict().items() if not k.startswith("fc.")}, ranks.cwd / "body.pth")
+    words = ("--model.name", "resnet18", "--model.weights", "body.pth", "--max-steps", "0")
+    assert "the weights body.pth have no classifier, so the classifier has random weights" in ranks(1).run(
+        "train", "digits", *words
+    )

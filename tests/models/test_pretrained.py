@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
@@ -70,6 +71,18 @@ def test_foreign_and_hostile_weights_are_refused(tmp_path):
     with pytest.raises(UserError, match="contains objects other than tensors"):
         build(weights=str(tmp_path / "hostile.pth"))
     assert not marker.exists()
+
+
+@pytest.mark.filterwarnings("error:.*TorchScript archive")
+def test_files_that_hold_no_tensors_are_named(tmp_path):
+    (tmp_path / "empty.pth").touch()
+    with pytest.raises(UserError, match=r"empty\.pth is empty or ends too early"):
+        build(weights=str(tmp_path / "empty.pth"))
+    with zipfile.ZipFile(tmp_path / "program.pt", "w") as archive:  # torch.load asks for no more
+        archive.writestr("program/constants.pkl", b"")
+        archive.writestr("program/version", b"3")
+    with pytest.raises(UserError, match=r"program\.pt is a TorchScript program"):
+        build(weights=str(tmp_path / "program.pt"))
 
 
 def test_weights_that_torchvision_published(tmp_path, monkeypatch):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from worldsize.errors import UserError, of_system
+from worldsize.errors import UserError, of_system, unwritable
 
 
 def check(flag: str, path: Path) -> None:
@@ -43,7 +43,7 @@ def check_each(files: Mapping[str, Path | None]) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Around writing the file ``path``: explains what the disk refuses.
+    """Around writing the file ``path``: explains what the disk refuses. Of a full disk, no part of the file stays.
 
     Raises:
         UserError, StoreUnreachable: the file cannot be written.
@@ -51,4 +51,7 @@ def written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if unwritable(error) is not None and path.is_file():
+            with suppress(OSError):
+                path.unlink()
         raise of_system(f"cannot write {error.filename or path}: {error.strerror or error}", error) from None

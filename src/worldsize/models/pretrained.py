@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -61,11 +62,16 @@ def load(network: nn.Module, recipe: Recipe, classes: Sequence[str] = ()) -> Non
         fitting = {k: v for k, v in fitting.items() if k not in [f"{head}bias" for head in heads]}
     networks.load_state(network, fitting, strict=False)
     if not recipe.model.zero_head:
-        _warn_of_classifier(recipe, any(key.startswith(heads) for key in fitting), theirs, classes)
+        others = "are for another number of classes" if any(key.startswith(heads) for key in state) else "have no classifier"
+        _warn_of_classifier(recipe, any(key.startswith(heads) for key in fitting), others, theirs, classes)
 
 
-def _warn_of_classifier(recipe: Recipe, kept: bool, theirs: Sequence[str], ours: Sequence[str]) -> None:
-    """Warn if the classifier answers with other classes than the data has, or by chance."""
+def _warn_of_classifier(recipe: Recipe, kept: bool, lost: str, theirs: Sequence[str], ours: Sequence[str]) -> None:
+    """Warn if the classifier answers with other classes than the data has, or by chance.
+
+    Args:
+        lost: why it is not kept.
+    """
     weights = recipe.model.weights
     other = next((i for i, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]), None)
     if kept and other is not None:
@@ -75,10 +81,7 @@ def _warn_of_classifier(recipe: Recipe, kept: bool, theirs: Sequence[str], ours:
             *(weights, other, theirs[other], ours[other]),
         )
     elif not kept and recipe.max_steps == 0:
-        log.warning(
-            "the weights %s are for another number of classes, so the classifier has random weights: its answers are chance",
-            weights,
-        )
+        log.warning("the weights %s %s, so the classifier has random weights: its answers are chance", weights, lost)
 
 
 def _difference(wrong: list[str], state: State, own: State) -> str:
@@ -168,14 +171,20 @@ def _read_file(path: Path) -> State:
             from safetensors.torch import load_file
 
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*TorchScript archive")  # the error below says it
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"--model.weights {path}: file not found") from None
     except pickle.UnpicklingError:
         raise UserError(
             f"--model.weights {path} contains objects other than tensors, which is not allowed; save a plain state dict"
         ) from None
+    except EOFError:
+        raise UserError(f"--model.weights {path} is empty or ends too early") from None
     except Exception as error:
+        if "TorchScript" in str(error):
+            raise UserError(f"--model.weights {path} is a TorchScript program: save its state_dict() instead") from None
         raise UserError(f"--model.weights {path} cannot be read: {error}") from None
     state, place = state_dicts.found_in(content)
     if state is None:

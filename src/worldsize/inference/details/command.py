@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from worldsize.config import output_files
 from worldsize.config.command_line import Evaluate
 from worldsize.data.images.pillow import FORMATS, BrokenImage, opened
 from worldsize.data.samples import EncodedSamples, Samples
@@ -44,21 +45,26 @@ def write_all(
     found: Trained,
     other: tuple[str, Answers] | None,
 ) -> None:
-    """Write the page and the numbers into ``folder``, and report that. Raises OSError.
+    """Write the page and the numbers into ``folder``, and report that.
 
     Args:
         network: see `trained.identity`.
         other: what --against names, and its answers.
+
+    Raises:
+        UserError, StoreUnreachable: they cannot be written.
     """
     from worldsize.inference.details import write
 
-    folder.mkdir(parents=True, exist_ok=True)
     its = summary.of(answers, len(samples.classes), _sides(samples, answers.indices))
     compared = summary.compared(other[0], answers, other[1]) if other is not None else None
     title = f"{network['run']}, {network['checkpoint']}"
-    write.numbers(folder, its, network, answers, samples, compared)
-    write.write_page(folder / "page.html", title, its, answers, samples, found, compared)
-    print(f"{folder / 'page.html'}; numbers in details.json, classes.csv, confusion.csv and images.csv")
+    page = folder / "page.html"
+    with output_files.written(page):
+        folder.mkdir(parents=True, exist_ok=True)
+        write.numbers(folder, its, network, answers, samples, compared)
+        write.write_page(page, title, its, answers, samples, found, compared)
+    print(f"{page}; numbers in details.json, classes.csv, confusion.csv and images.csv")
 
 
 def _sides(samples: Samples, indices: Ints) -> Ints:

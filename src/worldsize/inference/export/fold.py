@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -28,18 +29,18 @@ def folded(network: nn.Module, name: str) -> tuple[nn.Module, int]:
         name: of the network, for messages.
 
     Raises:
-        UserError: it cannot be traced, or has no BatchNorm directly after a convolution.
+        UserError: it cannot be traced, or has no BatchNorm directly after a convolution that is used once.
     """
     network = copy.deepcopy(network)
     try:
         graph = _Tracer().trace(network)
     except Exception as error:  # networks fail to trace in many ways
         raise UserError(f"--fold: {name} cannot be traced ({type(error).__name__}); leave out --fold") from None
-    modules = dict(network.named_modules())
+    modules, uses = dict(network.named_modules()), _uses(graph)
     count = 0
     for node in list(graph.nodes):
         pair = _pair(node, modules)
-        if pair is None:
+        if pair is None or uses[str(pair[2].target)] > 1:
             continue
         convolution, norm, before = pair
         module = fuse_conv_bn_eval(convolution, norm)
@@ -51,6 +52,12 @@ def folded(network: nn.Module, name: str) -> tuple[nn.Module, int]:
     if count == 0:
         raise UserError(f"--fold: {name} has no BatchNorm directly after a convolution; leave out --fold")
     return fx.GraphModule(network, graph).eval(), count
+
+
+def _uses(graph: fx.Graph) -> Counter[str]:
+    """How often a forward pass uses each module: calls it, or takes one of its parameters."""
+    called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    return Counter([*called, *(str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr")])
 
 
 def _pair(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[nn.Conv2d, nn.BatchNorm2d, fx.Node] | None:

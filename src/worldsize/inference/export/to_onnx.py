@@ -48,11 +48,14 @@ class Form(Format):
         onnx_packages.onnx().checker.check_model(model)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.onnx").write_bytes(model.SerializeToString())
-        image = "image[None]  # uint8 (1, height, width, 3), RGB" if options.preprocess else "normalized"
+        image, about = (
+            ("image[None]", "  # image: uint8 (height, width, 3), RGB") if options.preprocess else ("normalized", "")
+        )
         path = "model.onnx" if options.layout is None else layouts.model_path(source.run)
         return [
+            "import onnxruntime",
             f'session = onnxruntime.InferenceSession("{path}")',
-            f"[logits] = session.run(None, {{{_input(options.preprocess)!r}: {image}}})",
+            f"[logits] = session.run(None, {{{_input(options.preprocess)!r}: {image}}}){about}",
         ]
 
     def open(self, folder: Path, about: dict[str, Any], recipe: Recipe, classes: int) -> Runner:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from worldsize.data.samples import Samples
     from worldsize.distributed.world import World
     from worldsize.inference.opening import Source
+    from worldsize.inference.predict.rows import Columns
     from worldsize.inference.predict.top import Row
     from worldsize.inference.trained import Trained
 
@@ -96,6 +97,11 @@ def _check(asked: Predict, processes: int) -> None:
         if asked.results_file is None:
             raise UserError("--format parquet is binary: pass --results-file FILE")
         rows.arrow_modules()
+    repeated = _columns(asked, asked.topk).repeated()
+    if repeated is not None and asked.format != "table":
+        raise UserError(
+            f"two columns would be called {repeated!r}: choose other names with --filename-col, --label-col and --output-col"
+        )
     if processes > 1 and STDIN in asked.paths:
         raise UserError("- reads standard input, which several processes cannot share: pass the paths, or leave --procs out")
     output_files.check_each({"--results-file": asked.results_file, "--sheet": asked.sheet})
@@ -190,13 +196,19 @@ def _reader_left(
     return None
 
 
+def _columns(asked: Predict, classes: int) -> Columns:
+    from worldsize.inference.predict.rows import Columns
+
+    value = None if asked.exclude_output else asked.output_col or asked.output
+    index = "index" if asked.include_index else None
+    return Columns(asked.filename_col, asked.label_col, index, value, min(asked.topk, classes))
+
+
 def _write(rows: list[Row], samples: Samples, found: Trained, asked: Predict, source: Source) -> None:
     from worldsize.inference.predict import rows as forms
     from worldsize.inference.predict import sheet
 
-    value = None if asked.exclude_output else asked.output_col or asked.output
-    index = "index" if asked.include_index else None
-    columns = forms.Columns(asked.filename_col, asked.label_col, index, value, min(asked.topk, len(found.classes)))
+    columns = _columns(asked, len(found.classes))
     if asked.format == "parquet":
         assert asked.results_file is not None
         with output_files.written(asked.results_file):

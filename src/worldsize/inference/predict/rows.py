@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,13 @@ class Columns:
     index: str | None
     value: str | None
     count: int
+
+    def repeated(self) -> str | None:
+        """A name that two columns of `lists` or `flat` would have, if there is one."""
+        names = [name for name in (self.index, self.label, self.value) if name is not None]
+        if self.filename.rpartition("_")[0] in names and self.filename.rpartition("_")[2].isdecimal():
+            return self.filename
+        return next((name for name, n in Counter([self.filename, "error", *names]).items() if n > 1), None)
 
     def lists(self, row: Row, classes: Sequence[str]) -> dict[str, Any]:
         """The row with one list for each of label, index and value; a broken image has ``error`` instead."""
