@@ -258,6 +258,20 @@ def forbidden(error: BaseException) -> str | None:
     return None
 
 
+def refuse_closed(folder: Path) -> None:
+    """Do nothing unless this user may not enter the folder: to `Path.exists` and others, it is empty since Python 3.14.
+
+    Raises:
+        PermissionError: of ``folder``.
+    """
+    try:
+        os.stat(os.path.join(folder, "."))
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except PermissionError as error:
+        raise PermissionError(error.errno, error.strerror, str(folder)) from None
+
+
 def no_path(error: BaseException) -> str | None:
     """What to say if a text that was passed as a path cannot be one; None: it is another error."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:

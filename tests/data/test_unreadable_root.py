@@ -1,4 +1,4 @@
-"""A dataset in a folder that this user may not enter."""
+"""A dataset or a run in a folder that this user may not enter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closed(tmp_path: Path) -> Iterator[Path]:
     folder.chmod(0o700)
 
 
-@pytest.mark.parametrize("words", ["data verify --root", "train imagenet --data.root", "init"])
+@pytest.mark.parametrize("words", ["data verify --root", "train imagenet --data.root", "init", "eval", "train --resume"])
 def test_the_message_names_the_folder(closed: Path, words: str):
     """And no file in it, because nobody knows which it has."""
     command = [*AS_USER, sys.executable, "-m", "worldsize", *words.split(), closed.name]

@@ -18,7 +18,7 @@ from worldsize.data import shards
 from worldsize.data.datasets import folder, relabel
 from worldsize.data.datasets.file_index import is_folder
 from worldsize.data.samples import Dataset, Samples
-from worldsize.errors import named_in, of_system
+from worldsize.errors import named_in, of_system, refuse_closed
 
 
 def open_dataset(settings: Data, cache: Path) -> Dataset:
@@ -55,20 +55,10 @@ def _explained(settings: Data) -> Iterator[None]:
     """Around looks at paths; the modules explain the usual errors."""
     try:
         if settings.root is not None and shards.url_of(settings.root) is None:
-            _enter(settings.root.expanduser())
+            refuse_closed(settings.root.expanduser())
         yield
     except OSError as error:
         raise of_system(f"cannot read {named_in(error) or settings.root}: {error.strerror or error}", error) from error
-
-
-def _enter(root: Path) -> None:
-    """Raise PermissionError for a folder that this user may not enter. To Python 3.14's `Path.is_dir`, it seems empty."""
-    try:
-        os.stat(os.path.join(root, "."))
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except PermissionError as error:
-        raise PermissionError(error.errno, error.strerror, str(root)) from None
 
 
 def _given(settings: Data, cache: Path) -> Dataset:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from worldsize.config.wording import quoted
-from worldsize.errors import NoProgress, UserError, WorldsizeError
+from worldsize.errors import NoProgress, UserError, WorldsizeError, refuse_closed
 from worldsize.runs.atomic import write_json
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,9 @@ def open_existing(path: Path) -> RunFolder:
 
     Raises:
         UserError: ``path`` is not a run folder.
+        PermissionError: this user may not enter it.
     """
+    refuse_closed(path)
     folder = RunFolder(path)
     if path.is_file():
         remedy = f". To start a run with this recipe: worldsize train {quoted(path)}" if path.suffix in _RECIPES else ""
