@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from processes import start, workers, worldsize
 from waiting import until
+from worldsize import parallel
 from worldsize.attribution import advice, causes, evidence, verdict
 from worldsize.attribution.evidence import Evidence
 from worldsize.attribution.step_time import PARTS, TOTALS, USAGE, Steps, window
@@ -140,6 +141,39 @@ def test_half_of_the_time_is_named(cause: str):
     assert found.remedy
     # What saves half of the time makes a run twice as fast; of rarer checkpoints and metrics some remain.
     assert found.gain == pytest.approx({"checkpoints": 9 / 11, "metrics": 2 / 3}.get(cause, 1.0))
+
+
+OF_STRATEGY = {
+    "auto": {"--parallel.compression bf16", "--parallel.strategy localsgd"},
+    "ddp": {"--parallel.compression bf16", "--parallel.strategy localsgd"},
+    "ddp fp16": set(),  # localsgd sends no gradients that could be fp16
+    "bitwise": {"--parallel.strategy localsgd"},
+    "adasum": {"--parallel.strategy localsgd"},
+    "horovod": {"--parallel.compression fp16", "--parallel.strategy localsgd"},
+    "localsgd": {"--parallel.local-steps"},
+}
+
+
+@pytest.mark.parametrize("words", OF_STRATEGY)
+def test_advice_on_gradients_is_accepted_by_the_strategy(words: str):
+    """No flag is one that ``train`` refuses, or that the run already has."""
+    strategy, _, compression = words.partition(" ")
+    recipe = Recipe(parallel={"strategy": strategy, "compression": compression or "none"})
+    seen = made(FOUND["transfer"], recipe=recipe)
+    remedy = advice.on(causes.losses(seen)[0], seen).remedy
+    advised = re.findall(r"--parallel\.(\S+)(?: (\w+))?", remedy)
+    assert {f"--parallel.{name} {value}".strip() for name, value in advised} == OF_STRATEGY[words]
+    for name, value in advised:
+        settings = recipe.parallel.model_dump() | {name.replace("-", "_"): value or 16}
+        assert settings != recipe.parallel.model_dump()
+        parallel.validate(Recipe(parallel=settings))
+
+
+def test_advice_on_gradients_names_the_batch_that_the_recipe_has():
+    seen = made(FOUND["transfer"], recipe=Recipe(per_process_batch=32, average={"name": "ema"}))
+    remedy = advice.on(causes.losses(seen)[0], seen).remedy
+    # Averaged weights do not work with localsgd.
+    assert remedy == "--parallel.compression bf16, a larger --per-process-batch, or a faster network"
 
 
 def test_the_last_checkpoint_alone_is_no_reason_to_save_less_often():

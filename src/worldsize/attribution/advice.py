@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from worldsize import parallel
 from worldsize.attribution.causes import OF_STEP, Loss
 from worldsize.attribution.evidence import Evidence
+from worldsize.config import recipe_files
+from worldsize.errors import UserError
 
 WORTH = 0.01  # of the run's time: smaller losses need no advice
 _EVALUATION = 0.02  # of the run's time: an acceptable share
@@ -70,10 +73,28 @@ def _copying(loss: Loss, evidence: Evidence) -> _Found:
 
 
 def _transfer(loss: Loss, evidence: Evidence) -> _Found:
-    parallel = evidence.recipe["parallel"]
-    sent_less = "" if parallel.get("compression", "none") != "none" else "--parallel.compression bf16, "
-    remedy = f"{sent_less}a larger --global-batch, --parallel.strategy localsgd, or a faster network"
+    recipe = evidence.recipe
+    settings = recipe["parallel"]
+    ways = []
+    if settings.get("compression", "none") == "none":
+        ways += [f"--parallel.compression {kind}" for kind in ("bf16", "fp16") if _accepts(recipe, compression=kind)][:1]
+    ways.append("a larger --global-batch" if recipe.get("per_process_batch") is None else "a larger --per-process-batch")
+    if settings.get("strategy") == "localsgd":
+        ways.append(f"more --parallel.local-steps (now {settings['local_steps']})")
+    elif _accepts(recipe, strategy="localsgd"):
+        ways.append("--parallel.strategy localsgd")
+    remedy = f"{', '.join(ways)}, or a faster network"
     return "the processes wait for gradients that are still being sent", remedy, loss.lost
+
+
+def _accepts(recipe: Mapping[str, Any], **changes: str) -> bool:
+    """Whether ``train`` accepts the recipe with these settings of `recipe.Parallel`."""
+    try:
+        changed = {**recipe, "parallel": {**recipe["parallel"], **changes}}
+        parallel.validate(recipe_files.validate(changed, "recipe.yaml"))
+    except UserError:
+        return False
+    return True
 
 
 def _uneven(loss: Loss, evidence: Evidence) -> _Found:
