@@ -52,7 +52,8 @@ class Measurement:
 
     ``communication_s``, if known, is the part of ``step_s`` spent waiting for others, and ``straggler_s`` the part of that
     spent waiting for slower devices. ``spread`` is the standard error, relative to the step; ``errors_s``, if known, are
-    those of computing, of waiting for slower devices and of waiting for messages, seconds.
+    those of computing, of waiting for slower devices and of waiting for messages, seconds. ``data_s`` came on top: waiting
+    for images and their copies.
     """
 
     cluster: Cluster
@@ -64,6 +65,7 @@ class Measurement:
     straggler_s: float | None = None
     spread: float = 0.03
     errors_s: tuple[float, float, float] | None = None
+    data_s: float = 0.0
 
     def residuals(self, hardware: Hardware) -> list[float]:
         """Predicted minus measured times, in standard errors."""
@@ -85,14 +87,12 @@ class Measurement:
 class Fitted:
     """The most probable parameters, draws from their distribution, and which of them measurements determined.
 
-    A parameter counts as measured if its spread is less than half its prior's. ``worst`` is the largest difference between
-    a measured and a predicted step, relative; 0 without measurements.
+    A parameter counts as measured if its spread is less than half its prior's.
     """
 
     best: Hardware
     draws: tuple[Hardware, ...]
     measured: frozenset[str]
-    worst: float
 
     def interval(self, name: str) -> tuple[float, float]:
         """5th and 95th percentile of a parameter."""
@@ -136,12 +136,10 @@ def fit(priors: Mapping[str, Prior], measurements: Sequence[Measurement] = (), l
     draws = best + generator.standard_normal((_DRAWS, len(NAMES))) @ np.linalg.cholesky(covariance).T
     draws[:, _COMPUTING] += level * generator.standard_normal((_DRAWS, 1))
     known = np.sqrt(np.diag(covariance)) < 0.5 * spread
-    hardware = Hardware(*np.exp(best).tolist())
     return Fitted(
-        best=hardware,
+        best=Hardware(*np.exp(best).tolist()),
         draws=tuple(Hardware(*np.exp(draw).tolist()) for draw in draws),
         measured=frozenset(name for name, is_known in zip(NAMES, known, strict=True) if is_known),
-        worst=max((abs(_total(m, hardware) / m.step_s - 1) for m in measurements), default=0.0),
     )
 
 
@@ -149,11 +147,6 @@ def _determined(slope: Vector, count: int) -> float:
     """How many parameters the first ``count`` residuals determine, rather than the priors: the trace of the hat matrix."""
     measured = slope[:count]
     return float(np.trace(np.linalg.inv(slope.T @ slope) @ measured.T @ measured))
-
-
-def _total(measurement: Measurement, hardware: Hardware) -> float:
-    m = measurement
-    return model.step(hardware, m.traffic, m.cluster, m.batch, m.passes).total_s
 
 
 def _starts(center: Vector, measurements: Sequence[Measurement]) -> list[Vector]:

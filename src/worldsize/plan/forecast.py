@@ -18,6 +18,7 @@ from worldsize.plan.arguments import Feed
 from worldsize.plan.fit import Fitted, percentiles
 from worldsize.plan.job import Job
 from worldsize.plan.model import Cluster, Hardware, Message, Step, Traffic
+from worldsize.plan.supply import Supply
 
 CHECKPOINT_S = 0.1  # a step waits this long for the copy of the state; the file is written during training
 # Standard deviation of the logarithm: the root mean square difference from the 17 published rows in docs/scaling.md.
@@ -34,18 +35,6 @@ class Range:
     value: float
     low: float
     high: float
-
-
-@dataclass(frozen=True)
-class Supply:
-    """Images/s that the loaders deliver: per device, and the shared storage to all devices together."""
-
-    per_device: float = math.inf
-    total: float = math.inf
-
-    def of(self, devices: int) -> float:
-        """Images/s per device."""
-        return min(self.per_device, self.total / devices)
 
 
 @dataclass(frozen=True)
@@ -97,7 +86,8 @@ class Forecaster:
             UserError: they cannot share the global batch.
         """
         job, plan = self.job, self.job.plan(devices)
-        base = _Case(self, plan, cluster_of(devices, self.devices_per_node), job.traffic, self.supply.of(devices))
+        cluster = cluster_of(devices, self.devices_per_node)
+        base = _Case(self, plan, cluster, job.traffic, self.supply.of(cluster))
         step = base.step(self.fitted.best)
         known = devices == 1 or (base.cluster, plan.per_process) in self.measured
         images_per_s = self._range(base.images_per_s, known)

@@ -19,23 +19,24 @@ from worldsize.plan.fit import Measurement
 from worldsize.plan.forecast import cluster_of
 from worldsize.plan.job import Job
 from worldsize.plan.model import Cluster
+from worldsize.plan.supply import Delivered
 from worldsize.report import reading
 from worldsize.runs import history
 
 _WARMUP = 3  # steps of a run that are not counted
 _LEAST_STEPS = 5
-_WAITING = 0.05  # share of a step: a device that waits longer for images is limited by its loader
+_WAITING = 0.05  # share of a step: a device that waits no longer for images is not limited by its loader
 _ONE_ROUND = 0.05  # assumed standard error of a single value, relative
 _ALIKE = 0.2  # largest difference between the bytes that were sent and those that the recipe sends
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """All that was measured. ``supply``: images/s of one device's loader where it was the limit, else infinite. ``cpu``:
-    whether the devices were CPU processes. ``level``: see `fit.fit`. ``notes``: what could not be read."""
+    """All that was measured. ``delivered``: by the loaders. ``cpu``: whether the devices were CPU processes. ``level``: see
+    `fit.fit`. ``notes``: what could not be read."""
 
     measurements: tuple[Measurement, ...]
-    supply: float
+    delivered: tuple[Delivered, ...]
     cpu: bool
     level: float = 0.0
     notes: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ def read(folders: Iterable[Path], job: Job, per_node: int) -> Calibration:
     found = [_bench(path, job) if (path / "results.jsonl").is_file() else _run(path, job, per_node) for path in folders]
     return Calibration(
         measurements=tuple(m for c in found for m in c.measurements),
-        supply=min((c.supply for c in found), default=math.inf),
+        delivered=tuple(d for c in found for d in c.delivered),
         cpu=any(c.cpu for c in found),
         level=max((c.level for c in found), default=0.0),
         notes=tuple(note for c in found for note in c.notes),
@@ -82,8 +83,9 @@ def _run(path: Path, job: Job, per_node: int) -> Calibration:
         notes = (*notes, f"{path}: the first {before:,} steps are left out: the run had another number of processes.")
     own = Job(recipe.model_copy(update={"device": "cpu"}) if cpu else recipe, job.images, job.network)
     plan = own.plan(size)
-    measurement = _measurement(path, cluster_of(size, per_node), own, plan.per_process, plan.accumulation, steps)
-    return Calibration((measurement,), _supply(steps, plan.per_process), cpu, notes=notes)
+    cluster = cluster_of(size, per_node)
+    measurement = _measurement(path, cluster, own, plan.per_process, plan.accumulation, steps)
+    return Calibration((measurement,), (_delivered(cluster, steps, plan.per_process),), cpu, notes=notes)
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -147,8 +149,8 @@ def _bench(path: Path, job: Job) -> Calibration:
     for (nodes, procs, size), rows in groups.items():
         forward = job.recipe.micro_batch if cpu else max(job.recipe.micro_batch, GPU_BATCH)
         measurements.append(_measurement(path, Cluster(nodes, procs), job, size, max(1, round(size / forward)), rows))
-    supply = min(_supply(rows, size) for (_, _, size), rows in groups.items())
-    return Calibration(tuple(measurements), supply, cpu, _error(list(base.values())), notes)
+    delivered = (_delivered(Cluster(nodes, procs), rows, size) for (nodes, procs, size), rows in groups.items())
+    return Calibration(tuple(measurements), tuple(delivered), cpu, _error(list(base.values())), notes)
 
 
 def _measured_recipe(path: Path) -> Recipe:
@@ -225,6 +227,7 @@ def _measurement(
         batch=batch,
         passes=passes,
         step_s=(computed_ms + waited_ms) / 1000,
+        data_s=middle([row["data_ms"] + row.get("copy_ms", 0.0) for row in rows]) / 1000,
         communication_s=waited_ms / 1000 if cluster.devices > 1 else None,
         straggler_s=min(middle([row["straggler_ms"] for row in rows]), waited_ms) / 1000 if known else None,
         spread=_error([_computed_ms(row) + row["communication_ms"] for row in rows]),
@@ -268,10 +271,12 @@ def _check_bytes(path: Path, sent: float, measurement: Measurement, recipe: Reci
         )
 
 
-def _supply(rows: list[dict[str, Any]], batch: float) -> float:
-    """Images/s of the loader if steps wait for it; else unknown, and taken as unlimited."""
-    data_ms, step_ms = (statistics.median([row[key] for row in rows]) for key in ("data_ms", "step_ms"))
-    return 1000 * batch / step_ms if data_ms > _WAITING * step_ms else math.inf
+def _delivered(cluster: Cluster, rows: list[dict[str, Any]], batch: float) -> Delivered:
+    """What the loader of each device delivered; it was the limit if waiting for it is what a step loses most to."""
+    names = ("step_ms", "data_ms", "copy_ms", "communication_ms")
+    middle = {name: statistics.median([row.get(name, 0.0) for row in rows]) for name in names}
+    limit = middle["data_ms"] > max(_WAITING * middle["step_ms"], middle["copy_ms"], middle["communication_ms"])
+    return Delivered(cluster, 1000 * batch / middle["step_ms"], limit)
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from worldsize.config import command_line
 from worldsize.errors import UserError
 from worldsize.plan import job as jobs
-from worldsize.plan import measured
+from worldsize.plan import measured, model
 from worldsize.plan.arguments import Feed, Machines, Plan
 from worldsize.plan.fit import Fitted, Measurement, Prior, fit
-from worldsize.plan.forecast import Forecast, Forecaster, Supply
+from worldsize.plan.forecast import Forecast, Forecaster
 from worldsize.plan.job import Job
 from worldsize.plan.measured import Calibration
-from worldsize.plan.model import Cluster, Traffic
+from worldsize.plan.model import Cluster, Hardware, Traffic
+from worldsize.plan.supply import Delivered, Supply
 
 _A100 = 2470.0  # images/s, ResNet-50 v1.5 at 224 pixels, mixed precision (NVIDIA DeepLearningExamples)
 _A100_MULTIPLY_ADDS = 4.09e9  # of that network, per image
@@ -52,11 +54,13 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class Predicted:
-    """The result. ``sources`` says where each parameter is from: measured, given or default."""
+    """The result. ``worst`` is the largest difference between a measured step and the model's, relative. ``sources`` says
+    where each parameter is from: measured, given or default."""
 
     job: Job
     calibration: Calibration
     fitted: Fitted
+    worst: float
     sources: dict[str, str]
     forecasts: tuple[Forecast, ...]
 
@@ -87,7 +91,8 @@ def predict(asked: Plan) -> Predicted:
         price_per_hour=asked.price_per_hour,
     )
     forecasts = tuple(forecaster.forecast(count) for count in counts)
-    return Predicted(job, found, fitted, _sources(asked.machines, fitted, found), forecasts)
+    worst = max(_worst(fitted.best, rates), _worst(fitted.best, found.measurements, found.delivered))
+    return Predicted(job, found, fitted, worst, _sources(asked.machines, fitted, found), forecasts)
 
 
 def _counts(asked: Plan) -> list[int]:
@@ -160,7 +165,14 @@ def _supply(feed: Feed, found: Calibration, job: Job) -> Supply:
     total = math.inf
     if feed.storage_gbyte is not None and job.images.file_bytes:
         total = feed.storage_gbyte * 1e9 / job.images.file_bytes
-    return Supply(min(cores, found.supply), total)
+    return Supply(cores, total, found.delivered)
+
+
+def _worst(hardware: Hardware, known: Sequence[Measurement], delivered: tuple[Delivered, ...] = ()) -> float:
+    """The largest difference between a measured and a predicted step, with its wait for images; 0 without measurements."""
+    supply = Supply(measured=delivered)
+    predicted = (model.step(hardware, m.traffic, m.cluster, m.batch, m.passes, supply.of(m.cluster)) for m in known)
+    return max((abs(p.total_s / (m.step_s + m.data_s) - 1) for p, m in zip(predicted, known, strict=True)), default=0.0)
 
 
 def _sources(machines: Machines, fitted: Fitted, found: Calibration) -> dict[str, str]:

@@ -132,9 +132,9 @@ def _calibrated(predicted: Predicted) -> str:
     sizes = sorted({m.cluster.devices for m in predicted.calibration.measurements})
     text = (
         f"Calibrated with {count} measurement{'s' * (count > 1)} at {', '.join(map(str, sizes))} "
-        f"device{'s' * (sizes != [1])}; the model differs from them by at most {predicted.fitted.worst:.1%}."
+        f"device{'s' * (sizes != [1])}; the model differs from them by at most {predicted.worst:.1%}."
     )
-    if predicted.fitted.worst > _CONTRADICTION:
+    if predicted.worst > _CONTRADICTION:
         text += " This is a large difference: the machine was perhaps busy with other work. Measure again, with more rounds "
         text += "or steps."
     return text
