@@ -251,6 +251,21 @@ def test_one_and_two_processes_predict_four():
         assert guess.exposed_s == pytest.approx(truth.exposed_s, rel=0.25)
 
 
+def test_contention_and_jitter_far_from_the_assumptions_are_found():
+    """Two processes with a tiny network on two busy cores: the times of a real benchmark."""
+    sent = Traffic((Message(1.0, 6344),))
+    seen = [
+        Measurement(Cluster(1, 1), sent, 64, 2, 3.90e-3, spread=0.05),
+        Measurement(Cluster(1, 2), sent, 64, 2, 9.25e-3, 3.67e-3, 1.37e-3, spread=0.05),
+    ]
+    known = {"local_bytes_per_s": Prior(2e9, 1.0), "contention": Prior(0.001, 1.0), "jitter": Prior(0.01, 0.5)}
+    found = fit({**ASSUMED, **known, "image_s": Prior(6e-5, 1.0)}, seen)
+    for measurement in seen:
+        step = model.step(found.best, sent, measurement.cluster, 64, 2)
+        assert step.total_s == pytest.approx(measurement.step_s, rel=0.05)
+    assert step.straggler_s == pytest.approx(1.37e-3, rel=0.1)
+
+
 def test_two_batches_tell_the_fixed_cost_from_the_rate():
     seen = [measured(Cluster(1, 1), batch, hardware=GPU) for batch in (8, 256)]
     found = fit({**ASSUMED, "pass_s": Prior(1e-3, 0.7), "image_s": Prior(seen[1].step_s / 256, 1.0)}, seen)

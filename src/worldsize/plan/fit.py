@@ -34,7 +34,7 @@ _LEAST_WAIT = 0.1  # the same for a wait, relative to it
 _BANDWIDTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 _CONTENTIONS = (1.0, 10.0, 30.0, 100.0, 300.0)
 _LATENCIES = (1.0, 10.0, 100.0)
-_TRIED = 4
+_JITTERS = (1.0, 10.0, 30.0)
 _ITERATIONS = 100
 
 
@@ -124,7 +124,7 @@ def fit(priors: Mapping[str, Prior], measurements: Sequence[Measurement] = (), l
     def cost(x: Vector) -> float:
         return _cost(residuals(x))
 
-    starts = sorted(_starts(center, measurements), key=cost)[:_TRIED]
+    starts = _tried(sorted(_starts(center, measurements), key=cost))
     best = min((_minimize(residuals, start) for start in starts), key=cost)
     slope = _jacobian(residuals, best)
     count = len(slope) - len(NAMES)
@@ -164,6 +164,17 @@ def _starts(center: Vector, measurements: Sequence[Measurement]) -> list[Vector]
         shift = np.eye(len(NAMES))[NAMES.index(name)]
         starts = [start + np.log(factor) * shift for start in starts for factor in factors or (1.0,)]
     return starts
+
+
+def _tried(starts: list[Vector]) -> list[Vector]:
+    """Of the starts, best first: the first with each contention, also with more jitter.
+
+    A wrong bandwidth costs most, so the first few are alike in all else. Where an assumption is wrong by orders of
+    magnitude, the cost has a minimum near the assumption and another near the measurement.
+    """
+    contention, jitter = (NAMES.index(name) for name in ("contention", "jitter"))
+    first = {start[contention]: start for start in reversed(starts)}.values()
+    return [start + np.log(factor) * np.eye(len(NAMES))[jitter] for start in first for factor in _JITTERS]
 
 
 def _cost(residuals: Vector) -> float:
