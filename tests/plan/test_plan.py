@@ -236,6 +236,19 @@ def test_a_lever_gains_what_a_plan_with_it_does(tmp_path, settings):
         (["imagenet", "--cores-per-device", "inf"], "--cores-per-device inf must be positive and finite"),
         (["imagenet", "--price-per-hour", "nan"], "--price-per-hour nan: pass a price"),
         (["imagenet", "--devices", "8", "--parallel.strategy", "async"], "no model of strategy async"),
+        (
+            ["imagenet", "--parallel.strategy", "localsgd", "--parallel.compression", "bf16"],
+            "no effect with strategy localsgd",
+        ),
+        (["imagenet", "--parallel.strategy", "horovod", "--parallel.compression", "bf16"], "cannot send gradients as bf16"),
+        (
+            ["imagenet", "--parallel.strategy", "single", "--devices", "1,8"],
+            "--devices 8: strategy single runs in one process",
+        ),
+        (
+            ["imagenet", *["--data.train-crop-sizes", "100", "224", "--data.train-crop-epochs", "5", "10"]],
+            "data.train_crop_sizes 100 is not a multiple",
+        ),
         (["imagenet", "--devices", "8", "--from", "nowhere"], "--from nowhere: neither a run"),
         (["imagenet", "--data.train-crop-size", "16", "--model.name", "inception_v3"], "on shapes of 16 pixels"),
         ([], "RECIPE is required"),
@@ -243,6 +256,21 @@ def test_a_lever_gains_what_a_plan_with_it_does(tmp_path, settings):
 )
 def test_mistakes_are_explained(fails, arguments, says):
     assert says in fails("plan", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices"),
+    [
+        (("--parallel.strategy", "single"), [1]),
+        (("--parallel.strategy", "single", "--devices", "1"), [1]),
+        # One device is what efficiency refers to, although neither is trained with one process.
+        (("--parallel.strategy", "localsgd", "--devices", "1,2"), [1, 2]),
+        (("--parallel.compression", "bf16", "--devices", "1,2"), [1, 2]),
+    ],
+)
+def test_one_device_is_planned_for_all_strategies(tmp_path, settings, devices):
+    plan("digits", *settings, "--json", tmp_path / "plan.json")
+    assert list(forecasts(tmp_path / "plan.json")) == devices
 
 
 def test_a_folder_of_images_needs_its_size(fails, tmp_path):

@@ -78,7 +78,8 @@ class Plan:
     """
 
     devices: str | None = None
-    """Numbers of devices, separated by commas (default: powers of two up to 1024 that can share the batch)."""
+    """Numbers of devices, separated by commas (default: powers of two up to 1024 that can share the batch; 1 for
+    strategies of one process)."""
     measured: Annotated[tuple[Path, ...], tyro.conf.arg(name="from")] = ()
     """Finished runs of this recipe, or folders of `bench scaling`, to calibrate with."""
     weak: bool = False

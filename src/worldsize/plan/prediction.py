@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+from worldsize import parallel
 from worldsize.config import command_line
 from worldsize.errors import UserError
 from worldsize.plan import job as jobs
@@ -69,16 +70,19 @@ def predict(asked: Plan) -> Predicted:
     """Predict all numbers of devices.
 
     Raises:
-        UserError: invalid numbers, devices that cannot share the batch, or see `measured.read` and `job.describe`.
+        UserError: invalid numbers, what ``train`` refuses too, devices that cannot share the batch, or see `measured.read`
+            and `job.describe`.
     """
     _check(asked)
+    parallel.validate(asked.settings)
+    asked.settings.data.check_crop_sizes()
     counts = _counts(asked)
     job = jobs.describe(asked.settings, asked.feed, counts[0], asked.weak)
     found = measured.read(asked.measured, job, asked.machines.devices_per_node)
     if found.cpu:
         job = replace(job, recipe=job.recipe.model_copy(update={"device": "cpu"}))
     for count in counts:
-        job.plan(count)
+        _check_size(job, count)
     rates = _rates(asked.machines, job.plan(counts[0]).forward_batch)
     fitted = fit(_priors(asked.machines, job, rates, found), (*rates, *found.measurements), found.level)
     forecaster = Forecaster(
@@ -95,8 +99,23 @@ def predict(asked: Plan) -> Predicted:
     return Predicted(job, found, fitted, worst, _sources(asked.machines, fitted, found), forecasts)
 
 
+def _check_size(job: Job, count: int) -> None:
+    """Refuse what ``train`` refuses with this many processes.
+
+    One device is what efficiency refers to, also that of strategies for several processes.
+    """
+    job.plan(count)
+    if count > 1:
+        try:
+            parallel.check_size(job.recipe, count)
+        except UserError as error:
+            raise UserError(f"--devices {count}: {error}") from None
+
+
 def _counts(asked: Plan) -> list[int]:
     recipe = asked.settings
+    if asked.devices is None and parallel.strategy_class(recipe.parallel).processes == "one":
+        return [1]
     if asked.devices is None:
         powers = [2**i for i in range(_POWERS)]
         if asked.weak or recipe.per_process_batch is not None:
