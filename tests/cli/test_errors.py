@@ -43,6 +43,7 @@ GROWING = (
         (["train", "digits", "--optimizer.betas", "0.9", "1"], "optimizer.betas.1: Input should be less than 1"),
         (["train", "digits", "--epochs", "0"], "epochs: Input should be greater than or equal to 1"),
         (["train", "digits", "--micro-batch", "48"], "nearest are 48 and 96"),
+        (["train", "digits", "--micro-batch", "96"], "global_batch 64 is not a multiple of micro_batch 96: the least is 96"),
         (["train", "digits", "--procs", "3"], "World sizes that fit: 1, 2"),
         (["train", "digits", "--procs", "0"], "--procs 0: must be at least 1"),
         (["train", "digits", "--model.name", "resnet51"], "did you mean resnet50 or resnet"),

@@ -100,11 +100,10 @@ class Recipe(Section):
             else (self.per_process_batch, "per_process_batch")
         )
         if batch % self.micro_batch:
-            raise ValueError(
-                f"{name} {batch} is not a multiple of micro_batch {self.micro_batch}: "
-                f"nearest are {max(1, batch // self.micro_batch) * self.micro_batch} "
-                f"and {(batch // self.micro_batch + 1) * self.micro_batch}"
-            )
+            below = batch // self.micro_batch * self.micro_batch
+            above = below + self.micro_batch
+            nearest = f"nearest are {below} and {above}" if below else f"the least is {above}"
+            raise ValueError(f"{name} {batch} is not a multiple of micro_batch {self.micro_batch}: {nearest}")
         return self
 
     @model_validator(mode="after")
