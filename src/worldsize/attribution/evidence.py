@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from worldsize import parallel
 from worldsize.attribution.step_time import NEWER, PARTS
 from worldsize.errors import UserError
 from worldsize.runs import history
@@ -112,12 +113,13 @@ def read(folder: RunFolder) -> Evidence:
     """
     try:
         recipe = yaml.safe_load(folder.recipe.read_text("utf-8"))
+        _refuse_asynchronous(folder, recipe)
         environment = json.loads(folder.environment.read_text("utf-8"))
         lines = folder.timing.read_text("utf-8").splitlines()
     except FileNotFoundError as error:
         raise UserError(
             f"{folder.path} has no {error.filename.rpartition('/')[2]}, so nothing is known about its speed: it has not "
-            "completed a step, is asynchronous, or was made by an older version"
+            "completed a step, or was made by an older version"
         ) from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{folder.path}: {error}") from None
@@ -136,6 +138,16 @@ def read(folder: RunFolder) -> Evidence:
     if not evidence.steps:
         raise UserError(f"{folder.timing} has no complete line with steps: the run has not done any, or the file is damaged")
     return evidence
+
+
+def _refuse_asynchronous(folder: RunFolder, recipe: Mapping[str, Any]) -> None:
+    strategy = recipe["parallel"]["strategy"]
+    if strategy in parallel.STRATEGIES and parallel.load(strategy).asynchronous:
+        raise UserError(
+            f"{folder.path} is asynchronous: no process waits for another, so where time is lost is not recorded. Compare "
+            f"its workers in {folder.metrics}: speeds (images/s) and staleness of each epoch, step_ms and compute_ms of "
+            "each step"
+        )
 
 
 def _window(line: str) -> Window | None:

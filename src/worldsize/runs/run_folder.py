@@ -56,7 +56,7 @@ class RunFolder:
         return self.path / ("log.txt" if rank == 0 else f"log.rank{rank}.txt")
 
     def contents(self) -> list[tuple[str, str]]:
-        """(name, description) of each existing file, for display."""
+        """(name, description) of each existing file, for display; without timing.jsonl if a run recorded no times."""
         entries = [
             (self.checkpoints, "checkpoints/", "the newest and the best checkpoints, each verified against its manifest"),
             (self.metrics, "metrics.jsonl", "metrics of every step and every evaluation"),
@@ -67,7 +67,9 @@ class RunFolder:
             (self.result, "result.json", "final metrics"),
             (self.log_file(0), "log.txt", "warnings and decisions"),
         ]
-        return [(name, description) for path, name, description in entries if path.exists()]
+        timed = self.timing.exists() and self.timing.stat().st_size > 0
+        kept = [entry for entry in entries if entry[0] != self.timing or timed]
+        return [(name, description) for path, name, description in kept if path.exists()]
 
 
 def create(out: Path, name: str | None, stem: str) -> RunFolder:
