@@ -367,8 +367,18 @@ def test_an_asynchronous_run_is_not_computed_again(run, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     text = (run / "recipe.yaml").read_text()
     (run / "recipe.yaml").write_text(text.replace("strategy: auto", "strategy: async"))
-    assert cli.main(["replay", str(run), "--step", "20"]) == 64
-    assert "the order of its updates depends on time" in capfd.readouterr().err
+    for words in (
+        ("replay", "--step", "20"),
+        ("replay", "--step", "5"),
+        ("replay", "--step", "5", "--from-start"),
+        ("audit",),
+    ):
+        capfd.readouterr()
+        assert cli.main([words[0], str(run), *words[1:]]) == 64
+        told = capfd.readouterr()
+        assert "the order of its updates depends on time" in told.err and "--from-start" not in told.err
+        assert ("--windows 0" in told.err) == (words == ("audit",))
+        assert told.out == ""  # nothing was begun
 
 
 def test_a_run_is_not_stopped_after_a_step_that_it_has_done(run, tmp_path, monkeypatch, capfd):

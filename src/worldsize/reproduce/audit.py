@@ -26,6 +26,8 @@ from worldsize.runs import step_hashes, world_sizes
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training.resume import same_names_other_sizes
 
+_RECORDS_ONLY = "pass --windows 0 to verify only its records"
+
 
 @dataclass(frozen=True)
 class Window:
@@ -90,9 +92,12 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
         procs: number of processes (default: those that computed a window's last step).
 
     Raises:
-        UserError: it has no checkpoint or no metrics.
+        UserError: it has no checkpoint or no metrics, or cannot be computed again here.
     """
     recipe = recipe_files.load(str(run.recipe))
+    if windows:
+        scratch_runs.check_order(run, recipe, f": {_RECORDS_ONLY}")
+        scratch_runs.check_device(run, f", or {_RECORDS_ONLY}")
     found = scratch_runs.checkpoints(run)
     records = scratch_runs.steps_of(run)
     last = found[max(found)][1]
@@ -109,8 +114,6 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
         environment=scratch_runs.environment_of(run),
         seed=seed,
     )
-    if windows:
-        scratch_runs.check_device(run, ", or pass --windows 0 to verify only its records")
     for warning in scratch_runs.warnings(run, recipe, procs or int(certificate.environment["world_size"])):
         tell(f"the bits may differ: {warning}")
     try:

@@ -46,11 +46,13 @@ def replay(
         out: the page (default: ``RUN-step-N.html`` in the current folder).
 
     Raises:
-        UserError: the run does not have the step, or no checkpoint before it.
+        UserError: the run is asynchronous, or does not have the step, or no checkpoint before it.
     """
     first, last = steps(wanted)
     out = out or Path(f"{run.name}-step-{first}.html")
     output_files.check("--out", out)
+    recipe = recipe_files.load(str(run.recipe))
+    scratch_runs.check_order(run, recipe, "")
     _recorded(run, first, last)
     start, path = _start(run, first, from_start)
     scratch_runs.check_device(run, "")
@@ -58,7 +60,6 @@ def replay(
     newest = int(environment["world_size"])  # environment.json is about the newest session
     sizes = world_sizes.of_steps(run, start + 1, last, newest)
     size = procs or sizes[first - start - 1]
-    recipe = recipe_files.load(str(run.recipe))
     kept = promise.of(environment, recipe, world_sizes.to_compare(sizes, size), size)
     for warning in scratch_runs.warnings(run, recipe, procs or newest):
         tell(f"the bits may differ: {warning}")

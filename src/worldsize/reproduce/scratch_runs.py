@@ -128,14 +128,9 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
 
     Raises:
         ComputationFailed: the training failed.
-        UserError: the run is asynchronous.
     """
     # `auto` could mean another device here.
     recipe = at_size(recipe_files.load(str(run.recipe)), procs).model_copy(update={"device": device_of(run)})
-    if parallel.strategy_class(recipe.parallel).asynchronous:
-        raise UserError(
-            f"{run.path} is asynchronous: the order of its updates depends on time, so it cannot be computed again"
-        )
     if (listings := run.path.parent / ".cache").is_dir():
         shutil.copytree(listings, folder / ".cache")
     if start is None:
@@ -178,6 +173,22 @@ def environment_of(run: RunFolder) -> dict[str, Any]:
 def device_of(run: RunFolder) -> Literal["cpu", "cuda"]:
     """The kind of device that the run was computed on."""
     return "cuda" if environment_of(run).get("hardware", {}).get("cuda") else "cpu"
+
+
+def check_order(run: RunFolder, recipe: Recipe, otherwise: str) -> None:
+    """Refuse to compute a run's steps again if nothing determines their order.
+
+    Args:
+        otherwise: what to do instead.
+
+    Raises:
+        UserError: the run is asynchronous.
+    """
+    if parallel.strategy_class(recipe.parallel).asynchronous:
+        raise UserError(
+            f"{run.path} is asynchronous: the order of its updates depends on time, so it cannot be computed again"
+            f"{otherwise}"
+        )
 
 
 def check_device(run: RunFolder, otherwise: str) -> None:
