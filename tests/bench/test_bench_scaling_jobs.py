@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +159,21 @@ def test_ctrl_c_deletes_the_job(volume):
     with pytest.raises(KeyboardInterrupt):
         bench()
     assert volume["jobs"] == {} and volume["commands"][-1][0] == "delete"
+
+
+def test_after_ctrl_c_the_command_that_continues_is_printed(volume):
+    for more in ((), ("--resume", "runs/bench-scaling-1")):  # the second one is interrupted, too
+        told = []
+        volume["interrupted"] = True
+        with pytest.raises(KeyboardInterrupt):
+            bench("--rounds", "2", *more, tell=told.append)
+        printed = told[-1].removeprefix("interrupted; to continue: ")
+        words = ["worldsize", "bench", "scaling", *map(str, TINY), *ON, "--rounds", "2"]
+        assert shlex.split(printed) == [*words, "--resume", "runs/bench-scaling-1", *OPTIONS]
+    del volume["interrupted"]
+    folder, code = command.run(shlex.split(printed)[3:], told.append)
+    assert (folder.path, code) == (Path("runs/bench-scaling-1"), 0)
+    assert len(measured.read(folder.path / "results.jsonl")) == 4
 
 
 def test_several_kinds_of_jobs_are_measured_apart(volume):

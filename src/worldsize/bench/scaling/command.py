@@ -45,7 +45,11 @@ def run(argv: list[str], tell: Callable[[str], None]) -> tuple[RunFolder, int]:
     bench = Benchmark(asked, found, request.job_options, tell)
     bench.check()
     folder = _folder(request)
-    failures = bench.run(folder)
+    try:
+        failures = bench.run(folder)
+    except KeyboardInterrupt:
+        tell(f"interrupted; to continue: {origin.to_continue(request, folder.path)}")
+        raise
     _write_page(folder.path, tell)
     return folder, FAILED if failures else SUCCESS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -91,12 +92,11 @@ def with_classes(request: Request) -> Request:
 def write(folder: Path, request: Request, token: str) -> None:
     """Write ``bench.json``; ``token`` distinguishes the benchmark's jobs from those of others with the same folder name."""
     here = {"device": environment.device_name("cpu"), "cores": cores(), **environment.versions()}
-    options = ["--", *request.job_options] if request.job_options else []
     values: dict[str, Any] = {
         "kind": "scaling",
         "recipe": request.source,
         "scaling": "+".join(request.scalings),
-        "command": shlex.join(["worldsize", "bench", "scaling", *request.words, *options]),
+        "command": _command(request, request.words),
         "steps": request.asked.steps,
         "warmup": request.asked.warmup,
         "token": token,
@@ -105,6 +105,16 @@ def write(folder: Path, request: Request, token: str) -> None:
         "settings": request.asked.settings.model_dump(mode="json"),
     }
     (folder / FILE).write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+
+
+def to_continue(request: Request, folder: Path) -> str:
+    """The command that continues the request's benchmark, which is in ``folder``."""
+    return _command(request, [*command_line.without("--resume", list(request.words)), "--resume", str(folder)])
+
+
+def _command(request: Request, words: Sequence[str]) -> str:
+    options = ["--", *request.job_options] if request.job_options else []
+    return shlex.join(["worldsize", "bench", "scaling", *words, *options])
 
 
 def facts(folder: Path) -> dict[str, Any]:
