@@ -96,6 +96,21 @@ def test_the_rate_is_for_the_batch_that_training_scales_it_to(tmp_path):
         assert yaml.safe_load(text)["optimizer"]["lr_reference_batch"] == batch
 
 
+@pytest.mark.parametrize(("after", "reported"), [(0, False), (1, False), (2, True), (100, True)])
+def test_runs_that_end_before_the_local_steps_say_so(monkeypatch, capsys, after, reported):
+    """Of 10 steps per epoch, as the recipe cifar10-postlocal has 100 epochs without local steps."""
+
+    def fail(*arguments):
+        raise UserError("no run is needed")
+
+    monkeypatch.setattr(command, "_place", lambda asked, folder: runs.Workplace(folder, 2, BatchPlan(64, 32, 2), 10))
+    monkeypatch.setattr(command, "tune", fail)
+    settings = ("--parallel.strategy", "localsgd", "--parallel.local-after", str(after), "--procs", "2", "--steps", "20")
+    assert main(["tune", "digits", *settings]) == 64
+    line = f"all 20 steps are synchronous, because local steps begin after {after} epochs"
+    assert (line in capsys.readouterr().out) == reported
+
+
 def test_a_short_run_rises_and_falls():
     rates = runs.triangle(2.0, 10)
     assert rates == pytest.approx([1.0, 2.0, 2.0, 1.75, 1.5, 1.25, 1.0, 0.75, 0.5, 0.25])

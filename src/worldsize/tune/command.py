@@ -62,6 +62,8 @@ def run(argv: list[str]) -> int:
     _check_out(out)
     with tempfile.TemporaryDirectory(prefix="worldsize-tune-") as folder:
         place = _place(asked, Path(folder))
+        if remark := _without_local_steps(asked, place):
+            tell(remark)
         if asked.micro_batches:
             print_table(batches.micro_batches(place, asked.settings, asked.micro_batches, tell))
         found = batches.forward_batches(place, asked.settings, place.plan, tell) if asked.forward_batches else {}
@@ -99,6 +101,17 @@ def _place(asked: Tune, folder: Path) -> Workplace:
     plan = batch_plan.plan(recipe, 1) if asked.procs == 1 else parallel.batch_plan(recipe, asked.procs)
     dataset = open_dataset(recipe.data, folder / ".cache")
     return Workplace(folder, asked.procs, plan, plan.steps_per_epoch(len(dataset.train)))
+
+
+def _without_local_steps(asked: Tune, place: Workplace) -> str | None:
+    """What to report if all short runs end before the recipe's local steps begin."""
+    after = asked.settings.parallel.local_after
+    if not after or round(after * place.steps_per_epoch) < asked.steps:
+        return None
+    return (
+        f"all {asked.steps} steps are synchronous, because local steps begin after {after:g} epochs: pass "
+        "--parallel.local-after 0 to tune for local steps"
+    )
 
 
 def tune(place: Workplace, recipe: Recipe, asked: Tune, tell: Callable[[str], None]) -> Tuned:
