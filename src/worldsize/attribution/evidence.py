@@ -121,6 +121,8 @@ def read(folder: RunFolder) -> Evidence:
             f"{folder.path} has no {error.filename.rpartition('/')[2]}, so nothing is known about its speed: it has not "
             "completed a step, or was made by an older version"
         ) from None
+    except (TypeError, KeyError):
+        raise UserError(f"{folder.recipe} is damaged: it has no settings of a run") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{folder.path}: {error}") from None
     windows, damaged = [], 0

@@ -1,10 +1,13 @@
-"""`worldsize explain` of asynchronous runs, which record no times of steps together."""
+"""`worldsize explain` of runs that recorded no times: asynchronous ones, and damaged ones."""
 
 from __future__ import annotations
 
 import pytest
 
 from processes import worldsize
+from worldsize.attribution import evidence
+from worldsize.errors import UserError
+from worldsize.runs.run_folder import RunFolder
 
 QUICK = (
     *("--model.name", "shufflenet_v2_x0_5", "--data.name", "synthetic", "--data.samples", "64", "--data.classes", "10"),
@@ -24,3 +27,9 @@ def test_an_asynchronous_run_has_no_times_and_says_so(tmp_path, strategy):
     if not recorded:
         assert "runs/a is asynchronous: no process waits for another" in explained.stderr
         assert "runs/a/metrics.jsonl: speeds (images/s) and staleness of each epoch" in explained.stderr
+
+
+def test_a_run_whose_recipe_is_empty_is_named(tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(UserError, match=r"recipe\.yaml is damaged"):
+        evidence.read(RunFolder(tmp_path))
