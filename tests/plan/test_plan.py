@@ -242,7 +242,7 @@ def test_a_lever_gains_what_a_plan_with_it_does(tmp_path, settings):
         ),
         (["imagenet", "--parallel.strategy", "horovod", "--parallel.compression", "bf16"], "cannot send gradients as bf16"),
         (
-            ["imagenet", "--parallel.strategy", "single", "--devices", "1,8"],
+            ["digits", "--parallel.strategy", "single", "--devices", "1,8"],
             "--devices 8: strategy single runs in one process",
         ),
         (

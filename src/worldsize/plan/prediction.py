@@ -104,12 +104,15 @@ def _check_size(job: Job, count: int) -> None:
 
     One device is what efficiency refers to, also that of strategies for several processes.
     """
+    if count == 1:
+        job.plan(count)
+        return
+    try:
+        parallel.resolve_strategy(job.recipe.parallel, count)
+    except UserError as error:
+        raise UserError(f"--devices {count}: {error}") from None
     job.plan(count)
-    if count > 1:
-        try:
-            parallel.check_size(job.recipe, count)
-        except UserError as error:
-            raise UserError(f"--devices {count}: {error}") from None
+    parallel.check_size(job.recipe, count)
 
 
 def _counts(asked: Plan) -> list[int]:
