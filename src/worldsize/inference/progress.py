@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from worldsize.config import live_output
+
 _LOG_EVERY_S = 15.0
 
 
@@ -17,8 +19,9 @@ def images(share: int, total: int, shown: bool) -> Iterator[Callable[[int], None
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    live = live_output.possible(console)
     columns = (TextColumn("images"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not (shown and live)) as bar:
         task = bar.add_task("", total=total)
         begin = logged = time.monotonic()
         done = 0
@@ -29,7 +32,7 @@ def images(share: int, total: int, shown: bool) -> Iterator[Callable[[int], None
             every = round(done * total / max(share, 1))  # the other processes are about as fast
             bar.update(task, completed=every)
             now = time.monotonic()
-            if shown and not console.is_terminal and now - logged >= _LOG_EVERY_S:
+            if shown and not live and now - logged >= _LOG_EVERY_S:
                 logged = now
                 print(f"{every:,} of {total:,} images, {every / (now - begin):,.0f} images/s", file=sys.stderr, flush=True)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from worldsize.config import live_output
 from worldsize.distributed.stop_signals import handled_by
 from worldsize.launch import entry_point
 
@@ -47,6 +48,7 @@ def run(words: Sequence[str], metrics: Path, until: int) -> tuple[int, str]:
 
 def _follow(process: subprocess.Popen[bytes], metrics: Path, until: int) -> None:
     console = Console(stderr=True)
+    live = live_output.possible(console)
     columns = (
         TextColumn("  step"),
         MofNCompleteColumn(),
@@ -54,12 +56,12 @@ def _follow(process: subprocess.Popen[bytes], metrics: Path, until: int) -> None
         TimeRemainingColumn(compact=True),
     )
     told = time.monotonic()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not live) as bar:
         task = bar.add_task("", total=until)
         while process.poll() is None:
             time.sleep(_POLL_S)
             bar.update(task, completed=_last_step(metrics))
-            if not console.is_terminal and time.monotonic() - told >= _LOG_EVERY_S:
+            if not live and time.monotonic() - told >= _LOG_EVERY_S:
                 told = time.monotonic()
                 console.print(f"  step {_last_step(metrics):,} of {until:,}", highlight=False)
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from worldsize.config import live_output
 from worldsize.config.recipe import Track
 from worldsize.config.wording import count, quoted
 from worldsize.runs.run_folder import RunFolder
@@ -46,7 +47,7 @@ class Tracker(base.Tracker):
         self._facts = facts
         for line in _header_lines(facts):
             self._console.print(line, markup=False)
-        if self._console.is_terminal:
+        if live_output.possible(self._console):
             self._live = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),

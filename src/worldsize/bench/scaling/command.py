@@ -19,6 +19,7 @@ from worldsize.bench.scaling.arguments import BenchScaling
 from worldsize.bench.scaling.cases import Case, cases, in_rounds, kinds_of, recipe_of
 from worldsize.bench.scaling.jobs import Jobs, settings_of
 from worldsize.bench.scaling.measured import Failure, Measured
+from worldsize.config import live_output
 from worldsize.config.recipe import Recipe
 from worldsize.distributed import batch_plan
 from worldsize.distributed.rank import cores
@@ -197,8 +198,9 @@ def _environment(run: Path) -> dict[str, Any]:
 def progress_bar() -> Progress:
     """Which run is being made, on stderr; nothing if it is not a terminal."""
     console = Console(stderr=True)
+    live = live_output.possible(console)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal)
+    return Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not live)
 
 
 def _folder(request: origin.Request) -> RunFolder:

@@ -23,6 +23,7 @@ from worldsize.cluster.manifests.spec import VOLUMES
 from worldsize.cluster.options import Where
 from worldsize.cluster.storage import file_pod, transfer
 from worldsize.cluster.storage.transfer import Messages
+from worldsize.config import live_output
 from worldsize.config.command_line import Flat
 from worldsize.errors import UserError
 from worldsize.jobs.terminal import note
@@ -254,7 +255,7 @@ def _progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
     console = Console(stderr=True)
     title_column = TextColumn("{task.description}", markup=False)
     columns = (title_column, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not live_output.possible(console)) as progress:
         task = progress.add_task(title, total=total)
         yield lambda count: progress.advance(task, count)
 
