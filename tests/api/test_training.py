@@ -132,6 +132,15 @@ def test_unknown_settings_are_named():
         worldsize.load_recipe("digits", {"epochs": "many"})
 
 
+def test_nested_changes_leave_the_rest_of_their_section_alone():
+    before = CHANGES | {"optimizer.momentum": 0.7}
+    nested = worldsize.load_recipe("digits", before | {"optimizer": {"lr": 0.5}, "data": {"samples": 32}})
+    assert nested == worldsize.load_recipe("digits", before | {"optimizer.lr": 0.5, "data.samples": 32})
+    assert (nested.optimizer.lr, nested.optimizer.momentum) == (0.5, 0.7)
+    with pytest.raises(UserError, match=r"unknown setting 'optimizer\.lrr'; did you mean 'optimizer\.lr'"):
+        worldsize.load_recipe("digits", {"optimizer": {"lrr": 0.5}})
+
+
 def test_a_name_is_not_used_twice_and_a_folder_is_no_run(folder, run):
     with pytest.raises(UserError, match="already exists"):
         worldsize.train(run.recipe, name=run.name, out=folder, quiet=True)

@@ -44,7 +44,8 @@ def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
     """A recipe by its name or from a YAML file, perhaps with changes.
 
     Args:
-        changes: settings by their dotted names, as on the command line: ``{"epochs": 5, "model.name": "resnet18"}``.
+        changes: settings by their dotted names, as on the command line: ``{"epochs": 5, "model.name": "resnet18"}``; or
+            nested, as in a file: ``{"model": {"name": "resnet18"}}`` leaves the other settings of ``model`` alone.
 
     Raises:
         UserError: no such recipe, an unknown setting, or an invalid value.
@@ -58,7 +59,7 @@ def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
         if not isinstance(section, dict) or last not in section:
             known = list(recipe_files.flat_keys(Recipe))
             raise UserError(f"{source} has no setting {name!r}{errors.did_you_mean(name, known)}")
-        section[last] = value
+        section.update(recipe_files.merge(section, {last: value}))
     return recipe_files.validate(values, f"{source} with {', '.join(changes or {}) or 'no changes'}")
 
 

@@ -166,7 +166,7 @@ def _values(name_or_path: str, seen: tuple[str, ...] = ()) -> tuple[dict[str, An
         return values, where
     sibling = Path(name_or_path).parent / str(base)
     origin = str(sibling) if str(base) not in names() and sibling.is_file() else str(base)
-    return _merge(_values(origin, (*seen, here))[0], values), where
+    return merge(_values(origin, (*seen, here))[0], values), where
 
 
 def _read_file(path: str) -> str:
@@ -186,9 +186,10 @@ def _read_file(path: str) -> str:
     raise UserError(f"no recipe is called {path!r}{hint} Pass one of {', '.join(names())}, or a YAML file.")
 
 
-def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``; a section keeps the settings that ``changes`` does not list."""
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
