@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from numbers import Integral
 from pathlib import Path
@@ -19,11 +21,12 @@ from worldsize.api.run import Run
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.rank import discover_rank_info
-from worldsize.distributed.stop_signals import end_with_parent
-from worldsize.errors import UserError, WorldsizeError
+from worldsize.distributed.stop_signals import SIGNALS, end_with_parent
+from worldsize.errors import SIGNAL_BASE, Stopped, UserError, WorldsizeError
 from worldsize.launch import entry_point
 from worldsize.launch.local import ERROR_VARIABLE, reports
 from worldsize.runs import run_folder
+from worldsize.runs.run_folder import RunFolder
 
 # The exceptions that an exit code means; 69 and 70 have several causes, which the message tells.
 _ERRORS: dict[int, type[WorldsizeError]] = {
@@ -38,6 +41,8 @@ _ERRORS: dict[int, type[WorldsizeError]] = {
         errors.Diverged,
     )
 }
+# Of a process that a signal ended which asks a run to stop: by its default action, or before there was a step to save.
+_BY_REQUEST = {code for number in SIGNALS for code in (-number, SIGNAL_BASE + number)}
 
 
 def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -84,7 +89,8 @@ def train(
 
     Raises:
         UserError: what the command line refuses, and any call in a process that a launcher started.
-        Stopped: interrupted; everything up to the last step is saved, and `resume` continues.
+        Stopped: interrupted; everything up to the last step is saved, and `resume` continues. Before the first step, nothing
+            is saved, and the message says so.
         WorldsizeError: anything else that ends a run; ``exit_code`` is that of the command.
     """
     count = _count(procs)
@@ -98,7 +104,7 @@ def train(
         file = Path(folder) / f"{stem}.yaml"
         file.write_text(recipe_files.to_yaml(chosen), "utf-8")
         words = [str(file), "--procs", count, "--out", str(out), "--name", path.name]
-        _run(words, Path(folder), quiet)
+        _run(words, Path(folder), quiet, lambda: _events(path), "nothing was saved")
     return Run(path)
 
 
@@ -117,7 +123,8 @@ def resume(run: Run | str | Path, *, procs: int = 1, allow_changes: bool = False
     count, path = _count(procs), run.path if isinstance(run, Run) else Path(run)
     with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
         more = ["--allow-changes"] if allow_changes else []
-        _run(["--resume", str(path), "--procs", count, *more], Path(folder), quiet)
+        words = ["--resume", str(path), "--procs", count, *more]
+        _run(words, Path(folder), quiet, lambda: _events(path), f"{path} is as it was")
     return Run(path)
 
 
@@ -128,21 +135,50 @@ def _count(procs: object) -> str:
     return str(procs)
 
 
-def _run(words: list[str], reported: Path, quiet: bool) -> None:
-    """Run ``worldsize train WORDS``, and raise what ended it; ``reported`` is a folder for its report."""
+def _events(run: Path) -> list[str]:
+    """The lines of a run's history; none before it has begun."""
+    try:
+        return RunFolder(run).history.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _run(words: list[str], reported: Path, quiet: bool, events: Callable[[], list[str]], if_unbegun: str) -> None:
+    """Run ``worldsize train WORDS``, and raise what ended it.
+
+    Args:
+        reported: a folder for its report.
+        events: returns the lines of the run's history so far.
+        if_unbegun: what to say of the run if it is interrupted before its first step.
+    """
     if discover_rank_info().size > 1:
         raise UserError(
             "worldsize.train starts its own processes: under torchrun, mpirun or srun use the command `worldsize train`"
         )
+    before = len(events())
     environment = os.environ | {ERROR_VARIABLE: str(reported / "error.json"), "PYTHONUNBUFFERED": "1"}
-    code, said = _follow([*entry_point.command(sys.executable), "train", *words], environment, quiet)
-    if code == 0:
+    end = _follow([*entry_point.command(sys.executable), "train", *words], environment, quiet)
+    if end.code == 0:
         return
+    done = events()[before:]
+    if end.code in _BY_REQUEST and done and '"event": "finished"' in done[-1]:
+        return  # its launcher was interrupted after the processes that train had ended
+    if not done and end.code not in _ERRORS and (end.interrupted or end.code in _BY_REQUEST):
+        raise Stopped(f"interrupted before the first step: {if_unbegun}")
+    raise _error(end, reported)
+
+
+def _error(end: _End, reported: Path) -> WorldsizeError:
+    """What ended a training that failed."""
+    if end.code < 0:
+        error = WorldsizeError(f"the training was killed by {signal.Signals(-end.code).name}")
+        error.exit_code = SIGNAL_BASE - end.code
+        return error
     found = reports(reported)
-    message = found[0][1].message if found else _reason(said)
-    raised = _ERRORS.get(code, WorldsizeError)(message or f"the training ended with exit code {code}")
-    raised.exit_code = code
-    raise raised
+    message = found[0][1].message if found else _reason(end.said)
+    error = _ERRORS.get(end.code, WorldsizeError)(message or f"the training ended with exit code {end.code}")
+    error.exit_code = end.code
+    return error
 
 
 def _reason(lines: Sequence[str]) -> str:
@@ -153,8 +189,23 @@ def _reason(lines: Sequence[str]) -> str:
     return " ".join(takewhile(lambda text: text.strip("─"), inside))
 
 
-def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> tuple[int, Sequence[str]]:
-    """Run a command; returns its exit code and its last lines on stderr.
+@dataclass(frozen=True)
+class _End:
+    """How a command ended.
+
+    Attributes:
+        code: its exit code; minus the number of the signal that killed it.
+        said: its last lines on stderr.
+        interrupted: whether Ctrl-C asked it to stop.
+    """
+
+    code: int
+    said: Sequence[str]
+    interrupted: bool
+
+
+def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> _End:
+    """Run a command.
 
     It has a session of its own: Ctrl-C reaches it once, through this process, as a request to save and stop. A second Ctrl-C
     ends it at once. If this process is killed, its thread ends, or another exception is raised, it saves and stops, too.
@@ -165,10 +216,12 @@ def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> 
     said: deque[str] = deque(maxlen=100)
     errors_copied = threading.Thread(target=_copy, args=(process.stderr, sys.stderr, quiet, said), daemon=True)
     errors_copied.start()
+    interrupted = False
     try:
         try:
             _copy(process.stdout, sys.stdout, quiet)
         except KeyboardInterrupt:
+            interrupted = True
             process.terminate()
             _copy(process.stdout, sys.stdout, quiet)
         except BaseException:
@@ -180,7 +233,7 @@ def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> 
     finally:
         process.kill()  # does nothing if it has ended; processes that it started end with it
     errors_copied.join()
-    return process.returncode, list(said)
+    return _End(process.returncode, list(said), interrupted)
 
 
 def _copy(source: IO[str] | None, target: TextIO, quiet: bool, said: deque[str] | None = None) -> None:
