@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -154,6 +155,15 @@ def test_a_recipe_whose_file_no_run_can_be_named_after_trains(folder, run):
     file = folder / "my recipe.yaml"
     file.write_text((run.path / "recipe.yaml").read_text().replace("max_steps: null", "max_steps: 1"))
     assert worldsize.train(file, out=folder, quiet=True).name == "my-recipe-1"
+
+
+def test_trainings_that_start_at_once_have_names_of_their_own(folder):
+    out = folder / "at-once"
+    seeds = [worldsize.load_recipe("digits", CHANGES | {"seed": seed, "max_steps": 1}) for seed in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(lambda recipe: worldsize.train(recipe, out=out, quiet=True), seeds))
+    assert {run.name for run in runs} == {"run-1", "run-2"}
+    assert [run.recipe.seed for run in runs] == [0, 1]
 
 
 def test_what_is_no_number_of_processes_is_named(folder, run):

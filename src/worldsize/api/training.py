@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from numbers import Integral
@@ -99,12 +100,18 @@ def train(
     out, stem = Path(out), Path(recipe).stem if isinstance(recipe, (str, Path)) else "run"
     chosen = recipe if isinstance(recipe, Recipe) else recipe_files.load(str(recipe))
     run_folder.check_name(out, name)
-    path = out / (name or run_folder.free_name(out, stem))
     with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
         file = Path(folder) / f"{stem}.yaml"
         file.write_text(recipe_files.to_yaml(chosen), "utf-8")
-        words = [str(file), "--procs", count, "--out", str(out), "--name", path.name]
-        _run(words, Path(folder), quiet, lambda: _events(path), "nothing was saved")
+        # Without a name, the run itself takes the next free one; this process would not know if another run takes it, too.
+        words = [str(file), "--procs", count, "--out", str(out), *([] if name is None else ["--name", name])]
+
+        def begun() -> Path | None:
+            return _begun_with(file, out) if name is None else out / name
+
+        _run(words, Path(folder), quiet, lambda: _events(begun()), "nothing was saved")
+        if (path := begun()) is None:
+            raise WorldsizeError(f"the run has finished, but no history.jsonl in {out} names its recipe, {file}")
     return Run(path)
 
 
@@ -135,8 +142,19 @@ def _count(procs: object) -> str:
     return str(procs)
 
 
-def _events(run: Path) -> list[str]:
+def _begun_with(recipe: Path, out: Path) -> Path | None:
+    """The run in ``out`` whose command has this file, in a folder of its own; None if it has not begun."""
+    for history in out.glob("*/history.jsonl"):
+        with suppress(OSError), history.open(encoding="utf-8", errors="replace") as lines:
+            if f"{recipe.parent.name}/" in next(lines, ""):
+                return history.parent
+    return None
+
+
+def _events(run: Path | None) -> list[str]:
     """The lines of a run's history; none before it has begun."""
+    if run is None:
+        return []
     try:
         return RunFolder(run).history.read_text("utf-8", errors="replace").splitlines()
     except OSError:
