@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -157,6 +158,13 @@ def test_predictions_are_sorted_probabilities(data: Path, model: Model):
         assert one.probabilities == pytest.approx(sorted(row.tolist(), reverse=True), abs=1e-5)
         assert one.labels == tuple(CLASSES[i] for i in one.indices) and one.label == CLASSES[int(row.argmax())]
     assert model.predict(listed(data)[0], topk=1).labels == every[0].labels[:1]
+
+
+@pytest.mark.parametrize("topk", [0, -1, 1.5, True, "5"])
+def test_what_is_no_number_of_classes_is_refused_before_the_work(model: Model, topk: object):
+    for asked in ([b"no image"], []):
+        with pytest.raises(UserError, match=re.escape(f"topk={topk!r}: must be a whole number, at least 1")):
+            model.predict_all(asked, topk)
 
 
 def test_several_images_are_any_iterable_but_one_is_not(data: Path, model: Model):

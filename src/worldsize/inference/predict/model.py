@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,17 @@ class Model:
         return self.recipe.data.val_crop_size
 
     def predict(self, image: ImageLike, topk: int = 5) -> Prediction:
-        """The ``topk`` best classes of one image. Errors as in `logits`."""
+        """The ``topk`` best classes of one image.
+
+        Raises:
+            UserError: ``topk`` is not a whole number of at least 1. More errors as in `logits`.
+        """
         return self.predict_all([image], topk)[0]
 
     def predict_all(self, images: Iterable[ImageLike] | torch.Tensor, topk: int = 5) -> list[Prediction]:
         """The same for several images, which are computed together."""
+        if isinstance(topk, bool) or not isinstance(topk, Integral) or topk < 1:
+            raise UserError(f"topk={topk!r}: must be a whole number, at least 1")
         logits = self.logits(images)
         best = highest(logits, topk)  # of probabilities, several may round to 1 or 0
         values = top.probabilities(logits, self.recipe.data.multilabel).gather(1, best)
