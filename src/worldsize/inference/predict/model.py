@@ -174,7 +174,7 @@ def load(path: str | os.PathLike[str], device: str = "auto", raw: bool = False) 
         raw: take the weights themselves, of a run that also saved their average.
 
     Raises:
-        UserError: neither a run nor a checkpoint nor an export; or this machine has no such device.
+        UserError: neither a run nor a checkpoint nor an export; or this machine has no such device, or it is no text.
         CheckpointError: it is damaged, or the run has none.
     """
     source = opening.find(Path(path))
@@ -183,7 +183,9 @@ def load(path: str | os.PathLike[str], device: str = "auto", raw: bool = False) 
     return Model(source.load(recipe, number_format, raw))
 
 
-def _device(choice: str, recipe: Recipe) -> torch.device:
+def _device(choice: object, recipe: Recipe) -> torch.device:
+    if not isinstance(choice, str):
+        raise UserError(f"device={choice!r}: must be text, such as 'cpu' or 'cuda:1'")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if choice == "auto":
         return torch.device("cuda" if recipe.device != "cpu" and gpus else "cpu")
@@ -203,7 +205,10 @@ def _read(images: Sequence[ImageLike] | torch.Tensor) -> list[Read]:
 
 
 def _name(image: Any, number: int) -> str:
-    return str(image) if isinstance(image, (str, os.PathLike)) else f"image {number}"
+    if isinstance(image, (str, os.PathLike)):
+        return str(image)
+    opened = getattr(image, "filename", "")  # of an image that Pillow opened
+    return f"image {number} ({opened})" if opened else f"image {number}"
 
 
 def _stored(image: Any) -> Read:
@@ -213,21 +218,36 @@ def _stored(image: Any) -> Read:
         except OSError as error:
             raise DataError(f"{os.fspath(image)}: {error.strerror}") from None
     if isinstance(image, Image.Image):
-        try:
-            return np.asarray(to_rgb(image))
-        except BrokenImage as error:
-            return error
+        _require_pixels(image.height, image.width)
+        return _pixels(image)
     if isinstance(image, bytes):
         return image
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+        _require_pixels(*image.shape[:2])
         return np.ascontiguousarray(image)
     what = f"{image.dtype} {_shape(image)}" if isinstance(image, np.ndarray) else type(image).__name__
     raise UserError(f"an image must be a path, bytes, a PIL image or uint8 (height, width, 3), not {what}")
 
 
+def _pixels(image: Image.Image) -> Read:
+    """The pixels of an image, or why it has none: Pillow reads the file of an opened image only now."""
+    try:
+        return np.asarray(to_rgb(image))
+    except BrokenImage as error:
+        return error
+    except Exception as error:  # damaged files make decoders raise exceptions of many types
+        return BrokenImage(f"{type(error).__name__}: {error}")
+
+
+def _require_pixels(height: int, width: int) -> None:
+    if height < 1 or width < 1:
+        raise UserError(f"an image must have at least one row and one column of pixels, not {height} x {width}")
+
+
 def _arrays(images: torch.Tensor) -> list[Read]:
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise UserError(f"a tensor of images must be uint8 (n, 3, height, width), not {images.dtype} {_shape(images)}")
+    _require_pixels(*images.shape[2:])
     return list(images.permute(0, 2, 3, 1).contiguous().cpu().numpy())
 
 
