@@ -197,6 +197,19 @@ def _wait_for_updates(more: int) -> None:
         time.sleep(0.01)
 
 
+def others_first() -> None:
+    """Rank 0 computes no gradient while the others get work."""
+    work = trainer.AsyncTrainer._work_on_rank_0
+
+    def late(self):
+        server = self._server
+        while not (server.ledger.finished or server.hold() or server.workers == {0}):
+            time.sleep(0.01)
+        return work(self)
+
+    trainer.AsyncTrainer._work_on_rank_0 = late
+
+
 def stopping() -> None:
     """Simulate a signal after update 2, and after the last update of the first epoch."""
     apply = trainer.AsyncTrainer._apply

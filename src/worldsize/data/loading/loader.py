@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -100,6 +100,27 @@ class BrokenImages:
                         self._log(index, new[index])
                 self.known |= new.keys()
             self.new.clear()
+
+    def take(self) -> dict[int, str]:
+        """What this rank found since the last call, with the reasons: a part of ``known`` from now on."""
+        with self._lock:
+            found, self.new = self.new, {}
+            self.known |= found.keys()
+        return found
+
+    def merge(self, found: Mapping[int, str]) -> None:
+        """Add what another rank has taken, and log it here."""
+        with self._lock:
+            unknown = found.keys() - self.known - self.new.keys()
+            self.known |= unknown
+        for index in sorted(unknown):
+            self._log(index, found[index])
+
+    @property
+    def count(self) -> int:
+        """How many are known to this rank."""
+        with self._lock:
+            return len(self.known | self.new.keys())
 
     def _log(self, index: int, reason: str) -> None:
         log.warning("broken image %s: %s", self._samples.name(index), reason)

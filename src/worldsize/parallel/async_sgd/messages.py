@@ -1,11 +1,12 @@
 """Reports and grants between a worker and the parameter server, over torch.distributed's point-to-point operations.
 
 Each worker shares its own gloo group with rank 0, so a worker that dies breaks only its own link. torch's RPC (still in
-torch 2.12) would also work, but it calls any pickled function that a peer sends; here only numbers are sent.
+torch 2.12) would also work, but it calls any pickled function that a peer sends; here only numbers and JSON are sent.
 """
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import torch
@@ -38,22 +39,27 @@ class Link:
     def send_report(self, report: Report | None) -> None:
         """Worker: send a gradient; None before the first one."""
         if report is None:
-            self._send(torch.tensor([_NONE] + [0.0] * 9, dtype=torch.float64))
+            self._send(torch.tensor([_NONE] + [0.0] * 10, dtype=torch.float64))
             return
         times = [report.seconds, report.waited_s, report.data_s]
-        numbers = [report.step, report.version, report.gradient is not None, report.leaving, *times]
+        broken = json.dumps(list(report.broken.items())).encode() if report.broken else b""
+        numbers = [report.step, report.version, report.gradient is not None, report.leaving, len(broken), *times]
         self._send(torch.tensor(numbers + report.values.tolist(), dtype=torch.float64))
+        if broken:
+            self._send(torch.frombuffer(bytearray(broken), dtype=torch.uint8))
         if report.gradient is not None:
             self._send(report.gradient.cpu())
 
     def receive_report(self) -> Report | None:
         """Server: the inverse of `send_report`."""
-        numbers = self._receive(torch.empty(10, dtype=torch.float64))
-        step, version, whole, leaving, seconds, waited_s, data_s = numbers[:7].tolist()
+        numbers = self._receive(torch.empty(11, dtype=torch.float64))
+        step, version, whole, leaving, size, seconds, waited_s, data_s = numbers[:8].tolist()
         if step == _NONE:
             return None
+        broken = bytes(self._receive(torch.empty(int(size), dtype=torch.uint8)).tolist()) if size else b"[]"
         gradient = self._receive(torch.empty(self._gradient, dtype=self._dtype)) if whole else None
-        return Report(int(step), int(version), gradient, numbers[7:], seconds, waited_s, data_s, bool(leaving))
+        times = (seconds, waited_s, data_s)
+        return Report(int(step), int(version), gradient, numbers[8:], *times, bool(leaving), dict(json.loads(broken)))
 
     def send_grant(self, grant: Grant) -> None:
         """Server: send steps and weights."""

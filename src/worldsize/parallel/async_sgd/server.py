@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -32,7 +32,8 @@ class Report:
     """What a worker sends: the gradient of ``step`` at the weights of ``version``.
 
     ``gradient`` (n,) holds the parameters' gradients followed by the step's running statistics, None if the loss scale
-    overflowed; ``values`` (3,) float64: loss and hits summed over the batch, gradient norm.
+    overflowed; ``values`` (3,) float64: loss and hits summed over the batch, gradient norm. ``broken``: the images that
+    the worker could not decode since its last report, with the reasons.
     """
 
     step: int
@@ -43,6 +44,7 @@ class Report:
     waited_s: float
     data_s: float
     leaving: bool = False
+    broken: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

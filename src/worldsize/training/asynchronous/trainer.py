@@ -68,7 +68,6 @@ class AsyncTrainer(BaseTrainer):
         leaving = False
         while (grant := link.receive_grant()).steps:
             report = worker.work(grant)
-            self.check_broken(len(self.train_loader.broken.new), self.train_loader)
             leaving = bool(self.stop)
             link.send_report(replace(report, leaving=leaving))
         if leaving or self.stop:
@@ -110,6 +109,7 @@ class AsyncTrainer(BaseTrainer):
         try:
             while True:
                 if (report := link.receive_report()) is not None:
+                    self.train_loader.broken.merge(report.broken)
                     self._server.push(worker, report)
                 grant = self._server.pull(worker)
                 assert grant is not None  # without a timeout, pull() waits
@@ -246,7 +246,7 @@ class AsyncTrainer(BaseTrainer):
             compute_ms=(report.seconds - report.data_s) * 1000,
             communication_ms=report.waited_s * 1000,
             sent_bytes=sent_bytes,
-            broken=len(self.train_loader.broken.known) + len(self.train_loader.broken.new),
+            broken=self.train_loader.broken.count,
             details={"worker": worker, "staleness": age, "workers": len(live)},
         )
         progress.add([step])
@@ -260,7 +260,7 @@ class AsyncTrainer(BaseTrainer):
             steps, self._unreported = self._unreported, []
         self.trackers.steps(steps)
         self.check_finite(steps)
-        self.check_broken(len(self.train_loader.broken.new), self.train_loader)
+        self.check_broken(self.train_loader.broken.count, self.train_loader)
 
     def _evaluate(self, past: Progress, snapshot: Snapshot) -> Result:
         """Evaluate an earlier state, and save it if it is the best or the last one."""

@@ -46,7 +46,8 @@ class Worker:
         state.optimizer.zero_grad()
         values = torch.cat([computed.sums.sum(0), norm.double().view(1)]).cpu()
         self._submitted_at = time.perf_counter()
-        return Report(step, grant.version, gradient, values, self._submitted_at - begin, waited_s, computed.data_s())
+        times = (self._submitted_at - begin, waited_s, computed.data_s())
+        return Report(step, grant.version, gradient, values, *times, broken=self._loader.broken.take())
 
     def _fetch(self, steps: list[int]) -> int:
         """Start loading the steps that are new to this worker. Returns the first step in the queue."""
