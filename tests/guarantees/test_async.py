@@ -259,6 +259,14 @@ def test_one_worker_is_killed_and_another_asked_to_leave(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_killed_before_training_begins_ends_the_run(tmp_path):
+    process = begin(tmp_path, *DIGITS, rule="lost_while_connecting")
+    output = process.communicate(timeout=240)[0]  # less than parallel.timeout_s, which the others would wait
+    assert process.returncode == 128 + signal.SIGKILL, output
+    assert "worldsize: rank 1 was killed by SIGKILL" in output
+
+
+@pytest.mark.slow
 def test_without_the_server_the_run_ends_and_resumes_from_its_last_checkpoint(tmp_path):
     process = begin(tmp_path, *DIGITS, "--max-steps", "30", "--checkpoint.every-steps", "5", "--track.every-seconds", "99")
     until_step(process, tmp_path, 12)

@@ -210,6 +210,12 @@ def others_first() -> None:
     trainer.AsyncTrainer._work_on_rank_0 = late
 
 
+def lost_while_connecting() -> None:
+    """Rank 1 is killed when the processes of an asynchronous run connect."""
+    if os.environ.get("RANK") == "1":
+        trainer.connect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
 def stopping() -> None:
     """Simulate a signal after update 2, and after the last update of the first epoch."""
     apply = trainer.AsyncTrainer._apply

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import api
 
 from processes import environment
+from waiting import all_end
 from worldsize.distributed.rank import LAUNCHED, LOCAL_LAUNCH
 from worldsize.launch import agent_signals, entry_point, failure, local_async
 from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause
@@ -53,6 +54,29 @@ def test_nobody_gets_the_port_of_an_asynchronous_run_before_rank_0_listens(monke
     monkeypatch.setattr(local_async, "_start", rank)
     assert local_async.launch(["train"], 2) == Outcome(0)
     assert len(set(ports)) == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_process_that_dies_ends_the_others_only_until_training_begins(tmp_path, monkeypatch, begun):
+    pids, died = [], tmp_path / "died"
+
+    def rank(argv, number, processes, port, logs):
+        (logs / str(number)).mkdir()
+        work = {
+            0: f"touch {logs}/begun; until [ -e {died} ]; do sleep 0.01; done" if begun else "exec sleep 600",
+            1: f"until [ {int(begun)} = 0 -o -e {logs}/begun ]; do sleep 0.01; done; kill -KILL $$",
+            2: f"while kill -0 {pids[-1] if pids else 0}; do sleep 0.01; done; touch {died}; exec sleep 600",
+        }
+        process = subprocess.Popen(["sh", "-c", work[number]])
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(local_async, "_start", rank)
+    monkeypatch.setattr(local_async, "_EXIT_TIMEOUT_S", 0)
+    outcome = local_async.launch(["train"], 3)
+    assert outcome.code == (0 if begun else 128 + signal.SIGKILL)
+    assert outcome.message.startswith("" if begun else "rank 1 was killed by SIGKILL")
+    all_end(pids)
 
 
 @pytest.fixture

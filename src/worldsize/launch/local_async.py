@@ -1,6 +1,7 @@
 """Local launcher for asynchronous training: several processes on this machine, of which any but rank 0 may fail.
 
-torch's elastic agent stops all processes when the first one fails, so it cannot be used here.
+torch's elastic agent stops all processes when the first one fails, so it cannot be used here. Until training begins, each
+process waits for all others, and one that fails ends them all, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -20,26 +21,34 @@ from worldsize.distributed.rank import LOCAL_LAUNCH
 from worldsize.distributed.stop_signals import handled_by
 from worldsize.errors import SUCCESS
 from worldsize.launch import entry_point
-from worldsize.launch.local import EFFECTS, ERROR_VARIABLE, Outcome, cause, reports
+from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause, reports
 
+_BEGUN = "begun"  # a file that exists from then on
+_BEGUN_VARIABLE = "WORLDSIZE_TRAINING_BEGUN"  # its path
 _EXIT_TIMEOUT_S = 30  # for the other ranks, after rank 0 has exited
+_TERMINATE_S = 5  # for processes that are asked to end before training has begun
+_POLL_S = 0.1
 
 
 def launch(argv: Sequence[str], processes: int) -> Outcome:
-    """Like `local.launch`, but returns the outcome of rank 0."""
+    """Like `local.launch`, but once training has begun, the outcome is that of rank 0."""
     with tempfile.TemporaryDirectory(prefix="worldsize-") as logs, _reserved_port() as port:
         running: list[subprocess.Popen[bytes]] = []
         with _forwarding_signals(running):
             for rank in range(processes):
                 running.append(_start(argv, rank, processes, port, Path(logs)))
-            codes = _wait(running)
-        if codes[0] == SUCCESS:
+            codes = _wait(running, Path(logs) / _BEGUN)
+        if codes.get(0) == SUCCESS:
             return Outcome(SUCCESS)
-        rank0 = reports(Path(logs) / "0")
-        if rank0 and rank0[0][1].code not in EFFECTS:
-            return rank0[0][1]
-        # During startup every rank depends on the others: rank 0 may have failed because another rank did.
+        if (Path(logs) / _BEGUN).exists():  # the others may have ended at any time
+            return cause({0: codes[0]}, reports(Path(logs) / "0"), time.time())
         return cause({rank: code for rank, code in codes.items() if code}, reports(Path(logs)), time.time())
+
+
+def training_begins() -> None:
+    """In rank 0: the processes are connected, and the run survives the loss of any other from now on."""
+    if path := os.environ.get(_BEGUN_VARIABLE):
+        Path(path).touch()
 
 
 def _start(argv: Sequence[str], rank: int, processes: int, port: int, logs: Path) -> subprocess.Popen[bytes]:
@@ -47,7 +56,7 @@ def _start(argv: Sequence[str], rank: int, processes: int, port: int, logs: Path
     place = {"RANK": rank, "WORLD_SIZE": processes, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": processes}
     place |= {"MASTER_PORT": port, LOCAL_LAUNCH: processes}
     environment = os.environ | {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-    environment[ERROR_VARIABLE] = str(logs / str(rank) / "error.json")
+    environment |= {ERROR_VARIABLE: str(logs / str(rank) / "error.json"), _BEGUN_VARIABLE: str(logs / _BEGUN)}
     # In sessions of their own, workers get the terminal's signals only through this launcher, which forwards them.
     return subprocess.Popen([*entry_point.worker(sys.executable), *argv], env=environment, start_new_session=True)
 
@@ -64,17 +73,35 @@ def _reserved_port() -> Iterator[int]:
         yield int(reserved.getsockname()[1])
 
 
-def _wait(running: list[subprocess.Popen[bytes]]) -> dict[int, int]:
-    """Wait for rank 0, then for the other ranks, and kill those that are late. Returns the exit codes by rank."""
-    running[0].wait()
-    deadline = time.monotonic() + _EXIT_TIMEOUT_S
-    for process in running[1:]:
-        try:
+def _wait(running: list[subprocess.Popen[bytes]], begun: Path) -> dict[int, int]:
+    """Wait for rank 0 or, before training has begun, for any process that fails; then for the others, and end the late.
+
+    Returns:
+        The exit codes of those that ended by themselves, by rank.
+    """
+    broken_off = False
+    while running[0].poll() is None and not broken_off:
+        time.sleep(_POLL_S)
+        broken_off = any(process.poll() for process in running) and not begun.exists()
+    broken_off |= bool(running[0].poll()) and not begun.exists()
+    if not broken_off:
+        _wait_until(running, time.monotonic() + _EXIT_TIMEOUT_S)
+    # If the others have failed because of one, that one has ended by now.
+    codes = {rank: code for rank, process in enumerate(running) if (code := process.poll()) is not None}
+    if broken_off:
+        for process in running:
+            process.terminate()
+        _wait_until(running, time.monotonic() + _TERMINATE_S)
+    for process in running:
+        process.kill()
+        process.wait()
+    return codes
+
+
+def _wait_until(running: list[subprocess.Popen[bytes]], deadline: float) -> None:
+    for process in running:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    return {rank: process.returncode for rank, process in enumerate(running)}
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from worldsize.data.images.crops import five_crops
 from worldsize.distributed import device_errors
 from worldsize.distributed.batch_plan import evaluation_batch
 from worldsize.errors import Stopped
+from worldsize.launch import local_async
 from worldsize.models import networks
 from worldsize.optim.optimizers import set_lr
 from worldsize.parallel.async_sgd.messages import Link, Lost, connect
@@ -57,6 +58,7 @@ class AsyncTrainer(BaseTrainer):
         gradient = weights + self.state.statistics.size
         links = connect(self.world, gradient, weights, self._weights[0].dtype, self.recipe.parallel.timeout_s)
         if self.world.is_main:
+            local_async.training_begins()
             return self._serve(links)
         self._work(links[0])
         return None
