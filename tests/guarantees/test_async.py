@@ -81,6 +81,31 @@ def test_one_worker_is_the_plain_loop(train, model, clip):
     assert max(record["grad_norm"] for record in records(single, "step")) > 0.5
 
 
+UNUSED = """
+from torch import nn
+
+class Partly(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.used, self.unused = nn.Conv2d(3, classes, 4), nn.Conv2d(3, classes, 4)
+
+    def forward(self, images):
+        return self.used(images).mean((2, 3))
+
+def build(classes):
+    return Partly(classes)
+"""
+
+
+def test_parameters_without_a_gradient_stay_as_they_are(train, ranks):
+    (ranks.cwd / "partly.py").write_text(UNUSED)
+    recipe = TINY.replace(SMALL_NETWORK, "partly.py:build")
+    single = train("partly-single", 1, "--max-steps", "6", recipe=recipe)
+    served = train("partly-async", 1, "--max-steps", "6", *ASYNC, recipe=recipe)
+    assert identical(weights(served), weights(single))
+    assert identical(momentum(served), momentum(single))
+
+
 def test_one_worker_resumes_bit_identically(train, ranks):
     """After a stop within an epoch, between an epoch's last step and its evaluation, and after the last evaluation."""
     expected = train("expected", 1, *ASYNC, "--max-steps", "12")

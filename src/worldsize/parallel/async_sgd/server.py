@@ -31,9 +31,9 @@ _WARN_AFTER = 10  # dropped gradients of one worker
 class Report:
     """What a worker sends: the gradient of ``step`` at the weights of ``version``.
 
-    ``gradient`` (n,) holds the parameters' gradients followed by the step's running statistics, None if the loss scale
-    overflowed; ``values`` (3,) float64: loss and hits summed over the batch, gradient norm. ``broken``: the images that
-    the worker could not decode since its last report, with the reasons.
+    ``gradient`` (n,) holds the parameters' gradients, which of them exist, and the step's running statistics, None if the
+    loss scale overflowed; ``values`` (3,) float64: loss and hits summed over the batch, gradient norm. ``broken``: the
+    images that the worker could not decode since its last report, with the reasons.
     """
 
     step: int

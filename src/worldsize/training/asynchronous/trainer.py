@@ -14,8 +14,6 @@ from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from worldsize.checkpoint import Snapshot
 from worldsize.data.images.crops import five_crops
 from worldsize.distributed import device_errors
@@ -30,7 +28,7 @@ from worldsize.parallel.async_sgd.step_ledger import Ledger
 from worldsize.parallel.async_sgd.strategy import max_staleness
 from worldsize.track.base import Step
 from worldsize.training import out_of_memory
-from worldsize.training.asynchronous.worker import Worker, flatten, replica
+from worldsize.training.asynchronous.worker import Worker, flatten, replica, unpack
 from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result, evaluate
 from worldsize.training.progress import Progress
@@ -55,7 +53,7 @@ class AsyncTrainer(BaseTrainer):
 
     def fit(self) -> Result | None:
         weights = sum(w.numel() for w in self._weights)
-        gradient = weights + self.state.statistics.size
+        gradient = weights + len(self._weights) + self.state.statistics.size
         links = connect(self.world, gradient, weights, self._weights[0].dtype, self.recipe.parallel.timeout_s)
         if self.world.is_main:
             local_async.training_begins()
@@ -193,11 +191,7 @@ class AsyncTrainer(BaseTrainer):
         set_lr(self.state.optimizer, lr)
         assert report.gradient is not None
         gradient = report.gradient.to(self.world.device)
-        parameters = list(self.state.model.parameters())
-        *parts, statistics = gradient.split([*(w.numel() for w in self._weights), self.state.statistics.size])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape))
-        self.state.statistics.advance(statistics)
+        self.state.statistics.advance(unpack(gradient, self.state.model))
         self.state.optimizer.step()
         self.state.optimizer.zero_grad()
         progress.step += 1

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from worldsize.data.loading.loader import Loader
 from worldsize.models.factory import RunningStatistics
@@ -42,7 +43,7 @@ class Worker:
         norm = compute.unscale_and_clip()
         overflow = state.scaler.is_enabled() and not torch.isfinite(norm)
         state.scaler.update()
-        gradient = None if overflow else flatten([*self._gradients(), statistics])
+        gradient = None if overflow else flatten([*pack(state.model), statistics])
         state.optimizer.zero_grad()
         values = torch.cat([computed.sums.sum(0), norm.double().view(1)]).cpu()
         self._submitted_at = time.perf_counter()
@@ -57,9 +58,25 @@ class Worker:
                 self._fetching.append(step)
         return self._fetching.pop(0)
 
-    def _gradients(self) -> list[torch.Tensor]:
-        parameters = self._compute.state.model.parameters()
-        return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+
+def pack(model: nn.Module) -> list[torch.Tensor]:
+    """The parameters' gradients, zeros where there is none, and for each parameter whether it has one."""
+    gradients = [p.grad for p in model.parameters()]
+    found = [torch.zeros_like(p) if grad is None else grad for p, grad in zip(model.parameters(), gradients, strict=True)]
+    return [*found, found[0].new_tensor([grad is not None for grad in gradients])]
+
+
+def unpack(sent: torch.Tensor, model: nn.Module) -> torch.Tensor:
+    """The inverse of `pack` on a flat tensor. Returns what follows in it.
+
+    An optimizer leaves parameters without a gradient alone. With zeros, weight decay and momentum would move them.
+    """
+    parameters = list(model.parameters())
+    sizes = [*(p.numel() for p in parameters), len(parameters)]
+    *parts, marks, rest = sent.split([*sizes, sent.numel() - sum(sizes)])
+    for parameter, part, mark in zip(parameters, parts, marks.tolist(), strict=True):
+        parameter.grad = torch.empty_like(parameter).copy_(part.view(parameter.shape)) if mark else None
+    return rest
 
 
 def replica(compute: GradientComputer, strategy: Strategy) -> GradientComputer:
