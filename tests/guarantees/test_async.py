@@ -227,6 +227,12 @@ def test_it_saves_at_the_end_of_every_epoch(train, every, best):
     assert [(state["step"], state["epoch_step"]) for state in states] == [(5, 5), (10, 5), (15, 5), (20, 5)]
 
 
+def test_it_saves_exactly_after_the_steps_that_the_recipe_asks_for(train):
+    often = ("--checkpoint.every-steps", "3", "--checkpoint.history", "all", "--checkpoint.no-best", "--max-steps", "15")
+    run = train("every-3", 3, *ASYNC, *often, sabotage="others_first")
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [f"step-{n:08}" for n in (3, 6, 9, 12, 15)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_number_formats(train, precision):

@@ -47,7 +47,6 @@ class AsyncTrainer(BaseTrainer):
         self._unreported: list[Step] = []  # applied, but not yet passed to the trackers
         self._to_evaluate: deque[tuple[Progress, Snapshot]] = deque()
         self._to_save: deque[Snapshot] = deque()
-        self._save_due = False
         self._applied_at = time.perf_counter()
         self._collected = time.monotonic()
 
@@ -152,8 +151,7 @@ class AsyncTrainer(BaseTrainer):
             with self._server.lock:
                 self._to_evaluate.popleft()
                 self._server.lock.notify_all()
-        if self._save_due or self.saver.due():
-            self._save_due = False
+        if self.saver.due():
             with self._server.lock:
                 self._to_save.append(self._snapshot())
         self._save()
@@ -199,9 +197,11 @@ class AsyncTrainer(BaseTrainer):
         progress.missing = self._server.ledger.missing
         self._record(worker, report, age, lr, gradient.numel() * gradient.element_size())
         every = self.recipe.checkpoint.every_steps
-        self._save_due |= every is not None and progress.step % every == 0
+        save = (every is not None and progress.step % every == 0) or self.epoch_save_due()
         if progress.epoch_step == self.steps_per_epoch or progress.step == self.total_steps:
-            self._end_epoch(save=self.epoch_save_due())
+            self._end_epoch(save)
+        elif save:
+            self._to_save.append(self._snapshot())
 
     def _end_epoch(self, save: bool = False) -> None:
         progress = self.progress
