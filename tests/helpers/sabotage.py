@@ -179,9 +179,9 @@ def one_slow_worker() -> None:
         self._submitted_at = time.perf_counter()
         return replace(report, seconds=self._submitted_at - begin)
 
-    def slowly_evaluate(self, past, snapshot):
+    def slowly_evaluate(self, due):
         time.sleep(0.3)  # others update the weights meanwhile
-        return evaluate(self, past, snapshot)
+        return evaluate(self, due)
 
     worker.Worker.work, trainer.AsyncTrainer._evaluate = slowly, slowly_evaluate
     recording_steps()

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from worldsize.checkpoint import Snapshot
 from worldsize.data.images.crops import five_crops
@@ -36,6 +37,15 @@ from worldsize.training.progress import Progress
 _POLL_S = 0.2  # how often an idle rank 0 checks for other work
 
 
+@dataclass(frozen=True)
+class _Due:
+    """A state to evaluate, and what the run had counted by then, as `track.base.Epoch.details`."""
+
+    progress: Progress
+    snapshot: Snapshot
+    counted: dict[str, Any]
+
+
 @dataclass
 class AsyncTrainer(BaseTrainer):
     """Rank 0 is the parameter server and a worker, the other ranks are workers."""
@@ -45,7 +55,7 @@ class AsyncTrainer(BaseTrainer):
         self._weights = [p.detach() for p in self.state.model.parameters()]
         self._speeds = [0.0] * self.world.size
         self._unreported: list[Step] = []  # applied, but not yet passed to the trackers
-        self._to_evaluate: deque[tuple[Progress, Snapshot]] = deque()
+        self._to_evaluate: deque[_Due] = deque()
         self._to_save: deque[Snapshot] = deque()
         self._applied_at = time.perf_counter()
         self._collected = time.monotonic()
@@ -147,7 +157,7 @@ class AsyncTrainer(BaseTrainer):
         while self._to_evaluate:
             self._save()
             self._collect(everything=True)
-            result = self._evaluate(*self._to_evaluate[0])
+            result = self._evaluate(self._to_evaluate[0])
             with self._server.lock:
                 self._to_evaluate.popleft()
                 self._server.lock.notify_all()
@@ -164,7 +174,7 @@ class AsyncTrainer(BaseTrainer):
         """
         while self._to_save:
             snapshot = self._to_save[0]
-            if self._to_evaluate and self._to_evaluate[0][0].step < snapshot.step:
+            if self._to_evaluate and self._to_evaluate[0].progress.step < snapshot.step:
                 return
             self._collect(everything=True)  # resumed runs do not compute saved steps again, so report them now
             self.saver.write(snapshot)
@@ -177,9 +187,9 @@ class AsyncTrainer(BaseTrainer):
         self._collect(everything=True)
         for snapshot in self._to_save:
             self.saver.write(snapshot)
-        pending = bool(self._to_evaluate) and self._to_evaluate[-1][0].step == self.progress.step
+        pending = bool(self._to_evaluate) and self._to_evaluate[-1].progress.step == self.progress.step
         # Saving this snapshot makes a resumed run evaluate it. Evaluations of earlier states are skipped.
-        self.saver.write(self._to_evaluate[-1][1] if pending else self._snapshot(), wait=True)
+        self.saver.write(self._to_evaluate[-1].snapshot if pending else self._snapshot(), wait=True)
         raise Stopped(f"{how} after step {self.progress.step:,} of {self.total_steps:,}")
 
     def _apply(self, worker: int, report: Report, age: int) -> None:
@@ -210,9 +220,15 @@ class AsyncTrainer(BaseTrainer):
         if save or evaluate:
             snapshot = self._snapshot()
             self._to_save.extend([snapshot] * save)  # first: `_save` must not miss it before the evaluation
-            self._to_evaluate.extend([(replace(progress), snapshot)] * evaluate)
+            self._to_evaluate.extend([_Due(replace(progress), snapshot, self._counted())] * evaluate)
         if progress.step < self.total_steps:
             progress.next_epoch()
+
+    def _counted(self) -> dict[str, Any]:
+        if not self.progress.step:
+            return {}
+        ledger = self._server.ledger
+        return {"staleness": [*ledger.staleness], "dropped": sum(ledger.dropped.values()), "speeds": [*self._speeds]}
 
     def _snapshot(self) -> Snapshot:
         snapshot = self.saver.snapshot(self.progress)
@@ -258,9 +274,9 @@ class AsyncTrainer(BaseTrainer):
         self.check_finite(steps)
         self.check_broken(self.train_loader.broken.count, self.train_loader)
 
-    def _evaluate(self, past: Progress, snapshot: Snapshot) -> Result:
+    def _evaluate(self, due: _Due) -> Result:
         """Evaluate an earlier state, and save it if it is the best or the last one."""
-        begin = time.monotonic()
+        past, snapshot, begin = due.progress, due.snapshot, time.monotonic()
         model = copy.deepcopy(self.state.model)
         snapshot.wait()
         networks.load_state(model, snapshot.model)
@@ -290,10 +306,8 @@ class AsyncTrainer(BaseTrainer):
             best = self.progress.evaluated(result, past)
             updated = ("best_top1", "best_map", "best_epoch", "evaluation", "evaluated_step")  # changed since the snapshot
             past = replace(past, **{name: getattr(self.progress, name) for name in updated})
-        ledger = self._server.ledger
-        counted = {"staleness": list(ledger.staleness), "dropped": sum(ledger.dropped.values()), "speeds": self._speeds}
-        details = counted if past.step else {}
-        self.trackers.epoch(replace(past.report(result, self.plan.global_batch, time.monotonic() - begin), details=details))
+        epoch = past.report(result, self.plan.global_batch, time.monotonic() - begin)
+        self.trackers.epoch(replace(epoch, details=due.counted))
         last = past.step >= self.total_steps
         if last or (best and self.recipe.checkpoint.best):
             self.saver.write(replace(snapshot, state=snapshot.state | past.as_dict()), wait=last)
