@@ -138,6 +138,14 @@ def test_the_last_update_is_complete_when_the_run_ends(train):
     assert newest(run).name == "step-00000008"
 
 
+def test_evaluating_and_saving_are_no_part_of_a_step(train):
+    often = ("--checkpoint.every-steps", "2", "--max-steps", "10")
+    run = train("hours", 1, *ASYNC, *often, sabotage="evaluations_of_an_hour")
+    times = ("step_ms", "communication_ms", "data_ms", "compute_ms")
+    assert max(record[name] for record in records(run, "step") for name in times) < 3_600_000
+    assert json.loads((run / "result.json").read_text())["images_per_s"] > 10 * 12 / 3600
+
+
 # One slow worker
 
 SLOW_FROM, STEPS = 40, 130

@@ -34,8 +34,8 @@ from worldsize.parallel import base
 from worldsize.parallel.bitwise import strategy as bitwise
 from worldsize.parallel.ddp import compression
 from worldsize.parallel.ddp import strategy as ddp
-from worldsize.training import early_signs, lost_peers, replicas, state, step
-from worldsize.training.asynchronous import trainer, worker
+from worldsize.training import early_signs, lost_peers, replicas, saver, state, step
+from worldsize.training.asynchronous import throughput, trainer, worker
 from worldsize.watchdog import watched
 
 
@@ -214,6 +214,23 @@ def lost_while_connecting() -> None:
     """Rank 1 is killed when the processes of an asynchronous run connect."""
     if os.environ.get("RANK") == "1":
         trainer.connect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def evaluations_of_an_hour() -> None:
+    """On the clock of asynchronous training, each evaluation and each saving takes an hour more."""
+    evaluate, write, skipped = trainer.AsyncTrainer._evaluate, saver.Saver.write, 0
+
+    def late(work):
+        def run(*arguments, **options):
+            nonlocal skipped
+            skipped += 3600
+            return work(*arguments, **options)
+
+        return run
+
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + skipped, monotonic=time.monotonic)
+    trainer.time = worker.time = throughput.time = clock
+    trainer.AsyncTrainer._evaluate, saver.Saver.write = late(evaluate), late(write)
 
 
 def stopping() -> None:

@@ -59,7 +59,9 @@ class Step:
     slowest ranks with theirs. ``samples`` is a digest of the samples in order and ``chain``
     the run's fingerprint after this step (see `worldsize.runs.step_hashes`); empty: not recorded. ``details`` has values of
     specific strategies; for async: the worker that computed the gradient, its staleness in updates, and the number of
-    active workers. ``gpu_watts`` is the mean power of all GPUs together since the last steps were collected, ``gpu_busy``
+    active workers. Other times are then those of this worker, but ``step_ms`` is the time since the last update, without
+    that in which rank 0 evaluates or saves and nobody computes, and ``images_per_s`` the speed over the last five updates
+    per process. ``gpu_watts`` is the mean power of all GPUs together since the last steps were collected, ``gpu_busy``
     the share of that time in which a GPU computed (0 to 1, the mean), ``gpu_memory_gb`` the most memory that tensors had on
     one GPU, 10^9 bytes; None: unknown, or on CPUs. ``nonfinite_ranks`` are those with a loss of their own that is NaN or
     infinite; empty if all ranks have one.

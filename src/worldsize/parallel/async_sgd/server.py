@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -65,6 +66,7 @@ class Server:
         apply: updates the weights with (worker, report, staleness); called by one thread at a time.
         weights: returns a copy of the weights.
         hold: while it returns True, workers in other processes get no work.
+        stand_still: called with whether training stands still: rank 0 is `away`, and all others wait for work.
     """
 
     def __init__(
@@ -74,13 +76,17 @@ class Server:
         apply: Callable[[int, Report, int], None],
         weights: Callable[[], torch.Tensor],
         hold: Callable[[], bool] = lambda: False,
+        stand_still: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self.ledger = ledger
         self.lock = threading.Condition()
         self._apply = apply
         self._weights = weights
         self.hold = hold
+        self._stand_still = stand_still
         self._live = set(range(workers))
+        self._waiting: set[int] = set()  # for work
+        self._away = 0
         self._stopping = False
         self._failure: BaseException | None = None
 
@@ -113,7 +119,11 @@ class Server:
             None when ``patience_s`` ran out.
         """
         with self.lock:
+            self._waiting.add(worker)
+            self._look()
             waited = self.lock.wait_for(lambda: self._can_answer(worker), patience_s)
+            self._waiting.discard(worker)
+            self._look()
             if not waited:
                 return None
             steps = [] if self._over or worker not in self._live else list(self.ledger.claim(worker))
@@ -164,6 +174,23 @@ class Server:
             self.lock.notify_all()
             self.lock.wait_for(lambda: not self._live, patience_s)
 
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Around what rank 0 does instead of computing gradients: evaluating and saving."""
+        try:
+            with self.lock:
+                self._away += 1
+                self._look()
+            yield
+        finally:
+            with self.lock:
+                self._away -= 1
+                self._look()
+
+    def _look(self) -> None:
+        self._stand_still(self._away > 0 and self._live - {0} <= self._waiting)
+
     def _remove(self, worker: int) -> None:
         self._live.discard(worker)
         self.ledger.leave(worker)
+        self._look()

@@ -11,6 +11,8 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,12 +31,14 @@ from worldsize.parallel.async_sgd.step_ledger import Ledger
 from worldsize.parallel.async_sgd.strategy import max_staleness
 from worldsize.track.base import Step
 from worldsize.training import out_of_memory
+from worldsize.training.asynchronous.throughput import Throughput
 from worldsize.training.asynchronous.worker import Worker, flatten, replica, unpack
 from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result, evaluate
 from worldsize.training.progress import Progress
 
 _POLL_S = 0.2  # how often an idle rank 0 checks for other work
+_WINDOW = 5  # updates per process over which images/s are measured
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,6 @@ class AsyncTrainer(BaseTrainer):
         self._unreported: list[Step] = []  # applied, but not yet passed to the trackers
         self._to_evaluate: deque[_Due] = deque()
         self._to_save: deque[Snapshot] = deque()
-        self._applied_at = time.perf_counter()
         self._collected = time.monotonic()
 
     def fit(self) -> Result | None:
@@ -84,6 +87,8 @@ class AsyncTrainer(BaseTrainer):
 
     def _serve(self, links: dict[int, Link]) -> Result:
         """Run rank 0: serve each link from its own thread, and work in this thread."""
+        self._worker = Worker(replica(self.compute, self.state.strategy), self.train_loader, self.steps_per_epoch)
+        self._throughput = Throughput(self.plan.global_batch, _WINDOW * self.world.size)
         self._server = Server(
             self._ledger(),
             self.world.size,
@@ -91,6 +96,7 @@ class AsyncTrainer(BaseTrainer):
             lambda: flatten(self._weights),
             # Evaluating or saving is too slow: hold back the workers.
             lambda: max(len(self._to_evaluate), len(self._to_save)) > 1,
+            self._throughput.stand_still,
         )
         if self.progress.epoch_step == self.steps_per_epoch or self.progress.step >= self.total_steps:
             # The checkpoint was saved at the end of an epoch.
@@ -132,12 +138,11 @@ class AsyncTrainer(BaseTrainer):
 
     def _work_on_rank_0(self) -> Result:
         """Compute steps on rank 0, with housekeeping between them."""
-        worker = Worker(replica(self.compute, self.state.strategy), self.train_loader, self.steps_per_epoch)
         grant: Grant | None = None
         result = None
         while True:
             if grant is not None and grant.steps:
-                self._server.push(0, worker.work(grant))
+                self._server.push(0, self._worker.work(grant))
             result = self._housekeeping() or result
             with self._server.lock:  # makes an update and its consequences atomic
                 finished = self._server.ledger.finished and not self._to_evaluate
@@ -157,7 +162,8 @@ class AsyncTrainer(BaseTrainer):
         while self._to_evaluate:
             self._save()
             self._collect(everything=True)
-            result = self._evaluate(self._to_evaluate[0])
+            with self._away():
+                result = self._evaluate(self._to_evaluate[0])
             with self._server.lock:
                 self._to_evaluate.popleft()
                 self._server.lock.notify_all()
@@ -177,10 +183,19 @@ class AsyncTrainer(BaseTrainer):
             if self._to_evaluate and self._to_evaluate[0].progress.step < snapshot.step:
                 return
             self._collect(everything=True)  # resumed runs do not compute saved steps again, so report them now
-            self.saver.write(snapshot)
+            with self._away():
+                self.saver.write(snapshot)
             with self._server.lock:
                 self._to_save.popleft()
                 self._server.lock.notify_all()
+
+    @contextmanager
+    def _away(self) -> Iterator[None]:
+        """Around what takes long on rank 0 and is no part of a step."""
+        begin = time.perf_counter()
+        with self._server.away():
+            yield
+        self._worker.was_away(time.perf_counter() - begin)
 
     def _stop(self, how: str) -> None:
         self._server.stop(self.recipe.parallel.timeout_s)
@@ -231,13 +246,13 @@ class AsyncTrainer(BaseTrainer):
         return {"staleness": [*ledger.staleness], "dropped": sum(ledger.dropped.values()), "speeds": [*self._speeds]}
 
     def _snapshot(self) -> Snapshot:
-        snapshot = self.saver.snapshot(self.progress)
+        with self._server.away():
+            snapshot = self.saver.snapshot(self.progress)
         assert snapshot is not None
         return snapshot
 
     def _record(self, worker: int, report: Report, age: int, lr: float, sent_bytes: int) -> None:
-        now = time.perf_counter()
-        step_ms, self._applied_at = (now - self._applied_at) * 1000, now
+        seconds, speed = self._throughput.update()
         batch = self.plan.global_batch
         live = self._server.workers
         self._speeds[worker] = batch / max(report.seconds + report.waited_s, 1e-9)
@@ -251,9 +266,9 @@ class AsyncTrainer(BaseTrainer):
             top1=correct / batch,
             lr=lr,
             grad_norm=norm,
-            images_per_s=sum(self._speeds),
+            images_per_s=speed,
             rank_images_per_s=self._speeds,
-            step_ms=step_ms,
+            step_ms=seconds * 1000,
             data_ms=report.data_s * 1000,
             compute_ms=(report.seconds - report.data_s) * 1000,
             communication_ms=report.waited_s * 1000,

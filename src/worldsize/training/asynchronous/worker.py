@@ -50,6 +50,10 @@ class Worker:
         times = (self._submitted_at - begin, waited_s, computed.data_s())
         return Report(step, grant.version, gradient, values, *times, broken=self._loader.broken.take())
 
+    def was_away(self, seconds: float) -> None:
+        """Since its last report, this process has done something else for this long: it did not wait for work."""
+        self._submitted_at += seconds
+
     def _fetch(self, steps: list[int]) -> int:
         """Start loading the steps that are new to this worker. Returns the first step in the queue."""
         for step in steps:
