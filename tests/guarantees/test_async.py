@@ -327,6 +327,24 @@ def test_without_the_server_the_run_ends_and_resumes_from_its_last_checkpoint(tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_worker_that_stands_still_does_not_hold_up_the_end(tmp_path, interrupted):
+    process = begin(tmp_path, *DIGITS, "--max-steps", "25", rule="standing_still")
+    until_step(process, tmp_path, 1)
+    place = Path(f"/proc/{by_rank(process.pid)[1]}/stat")
+    until(lambda: place.read_text().rpartition(")")[2].split()[0] == "T", "worker 1 is stopped", running=process)
+    if interrupted:
+        process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=240)[0]  # less than parallel.timeout_s
+    assert process.returncode == (75 if interrupted else 0), output
+    assert "warning: lost worker 1 (it has sent nothing for " in output
+    run = tmp_path / "runs" / "a"
+    done = len(applied(tmp_path))
+    assert done == state(run)["step"] == len(losses(run))
+    assert interrupted or state(run)["missing"] == []
+
+
+@pytest.mark.slow
 def test_a_failure_in_the_server_is_not_reported_as_a_lost_worker(tmp_path):
     process = begin(tmp_path, *DIGITS, rule="failing_update")
     output = process.communicate(timeout=120)[0]

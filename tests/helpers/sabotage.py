@@ -24,6 +24,13 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
+from async_rules import (  # noqa: F401 they are rules, too
+    evaluations_of_an_hour,
+    lost_while_connecting,
+    others_first,
+    recording_steps,
+    standing_still,
+)
 from stalls import dead_storage, endless_step, slow_computer, slow_storage  # noqa: F401 they are rules, too
 from worldsize import cli
 from worldsize.checkpoint import writer
@@ -34,8 +41,8 @@ from worldsize.parallel import base
 from worldsize.parallel.bitwise import strategy as bitwise
 from worldsize.parallel.ddp import compression
 from worldsize.parallel.ddp import strategy as ddp
-from worldsize.training import early_signs, lost_peers, replicas, saver, state, step
-from worldsize.training.asynchronous import throughput, trainer, worker
+from worldsize.training import early_signs, lost_peers, replicas, state, step
+from worldsize.training.asynchronous import trainer, worker
 from worldsize.watchdog import watched
 
 
@@ -153,18 +160,6 @@ def counting() -> None:
     dist.all_reduce, dist.batch_isend_irecv, base.Exchange.take = counted_all_reduce, counted_batch, recorded_take
 
 
-def recording_steps() -> None:
-    """Write to applied.txt, one line per update, the step whose gradient the parameter server applied."""
-    apply = trainer.AsyncTrainer._apply
-
-    def recorded(self, worker, report, age):
-        apply(self, worker, report, age)
-        with Path("applied.txt").open("a") as file:
-            print(report.step, file=file)
-
-    trainer.AsyncTrainer._apply = recorded
-
-
 def one_slow_worker() -> None:
     """From update 40 on, a step of rank 2 takes as long as 12 updates of the others; also `recording_steps`."""
     work, evaluate = worker.Worker.work, trainer.AsyncTrainer._evaluate
@@ -195,42 +190,6 @@ def _wait_for_updates(more: int) -> None:
     while len(log.read_text().split()) < target:
         assert time.monotonic() < deadline, "the others wait for this rank"
         time.sleep(0.01)
-
-
-def others_first() -> None:
-    """Rank 0 computes no gradient while the others get work."""
-    work = trainer.AsyncTrainer._work_on_rank_0
-
-    def late(self):
-        server = self._server
-        while not (server.ledger.finished or server.hold() or server.workers == {0}):
-            time.sleep(0.01)
-        return work(self)
-
-    trainer.AsyncTrainer._work_on_rank_0 = late
-
-
-def lost_while_connecting() -> None:
-    """Rank 1 is killed when the processes of an asynchronous run connect."""
-    if os.environ.get("RANK") == "1":
-        trainer.connect = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-
-
-def evaluations_of_an_hour() -> None:
-    """On the clock of asynchronous training, each evaluation and each saving takes an hour more."""
-    evaluate, write, skipped = trainer.AsyncTrainer._evaluate, saver.Saver.write, 0
-
-    def late(work):
-        def run(*arguments, **options):
-            nonlocal skipped
-            skipped += 3600
-            return work(*arguments, **options)
-
-        return run
-
-    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + skipped, monotonic=time.monotonic)
-    trainer.time = worker.time = throughput.time = clock
-    trainer.AsyncTrainer._evaluate, saver.Saver.write = late(evaluate), late(write)
 
 
 def stopping() -> None:

@@ -131,11 +131,26 @@ def test_stop_waits_for_running_steps_and_assigns_no_more():
     assert server.ledger.missing == [0, 1, 3, 5]  # 6 was never assigned
 
 
-def test_stop_does_not_wait_forever():
+def test_stop_does_not_wait_forever(caplog):
     server, _ = serve(total=10)
     server.pull(1)
     background(server.stop, 0.01).result(TIMEOUT_S)
-    assert server.workers == {1, 2}
+    assert (server.workers, server.silent) == (set(), {1, 2})
+    assert caplog.text.count("; the run ends without it") == 2
+
+
+def test_a_silent_worker_is_given_up_and_others_take_over_its_steps(caplog):
+    server, applied = serve(total=2, workers=3)
+    grant = server.pull(1)
+    answer = waiting_pull(server, 2)
+    server.give_up(TIMEOUT_S)
+    assert server.workers == {0, 1, 2}
+    server.give_up(-1)
+    assert got(answer) == [0, 1]
+    assert server.workers == {0, 2}  # not the one that waited for work
+    server.push(1, report(grant.steps[0], grant.version))  # it wakes up
+    assert (applied, server.pull(1).steps) == ([], [])
+    assert "lost worker 1 (it has sent nothing for 0 s); 2 workers continue and take over its batches" in caplog.text
 
 
 def test_a_failure_on_rank_0_ends_all_workers():

@@ -25,7 +25,7 @@ from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause, reports
 
 _BEGUN = "begun"  # a file that exists from then on
 _BEGUN_VARIABLE = "WORLDSIZE_TRAINING_BEGUN"  # its path
-_EXIT_TIMEOUT_S = 30  # for the other ranks, after rank 0 has exited
+_EXIT_TIMEOUT_S = 10  # for the other ranks, after rank 0 has exited
 _TERMINATE_S = 5  # for processes that are asked to end before training has begun
 _POLL_S = 0.1
 

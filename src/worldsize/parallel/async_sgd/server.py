@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from worldsize.parallel.async_sgd.step_ledger import Ledger
 log = logging.getLogger(__name__)
 
 _WARN_AFTER = 10  # dropped gradients of one worker
+_LOOK_S = 0.5  # between two looks for workers that send nothing
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,9 @@ class Server:
         self._live = set(range(workers))
         self._waiting: set[int] = set()  # for work
         self._away = 0
+        self._heard_at = dict.fromkeys(range(workers), time.monotonic())
+        self._longest_s = 0.0  # that a gradient took
+        self.silent: set[int] = set()  # workers that were given up although they are still connected
         self._stopping = False
         self._failure: BaseException | None = None
 
@@ -96,8 +101,13 @@ class Server:
         return frozenset(self._live)
 
     def push(self, worker: int, report: Report) -> None:
-        """Apply a worker's gradient, unless it is too old."""
+        """Apply a worker's gradient, unless it is too old, or the worker was given up."""
         with self.lock:
+            if worker in self.silent:
+                return
+            now = time.monotonic()
+            self._longest_s = max(self._longest_s, now - self._heard_at[worker])
+            self._heard_at[worker] = now
             if report.gradient is None:
                 self.ledger.give_back(worker, report.step)
             elif (age := self.ledger.deliver(worker, report.step, report.version)) is not None:
@@ -123,6 +133,7 @@ class Server:
             self._look()
             waited = self.lock.wait_for(lambda: self._can_answer(worker), patience_s)
             self._waiting.discard(worker)
+            self._heard_at[worker] = time.monotonic()
             self._look()
             if not waited:
                 return None
@@ -142,10 +153,11 @@ class Server:
     def _over(self) -> bool:
         return self._stopping or self.ledger.finished or self._failure is not None
 
-    def fail(self, failure: BaseException) -> None:
-        """Rank 0 failed: no worker gets more work, and `check` raises the failure."""
+    def fail(self, failure: BaseException, serving: int = 0) -> None:
+        """Rank 0 failed, while ``serving`` this worker: no worker gets more work, and `check` raises the failure."""
         with self.lock:
             self._failure = self._failure or failure
+            self._remove(serving)
             self.lock.notify_all()
 
     def check(self) -> None:
@@ -161,18 +173,30 @@ class Server:
             self._remove(worker)
             # gloo messages begin with the place in its source: "[/pytorch/.../pair.cc:547] Connection closed by peer ..."
             reason = re.sub(r"^\[\S+\] ", "", str(why).strip().partition("\n")[0])
-            log.warning(
-                "lost worker %d (%s); %d workers continue and take over its batches", worker, reason, len(self._live)
-            )
+            if self._over:
+                log.warning("lost worker %d (%s); the run ends without it", worker, reason)
+            else:
+                others = len(self._live)
+                log.warning("lost worker %d (%s); %d workers continue and take over its batches", worker, reason, others)
             self.lock.notify_all()
 
+    def give_up(self, patience_s: float) -> None:
+        """Lose the workers that have sent nothing for this many seconds more than three times the longest gradient took."""
+        with self.lock:
+            for worker in sorted(self._live - self._waiting - {0}):
+                seconds = time.monotonic() - self._heard_at[worker]
+                if seconds > patience_s + 3 * self._longest_s:
+                    self.silent.add(worker)
+                    self.lose(worker, TimeoutError(f"it has sent nothing for {seconds:.0f} s"))
+
     def stop(self, patience_s: float) -> None:
-        """Stop handing out steps, and wait until the workers have sent their last gradients."""
+        """Stop handing out steps, and wait until the workers have sent their last gradients, or are given up."""
         with self.lock:
             self._stopping = True
             self._remove(0)
             self.lock.notify_all()
-            self.lock.wait_for(lambda: not self._live, patience_s)
+            while not self.lock.wait_for(lambda: not self._live, min(patience_s, _LOOK_S)):
+                self.give_up(patience_s)
 
     @contextmanager
     def away(self) -> Iterator[None]:

@@ -1,12 +1,13 @@
 """The loop of asynchronous SGD: all ranks are workers, and rank 0 is also the parameter server.
 
-See `parallel.async_sgd.server` for the algorithm. No process waits for another; rank 0 evaluates a copy of the weights
-while the others continue.
+See `parallel.async_sgd.server` for the algorithm. No process waits for another before the end; rank 0 evaluates a copy of
+the weights while the others continue.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import threading
 import time
@@ -37,7 +38,10 @@ from worldsize.training.base_trainer import BaseTrainer
 from worldsize.training.evaluation import Result, evaluate
 from worldsize.training.progress import Progress
 
+log = logging.getLogger(__name__)
+
 _POLL_S = 0.2  # how often an idle rank 0 checks for other work
+_PATIENCE_S = 10.0  # at the end, with a worker that sends nothing, beyond the time that it may need
 _WINDOW = 5  # updates per process over which images/s are measured
 
 
@@ -101,18 +105,25 @@ class AsyncTrainer(BaseTrainer):
         if self.progress.epoch_step == self.steps_per_epoch or self.progress.step >= self.total_steps:
             # The checkpoint was saved at the end of an epoch.
             self._end_epoch()
-        threads = [threading.Thread(target=self._serve_worker, args=(w, link), daemon=True) for w, link in links.items()]
-        for thread in threads:
+        threads = {w: threading.Thread(target=self._serve_worker, args=(w, link), daemon=True) for w, link in links.items()}
+        for thread in threads.values():
             thread.start()
         try:
-            result = self._work_on_rank_0()
+            return self._work_on_rank_0()
         except BaseException as error:
             self._server.fail(error)
             raise
         finally:
-            for thread in threads:
-                thread.join(self.recipe.parallel.timeout_s)
-        return result
+            self._server.stop(_PATIENCE_S)
+            self._join(threads)
+
+    def _join(self, threads: dict[int, threading.Thread]) -> None:
+        """Wait until all workers that still answer have got their last message."""
+        deadline = time.monotonic() + _PATIENCE_S
+        for worker in threads.keys() - self._server.silent:
+            threads[worker].join(max(0.0, deadline - time.monotonic()))
+            if threads[worker].is_alive():
+                log.warning("worker %d does not take its last message; the run ends without it", worker)
 
     def _ledger(self) -> Ledger:
         progress = self.progress
@@ -134,7 +145,7 @@ class AsyncTrainer(BaseTrainer):
         except Lost as error:
             self._server.lose(worker, error)
         except Exception as error:
-            self._server.fail(error)
+            self._server.fail(error, worker)
 
     def _work_on_rank_0(self) -> Result:
         """Compute steps on rank 0, with housekeeping between them."""
@@ -149,6 +160,8 @@ class AsyncTrainer(BaseTrainer):
             if finished:
                 break
             grant = self._server.pull(0, _POLL_S)
+            if grant is None:  # the last steps are with the others
+                self._server.give_up(_PATIENCE_S)
         assert result is not None  # there is an evaluation after the last step
         return result
 
@@ -198,7 +211,7 @@ class AsyncTrainer(BaseTrainer):
         self._worker.was_away(time.perf_counter() - begin)
 
     def _stop(self, how: str) -> None:
-        self._server.stop(self.recipe.parallel.timeout_s)
+        self._server.stop(_PATIENCE_S)
         self._collect(everything=True)
         for snapshot in self._to_save:
             self.saver.write(snapshot)
