@@ -36,8 +36,8 @@ def test_a_stem_is_not_a_pattern(tmp_path):
     ("stem", "name"), [("my recipe", "my-recipe-1"), (".hidden", "hidden-1"), ("ü", "run-1"), ("a" * 250, "a" * 180 + "-1")]
 )
 def test_a_stem_becomes_a_valid_name(tmp_path, stem, name):
-    assert run_folder.free_name(tmp_path, stem) == run_folder.create(tmp_path, None, stem).name == name
-    run_folder.check_name(tmp_path, run_folder.free_name(tmp_path, stem))
+    assert run_folder.create(tmp_path, None, stem).name == name
+    assert run_folder.name_problem(name) == ""
 
 
 def test_a_named_run_gets_its_name(tmp_path):

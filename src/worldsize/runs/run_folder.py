@@ -108,12 +108,6 @@ def removed_if_unwritten(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def free_name(out: Path, stem: str) -> str:
-    """The next free ``stem-N`` in ``out``."""
-    stem = _valid(stem)
-    return f"{stem}-{_free_number(out, stem) if out.is_dir() else 1}"
-
-
 def _valid(stem: str) -> str:
     """The stem with '-' for what a name cannot have, so that a recipe's file can have any name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip("._-")[: _LONGEST_NAME - 20] or "run"
