@@ -17,9 +17,9 @@ from worldsize.api import training
 from worldsize.errors import Stopped, WorldsizeError
 from worldsize.runs.run_folder import RunFolder
 
-# What a program does instead of training.
-WAITS = "import os, signal; print('begun', flush=True); signal.pause()"
-LEAVES = "import os, signal; signal.signal(15, lambda *_: os._exit({code})); print('begun', flush=True); signal.pause()"
+# What a program does instead of training. `signal.pause` would miss a signal that arrives just before it.
+WAITS = "import time; print('begun', flush=True)\nwhile True: time.sleep(0.1)"
+LEAVES = "import os, signal; signal.signal(15, lambda *_: os._exit({code})); " + WAITS
 RECORDS = "open('runs/a/history.jsonl', 'a').write('{{\"event\": \"{event}\"}}\\n'); "
 
 

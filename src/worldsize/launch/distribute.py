@@ -12,6 +12,7 @@ from worldsize.distributed.rank import LOCAL_LAUNCH, RankInfo, threads_per_proce
 from worldsize.distributed.stop_signals import StopFlag, end_with_parent
 from worldsize.errors import UserError
 from worldsize.launch.failure import fail
+from worldsize.launch.local import ERROR_VARIABLE
 from worldsize.launch.restarts import Restarts
 
 
@@ -51,7 +52,9 @@ def distribute(
         )
     # OpenMP reads its number of threads when torch is imported.
     os.environ["OMP_NUM_THREADS"] = str(threads_per_process(rank_info))
-    stop = StopFlag(launched=rank_info.size > 1, speak=rank_info.rank == 0)
+    # Linux may send the signal of `end_with_parent` twice if the parent, such as a notebook's kernel, had several threads.
+    launched = rank_info.size > 1 or ERROR_VARIABLE in os.environ
+    stop = StopFlag(launched, speak=rank_info.rank == 0)
     stop.install()
     if LOCAL_LAUNCH in os.environ:
         end_with_parent()
