@@ -259,17 +259,17 @@ def forbidden(error: BaseException) -> str | None:
 
 
 def refuse_closed(folder: Path) -> None:
-    """Do nothing unless this user may not enter the folder: to `Path.exists` and others, it is empty since Python 3.14.
+    """Do nothing unless a folder cannot be entered: to `Path.exists` and others, it is empty since Python 3.14.
 
     Raises:
-        PermissionError: of ``folder``.
+        OSError: of ``folder``, such as PermissionError; not if there is no such folder.
     """
     try:
         os.stat(os.path.join(folder, "."))
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except PermissionError as error:
-        raise PermissionError(error.errno, error.strerror, str(folder)) from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from None
 
 
 def no_path(error: BaseException) -> str | None:

@@ -160,7 +160,7 @@ def open_existing(path: Path) -> RunFolder:
 
     Raises:
         UserError: ``path`` is not a run folder.
-        PermissionError: this user may not enter it.
+        OSError: it cannot be entered.
     """
     refuse_closed(path)
     folder = RunFolder(path)
