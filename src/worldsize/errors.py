@@ -215,6 +215,13 @@ def of_system(message: str, error: OSError) -> WorldsizeError:
     return StoreUnreachable(message) if of_the_place(error) else UserError(message)
 
 
+def unanswered(error: BaseException) -> str | None:
+    """What to say if a file could not be used because of its disk, the network or a limit; None: it is another error."""
+    if isinstance(error, OSError) and error.filename is not None and of_the_place(error):
+        return f"{named_in(error)}: {error.strerror}"
+    return None
+
+
 _SHOWN = 60  # characters of a path that is too long
 # What whoever runs a command can change: a disk is full, or takes no files, or none of this size.
 _UNWRITABLE = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG") if hasattr(errno, name))

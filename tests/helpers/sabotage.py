@@ -33,7 +33,7 @@ from async_rules import (  # noqa: F401 they are rules, too
 )
 from stalls import dead_storage, endless_step, slow_computer, slow_storage  # noqa: F401 they are rules, too
 from worldsize import cli
-from worldsize.checkpoint import writer
+from worldsize.checkpoint import format, writer
 from worldsize.data.loading import loader
 from worldsize.distributed import stop_signals, tree_sum
 from worldsize.models import factory
@@ -128,6 +128,16 @@ def full_gpu_of_rank_1() -> None:
         return run(self, batches, number, *arguments)
 
     step.StepRunner.run = failing
+
+
+def unreadable_on_rank_1() -> None:
+    """Rank 1 cannot read checkpoints: its disk fails."""
+    if os.environ["RANK"] == "1":
+
+        def failing(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+        format.sha256 = failing
 
 
 def counting() -> None:

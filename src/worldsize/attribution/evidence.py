@@ -12,7 +12,7 @@ import yaml
 
 from worldsize import parallel
 from worldsize.attribution.step_time import NEWER, PARTS
-from worldsize.errors import UserError
+from worldsize.errors import UserError, of_system
 from worldsize.runs import history
 from worldsize.runs.run_folder import RunFolder
 from worldsize.track.base import Window
@@ -110,6 +110,7 @@ def read(folder: RunFolder) -> Evidence:
 
     Raises:
         UserError: the run recorded no timing.
+        StoreUnreachable: its disk or the network does not answer.
     """
     try:
         recipe = yaml.safe_load(folder.recipe.read_text("utf-8"))
@@ -123,7 +124,9 @@ def read(folder: RunFolder) -> Evidence:
         ) from None
     except (TypeError, KeyError):
         raise UserError(f"{folder.recipe} is damaged: it has no settings of a run") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise of_system(f"{error.filename or folder.path}: {error.strerror}", error) from None
+    except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{folder.path}: {error}") from None
     windows, damaged = [], 0
     for line in lines:

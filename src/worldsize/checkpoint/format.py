@@ -22,7 +22,9 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from worldsize.errors import CheckpointError
+from worldsize.errors import CheckpointError, StoreUnreachable, of_the_place
 from worldsize.runs import resumable, run_folder
 
 log = logging.getLogger(__name__)
@@ -78,8 +80,27 @@ def check(checkpoint: Path, rank: int | None = None, hashes: bool = True) -> Non
 
     Raises:
         CheckpointError: missing or damaged; the message names the file.
+        StoreUnreachable: it cannot be read, because of its disk or the network.
     """
     _check(checkpoint, _manifest(checkpoint), rank, hashes)
+
+
+@contextmanager
+def _read(checkpoint: Path) -> Iterator[None]:
+    """Around reading its files: a disk that does not answer damages none, or a run would go back to an older checkpoint.
+
+    Raises:
+        StoreUnreachable: a file cannot be read, because of its disk or the network.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not of_the_place(error):
+            raise
+        raise StoreUnreachable(
+            f"{error.filename or checkpoint} cannot be read: {error.strerror}. If that lasts, move {checkpoint} out of the "
+            "run: an older checkpoint is used then"
+        ) from None
 
 
 def _manifest(checkpoint: Path) -> dict[str, tuple[int, str]]:
@@ -87,9 +108,12 @@ def _manifest(checkpoint: Path) -> dict[str, tuple[int, str]]:
 
     Raises:
         CheckpointError: the manifest is missing, damaged or of an unknown format.
+        StoreUnreachable: as `check`.
     """
     try:
-        manifest = json.loads((checkpoint / "manifest.json").read_text(), object_pairs_hook=_unique)
+        with _read(checkpoint):
+            text = (checkpoint / "manifest.json").read_text()
+        manifest = json.loads(text, object_pairs_hook=_unique)
         if manifest["format"] not in (1, FORMAT):
             raise CheckpointError(
                 f"{checkpoint}: format {manifest['format']} is not supported; this version reads 1 to {FORMAT}"
@@ -121,14 +145,24 @@ def _check(checkpoint: Path, files: dict[str, tuple[int, str]], rank: int | None
         if of_another and rank != 0:
             continue
         path = checkpoint / name
-        if path.parent != checkpoint or path.is_symlink():
-            raise CheckpointError(f"{checkpoint}: {name} is outside the checkpoint folder")
-        if not path.is_file():
-            raise CheckpointError(f"{checkpoint}: {name} is missing")
-        if (actual := path.stat().st_size) != size:
-            raise CheckpointError(f"{checkpoint}: {name} has {actual} bytes instead of {size}")
-        if hashes and not of_another and sha256(path) != digest:
-            raise CheckpointError(f"{checkpoint}: {name} is damaged (SHA-256 mismatch)")
+        with _read(checkpoint):
+            if path.parent != checkpoint or path.is_symlink():
+                raise CheckpointError(f"{checkpoint}: {name} is outside the checkpoint folder")
+            if (actual := _size(path)) is None:
+                raise CheckpointError(f"{checkpoint}: {name} is missing")
+            if actual != size:
+                raise CheckpointError(f"{checkpoint}: {name} has {actual} bytes instead of {size}")
+            if hashes and not of_another and sha256(path) != digest:
+                raise CheckpointError(f"{checkpoint}: {name} is damaged (SHA-256 mismatch)")
+
+
+def _size(path: Path) -> int | None:
+    """The size of a file in bytes, None if it is missing. Raises OSError, which `Path.is_file` hides since Python 3.14."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def network_digest(checkpoint: Path) -> str:
@@ -165,6 +199,7 @@ def read(checkpoint: Path, rank: int | None = None) -> Snapshot:
 
     Raises:
         CheckpointError: it is damaged.
+        StoreUnreachable: as `check`.
     """
     files = _manifest(checkpoint)
     _check(checkpoint, files, rank)
@@ -178,8 +213,9 @@ def read(checkpoint: Path, rank: int | None = None) -> Snapshot:
         if _ALL_RANKS in files:
             ranks = _by_rank(load_file(checkpoint / _ALL_RANKS))
         average, samples = (load_file(checkpoint / name) if name in files else {} for name in (AVERAGE, SAMPLES))
-        state = json.loads((checkpoint / "state.json").read_text())
-        recipe = (checkpoint / "recipe.yaml").read_text()
+        with _read(checkpoint):
+            state = json.loads((checkpoint / "state.json").read_text())
+            recipe = (checkpoint / "recipe.yaml").read_text()
         return Snapshot(model, optimizer, ranks, state, recipe, average=average, samples=samples)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: {error}") from None
@@ -209,6 +245,7 @@ def newest_valid(folder: Path, rank: int | None = None) -> Path | None:
 
     Raises:
         CheckpointError: there are checkpoints, but all of them are damaged.
+        StoreUnreachable: as `check`.
     """
     if (newest := next(_valid(folder, rank), None)) is None and (candidates := list_checkpoints(folder)):
         raise all_damaged(folder, len(candidates))
@@ -248,6 +285,7 @@ def find(target: Path) -> Path:
 
     Raises:
         CheckpointError: damaged, or the run has none.
+        StoreUnreachable: as `check`.
         UserError: neither a checkpoint nor a run.
     """
     if (target / "manifest.json").is_file():

@@ -12,7 +12,17 @@ from collections.abc import Sequence
 
 from worldsize import __version__
 from worldsize.cli import stdout, usage
-from worldsize.errors import SIGNAL_BASE, UserError, WorldsizeError, forbidden, no_path, not_installed, unwritable
+from worldsize.errors import (
+    SIGNAL_BASE,
+    StoreUnreachable,
+    UserError,
+    WorldsizeError,
+    forbidden,
+    no_path,
+    not_installed,
+    unanswered,
+    unwritable,
+)
 from worldsize.launch import entry_point
 
 
@@ -35,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail("", SIGNAL_BASE + signal.SIGPIPE)
     except Exception as error:
         stdout.flush_or_drop()
+        if (problem := unanswered(error)) is not None:
+            return fail_alone(problem, StoreUnreachable.exit_code)
         problem = unwritable(error) or forbidden(error) or no_path(error) or not_installed(error)
         if problem is not None:
             return fail_alone(problem, UserError.exit_code)

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from worldsize.config.recipe import Recipe
 from worldsize.config.wording import quoted
-from worldsize.errors import UserError, did_you_mean
+from worldsize.errors import UserError, did_you_mean, of_system
 
 
 def names() -> list[str]:
@@ -174,7 +174,7 @@ def _read_file(path: str) -> str:
         try:
             return Path(path).expanduser().read_text("utf-8")
         except OSError as error:
-            raise UserError(f"cannot read the recipe {path}: {error.strerror}") from None
+            raise of_system(f"cannot read the recipe {path}: {error.strerror}", error) from None
         except UnicodeDecodeError:
             raise UserError(f"the recipe {path} is not a text file") from None
     if (Path(path).expanduser() / "recipe.yaml").is_file():

@@ -14,7 +14,7 @@ from worldsize.bench.scaling import origin
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.batch_plan import GPU_BATCH
-from worldsize.errors import UserError
+from worldsize.errors import UserError, of_system
 from worldsize.plan.fit import Measurement
 from worldsize.plan.forecast import cluster_of
 from worldsize.plan.job import Job
@@ -94,7 +94,7 @@ def _facts(path: Path) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads(path.read_text("utf-8"))
         int(facts["world_size"]), _on_cpu(facts)
     except OSError as error:
-        raise UserError(f"--from {path.parent}: {path.name}: {error.strerror}") from None
+        raise of_system(f"--from {path.parent}: {path.name}: {error.strerror}", error) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"--from {path.parent}: {path.name} does not say how many processes ran, and on what") from None
     return facts

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worldsize.errors import UserError
+from worldsize.errors import of_system
 from worldsize.plan.arguments import Plan
 from worldsize.plan.forecast import Forecast, Range
 from worldsize.plan.prediction import FLAGS, Predicted
@@ -56,12 +56,12 @@ def write(path: Path, source: str, asked: Plan, predicted: Predicted) -> None:
     """Write everything as JSON.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError, StoreUnreachable: the file cannot be written.
     """
     try:
         write_json(path, as_json(source, asked, predicted))
     except OSError as error:
-        raise UserError(f"--json {path}: {error.strerror}") from None
+        raise of_system(f"--json {path}: {error.strerror}", error) from None
 
 
 def as_json(source: str, asked: Plan, predicted: Predicted) -> dict[str, Any]:

@@ -43,6 +43,8 @@ def table(folder: Path, now: float) -> list[tuple[str, ...]]:
             runs.append(read(path.parent))
         except UserError:
             unreadable.append((path.parent.name, "unreadable recipe", "", "", "", ""))
+        except OSError as error:
+            unreadable.append((path.parent.name, f"cannot be read: {error.strerror}", "", "", "", ""))
     if not runs and not unreadable:
         raise UserError(f"{folder} has no runs: pass the folder that has the runs (train --out)")
     known = measures.every(runs) or [measures.TOP1]

@@ -14,6 +14,7 @@ import yaml
 from worldsize.attribution import evidence
 from worldsize.attribution.evidence import Evidence
 from worldsize.errors import UserError
+from worldsize.runs import atomic
 from worldsize.runs.run_folder import RunFolder, checkpoint_folders, open_existing, step_of
 
 Record = dict[str, Any]
@@ -146,13 +147,15 @@ def read(path: Path) -> Run:
     """The run in ``path``. Lines that a crash truncated are counted, not fatal.
 
     Raises:
-        UserError: not a run folder, or its recipe cannot be read.
+        UserError: not a run folder, or its recipe is damaged.
+        OSError: a file that is there cannot be read.
     """
     folder = open_existing(path)
     try:
-        recipe = yaml.safe_load(folder.recipe.read_text("utf-8"))
+        with atomic.naming(folder.recipe):
+            recipe = yaml.safe_load(folder.recipe.read_text("utf-8"))
         recipe["data"]["name"]
-    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
+    except (ValueError, yaml.YAMLError, TypeError, KeyError):
         raise UserError(f"{folder.recipe} is not the recipe of a run") from None
     records, damaged = parse(_text(folder.metrics))
     return Run(
@@ -283,9 +286,11 @@ def _modified(path: Path) -> float | None:
 
 
 def _text(path: Path) -> str:
+    """The content of a text file; empty without such a file."""
     try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
+        with atomic.naming(path):
+            return path.read_text("utf-8", errors="replace")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ""
 
 

@@ -13,7 +13,7 @@ from worldsize import checkpoint, parallel
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe, Track
 from worldsize.distributed.rank import local_rank_info, threads_per_process
-from worldsize.errors import SUCCESS, CheckpointError, Stopped, UserError, WorldsizeError
+from worldsize.errors import SUCCESS, CheckpointError, Stopped, UserError, WorldsizeError, of_system
 from worldsize.reproduce import training_process
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training import environment
@@ -92,13 +92,13 @@ def records_of(run: RunFolder, kind: Literal["step", "epoch"]) -> list[dict[str,
     """The records of this kind in metrics.jsonl, in order.
 
     Raises:
-        UserError: it cannot be read.
+        UserError, StoreUnreachable: it cannot be read.
     """
     try:
         lines = run.metrics.read_text("utf-8").splitlines()
         records = [json.loads(line) for line in lines]
     except OSError as error:
-        raise UserError(f"{run.metrics}: {error.strerror}") from None
+        raise of_system(f"{run.metrics}: {error.strerror}", error) from None
     except ValueError:
         raise UserError(f"{run.metrics} is damaged: a line is not JSON") from None
     return [record for record in records if record["kind"] == kind]
@@ -161,12 +161,15 @@ def environment_of(run: RunFolder) -> dict[str, Any]:
     """environment.json of the run.
 
     Raises:
-        UserError: it is missing or damaged.
+        UserError: it is missing or damaged, or may not be read.
+        StoreUnreachable: its disk or the network does not answer.
     """
     try:
         found: dict[str, Any] = json.loads(run.environment.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         raise UserError(f"{run.environment} is missing or damaged") from None
+    except OSError as error:
+        raise of_system(f"{run.environment}: {error.strerror}", error) from None
     return found
 
 

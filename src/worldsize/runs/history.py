@@ -34,7 +34,7 @@ def steps_at_other_sizes(path: Path) -> int:
     """The steps that were done when the run got its last number of processes. 0 if it always had it, or has no history."""
     try:
         lines = path.read_text("utf-8", errors="replace").splitlines()
-    except OSError:
+    except FileNotFoundError:
         return 0
     found = 0
     size = None

@@ -181,12 +181,20 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
     One that was moved out of the way of a newer save of its step counts if that save did not take its place: the process
     was killed between the two.
+
+    Raises:
+        OSError: the folder cannot be listed, or what is in it.
     """
-    found: list[Path] = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        step, replaced, _ = path.name.partition(REPLACED)
-        if CHECKPOINT_NAME.fullmatch(step) and path.is_dir() and not (replaced and (folder / step).is_dir()):
-            found.append(path)
+    try:
+        with os.scandir(folder) as entries:
+            names = {entry.name for entry in entries if entry.is_dir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = []
+    for name in names:
+        step, replaced, _ = name.partition(REPLACED)
+        if CHECKPOINT_NAME.fullmatch(step) and not (replaced and step in names):
+            found.append(folder / name)
     return found
 
 

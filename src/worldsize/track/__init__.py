@@ -1,7 +1,8 @@
 """Metric trackers. A tracker is a module with a class ``Tracker(base.Tracker)``, listed in
 `worldsize.config.recipe.TrackerName`; console and JSONL are always active.
 
-A tracker that fails is disabled with a warning; it never stops training.
+A tracker that fails is disabled with a warning; it never stops training. Only a run whose record (JSONL) cannot be written
+from the beginning does not start.
 """
 
 from __future__ import annotations
@@ -64,25 +65,28 @@ def check(settings: Track) -> None:
         _module(name)
 
 
-def build(settings: Track, folder: RunFolder, resumed_step: int) -> Trackers:
-    """Console, JSONL, the recipe's trackers and, in a TrainJob's pod, Kubeflow's, for rank 0."""
+def build(settings: Track, folder: RunFolder, resumed_step: int, rank: int = 0) -> Trackers:
+    """Console, JSONL, the recipe's trackers and, in a TrainJob's pod, Kubeflow's, for rank 0. Other ranks have none.
+
+    Raises:
+        OSError: the files of the run's record cannot be read or written. Another start may write them.
+    """
+    if rank != 0:
+        return Trackers([])
     trackers = []
     in_trainjob = ["kubeflow"] if kubeflow.requested() else []
     for name in ("console", "jsonl", *settings.trackers, *in_trainjob):
         try:
             trackers.append(_module(name).Tracker(settings, folder, resumed_step))
         except Exception as error:
+            if name == "jsonl" and isinstance(error, OSError):
+                raise
             _warn_disabled(name, error)
     return Trackers(trackers)
 
 
 def _warn_disabled(name: str, error: BaseException) -> None:
     log.warning("tracker %s failed and is now disabled: %r", name.rpartition(".")[2], error)
-
-
-def silent() -> Trackers:
-    """No trackers, for all ranks other than 0."""
-    return Trackers([])
 
 
 def _module(name: str):  # type: ignore[no-untyped-def]

@@ -99,10 +99,13 @@ def _rounded(value: Any, exact: bool = False) -> Any:
 def _drop(path: Path, lost: Callable[[dict[str, Any]], bool]) -> None:
     """Drop the lines that are ``lost``: a crash came before a checkpoint had them, so they are computed again."""
     kept = []
-    for line in path.read_text("utf-8").splitlines(keepends=True):
+    with atomic.naming(path):
+        lines = path.read_text("utf-8").splitlines(keepends=True)
+    for line in lines:
         try:
             if not lost(json.loads(line)):
                 kept.append(line)
         except (ValueError, KeyError):  # line truncated by the crash
             continue
-    atomic.write_text(path, "".join(kept))
+    if len(kept) < len(lines):
+        atomic.write_text(path, "".join(kept))

@@ -267,7 +267,7 @@ def _assemble(
         lr_batch=parallel.lr_batch(recipe.parallel, plan, world.rank_info),
         train_loader=train_loader(recipe, dataset.train, plan, world),
         val_loader=val_loader(recipe, dataset.val, world),
-        trackers=track.build(recipe.track, folder, progress.step) if world.is_main else track.silent(),
+        trackers=world.collectively(lambda: track.build(recipe.track, folder, progress.step, world.rank)),
         saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, recipe_files.to_yaml(recipe), facts, saved),
         stop=stop,
         stop_after=setting.request.stop_after,

@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -16,7 +17,7 @@ from worldsize.data import file_sizes
 from worldsize.data.samples import Dataset
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.world import World
-from worldsize.errors import CheckpointError, UserError
+from worldsize.errors import CheckpointError, UserError, refuse_closed
 from worldsize.runs import resumable
 from worldsize.runs.run_folder import RunFolder
 from worldsize.runs.run_lock import RunLock
@@ -87,14 +88,23 @@ def autoresumed(request: TrainRequest, world: World) -> TrainRequest:
     Raises:
         UserError: what rank 0 finds is not a run.
         CheckpointError: the run has lost its checkpoints.
+        StoreUnreachable: its disk or the network does not answer.
     """
     if not request.autoresume or request.name is None:
         return request
     folder = RunFolder(request.out / request.name)
-    if not world.from_main(folder.path.exists()):
+    if not world.from_main(world.collectively(lambda: _has_begun(folder) if world.is_main else False)):
         return request
-    world.collectively(lambda: resumable.check_started(folder) if world.is_main else None)
     return replace(request, resume=folder)
+
+
+def _has_begun(folder: RunFolder) -> bool:
+    """Whether there is a run to continue; errors as `autoresumed`, or OSError."""
+    refuse_closed(folder.path)
+    if not folder.path.exists():
+        return False
+    resumable.check_started(folder)
+    return True
 
 
 def locked(request: TrainRequest, world: World, lock: RunLock) -> TrainRequest:
@@ -145,16 +155,14 @@ def _newest(folder: Path, owner: int, world: World) -> checkpoint.Snapshot | Non
 
     Raises:
         CheckpointError: there are checkpoints, but each is damaged.
+        StoreUnreachable: one cannot be read, because of its disk or the network.
         UserError: a rank does not see rank 0's checkpoints.
     """
-    candidates = world.from_main(checkpoint.list_checkpoints(folder) if world.is_main else [])
+    listed = world.collectively(lambda: checkpoint.list_checkpoints(folder) if world.is_main else [])
+    candidates = world.from_main(listed)
     world.collectively(lambda: _assert_visible(candidates))
     for candidate in candidates:
-        snapshot, damage = None, ""
-        try:
-            snapshot = checkpoint.read(candidate, owner)
-        except CheckpointError as error:
-            damage = str(error)
+        snapshot, damage = world.collectively(partial(_read, candidate, owner))
         damages = [other for other in world.gather(damage) if other]
         if not damages:
             return snapshot
@@ -165,8 +173,17 @@ def _newest(folder: Path, owner: int, world: World) -> checkpoint.Snapshot | Non
     return None
 
 
+def _read(path: Path, owner: int) -> tuple[checkpoint.Snapshot | None, str]:
+    """The checkpoint, or what is damaged in it."""
+    try:
+        return checkpoint.read(path, owner), ""
+    except CheckpointError as error:
+        return None, str(error)
+
+
 def _assert_visible(checkpoints: list[Path]) -> None:
     for path in checkpoints:
+        refuse_closed(path)
         if not path.is_dir():
             raise UserError(
                 f"{path} does not exist on {socket.gethostname()}, where a process of this run resumes: "

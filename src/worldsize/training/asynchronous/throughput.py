@@ -21,7 +21,7 @@ class Throughput:
         self._still_since: float | None = None
 
     def stand_still(self, still: bool) -> None:
-        """From now on, training stands still or goes on."""
+        """From now on, training stands still or continues."""
         now = time.perf_counter()
         if self._still_since is not None:
             self._updated_at += now - self._still_since
