@@ -281,6 +281,8 @@ def refuse_closed(folder: Path) -> None:
 
 def no_path(error: BaseException) -> str | None:
     """What to say if a text that was passed as a path cannot be one; None: it is another error."""
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = str(error.filename)
         return f"{name[:_SHOWN]}...: {error.strerror} ({len(name):,} characters)"

@@ -196,11 +196,24 @@ def test_a_full_disk_costs_a_warning_and_nothing_else(tmp_path):
         assert "training continues" in done.stderr
         assert "Last good checkpoint:" in done.stderr
         assert "step-00000001" in done.stderr
+        assert f"{disk}/runs/a/checkpoints/step-00000002.tmp-" in done.stderr and "No space left on device" in done.stderr
+        assert f"worldsize train --resume {disk}/runs/a" in done.stderr
         assert len(losses(disk / "runs" / "a")) == 2
         kept = list((disk / "runs" / "a" / "checkpoints").iterdir())
         assert [path.name for path in kept] == ["step-00000001"]
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+def test_a_folder_that_was_deleted_or_is_a_loop_of_links_is_named(tmp_path, monkeypatch, fails):
+    (tmp_path / "loop").symlink_to("loop")
+    assert "loop: Too many levels of symbolic links" in fails("eval", "loop")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.main(["train", "digits", "--out", str(tmp_path / "runs")]) == 64
+    monkeypatch.chdir(tmp_path)
 
 
 def test_a_port_in_use_names_the_remedy(tmp_path):

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from full_disk import files_up_to
 from paths import SMALL_NETWORK
 from processes import records, worldsize
 from worldsize import cli
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.loader import Batch
-from worldsize.errors import Diverged
+from worldsize.errors import Diverged, UserError
 from worldsize.reproduce import page, replay, scratch_runs
 from worldsize.reproduce.scratch_runs import ComputationFailed
 from worldsize.runs.run_folder import RunFolder
@@ -135,3 +136,10 @@ def test_a_page_needs_no_checkpoint_of_the_run_and_shows_what_is_not_a_number_fi
     }  # fmt: skip
     images = page._images(page.Seen(arrays, ["zero", "one"], {}))
     assert [(image.name, image.label, image.share) for image in images] == [("broken", "one", "70%"), ("fine", "zero", "")]
+
+
+def test_a_full_disk_of_temporary_files_is_named(tmp_path):
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "step-00000001" / "model.safetensors").write_bytes(bytes(1000))
+    with files_up_to(100), pytest.raises(UserError, match=r"cannot write .*/b/model\.safetensors .*too large.*with TMPDIR"):
+        scratch_runs._copy(tmp_path / "step-00000001", tmp_path / "b")

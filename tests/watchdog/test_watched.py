@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from interruptions import SETTINGS, same_run, start_until
-from processes import environment, start_sabotaged, workers, worldsize
+from processes import environment, start_python, start_sabotaged, workers, worldsize
 from trees import tree
 from waiting import until
-from worldsize.watchdog.process import is_alive
+from worldsize.watchdog.process import is_alive, state_of
 
 # As short as a test needs; the default is 30 s.
 QUICK = ("--parallel.stall-s", "2")
@@ -27,6 +27,13 @@ def watchers(rank: int) -> list[int]:
     """The watchers among the children of a process."""
     children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
     return [int(pid) for pid in children if b"watchdog" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def has_spoken(watcher: int) -> bool:
+    """Whether it has told the watcher of rank 0 what it sees: it does so as soon as it has a socket, and sleeps then."""
+    sockets = [file for file in Path(f"/proc/{watcher}/fd").iterdir() if str(file.readlink()).startswith("socket:")]
+    state = state_of(watcher)
+    return bool(sockets) and state is not None and state.letter == "S"
 
 
 def images(root: Path) -> Path:
@@ -132,6 +139,7 @@ def test_a_frozen_process_is_named_and_not_waited_for(tmp_path, freezer):
     cannot, either."""
     process = start_until(tmp_path, "a", 2, 6, *QUICK)
     frozen = workers(process.pid)[1]
+    until(lambda: all(map(has_spoken, watchers(frozen))), "its watcher was heard", running=process)
     freezer([frozen, *watchers(frozen)])
     assert process.wait(400) == 72
     freezer([], frozen=False)  # it still has the other end of the output
@@ -175,6 +183,21 @@ def test_zero_switches_it_off_with_a_warning(tmp_path):
         "train", "digits", *SETTINGS, "--name", "a", "--max-steps", "1", "--parallel.stall-s", "0", cwd=tmp_path
     )
     assert done.returncode == 0 and "--parallel.stall-s 0: a process that makes no progress is not noticed" in done.stderr
+
+
+def test_a_full_disk_of_temporary_files_costs_a_warning(tmp_path):
+    full = tmp_path / "tmp"
+    full.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "t", full], check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        one = ("train", "digits", *SETTINGS, "--name", "a", "--max-steps", "1", "--device", "cpu")
+        process = start_python(*one, cwd=tmp_path, TMPDIR=str(full))
+        output = process.communicate(timeout=400)[0]
+    finally:
+        subprocess.run(["umount", full], check=True)
+    assert process.returncode == 0, output
+    assert "rank 0 is not watched, so that it may hang unnoticed: " in output and "No space left" in output
 
 
 def test_a_watcher_that_cannot_start_costs_a_warning(tmp_path):

@@ -7,9 +7,11 @@ manifest contains what they told.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import threading
@@ -208,8 +210,10 @@ def _save_tensors(path: Path, tensors: Tensors) -> None:
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
-        # safetensors raises its own error for a full disk; callers expect OSError.
-        raise OSError(str(error)) from error
+        # safetensors raises its own error for a full disk; callers expect OSError. Its text has the number.
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code) if number else str(error), str(path)) from error
 
 
 def _flushed(folder: Path, names: list[str]) -> Files:
@@ -217,6 +221,12 @@ def _flushed(folder: Path, names: list[str]) -> Files:
     for name in names:
         flush(folder / name)
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": checkpoint.sha256(folder / name)} for name in names}
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 class Writer:
@@ -285,6 +295,7 @@ class Writer:
         team = self._team
         try:
             snapshot.wait()
+            self._flush_record()
             if team is None:
                 path = write(self._folder, snapshot)
             else:
@@ -292,16 +303,23 @@ class Writer:
             # Older checkpoints are deleted only after that. The hashes are those of what was read back.
             checkpoint.check(path, hashes=False)
         except Exception as error:  # exceptions of this thread reach nobody, and a failed save must be reported
-            self._failed = str(error) or type(error).__name__
+            self._failed = _reason(error)
             log.warning(
                 "the checkpoint of step %d could not be saved (%s); training continues, older checkpoints are kept",
                 snapshot.step,
-                error,
+                self._failed,
             )
             return
         self._failed, self._newest = None, path
         self._written(snapshot.step)
         retention.prune(self._folder, snapshot.step, self._settings)
+
+    def _flush_record(self) -> None:
+        """After a loss of power, the run continues from its checkpoint: the lines of the steps before it must be there."""
+        try:
+            run_folder.RunFolder(self._folder.parent).flush()
+        except OSError as error:
+            log.warning("the record of the run may be incomplete after a loss of power: %s", error)
 
     def _write_own(self, snapshot: Snapshot, save: int) -> None:
         team = self._team

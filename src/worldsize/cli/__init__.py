@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from worldsize import __version__
 from worldsize.cli import stdout, usage
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     from worldsize.launch.failure import fail, fail_alone, fail_internally
 
+    if (problem := _no_current_folder()) is not None:
+        return fail_alone(problem, UserError.exit_code)
     try:
         return _printed(words)
     except WorldsizeError as error:
@@ -51,6 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if problem is not None:
             return fail_alone(problem, UserError.exit_code)
         return fail_internally(traceback.format_exc())
+
+
+def _no_current_folder() -> str | None:
+    """What to say if the current folder was deleted: libraries fail in it in ways that nobody understands."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "the current folder does not exist any more: change to another one"
+    return None
 
 
 def _printed(words: list[str]) -> int:

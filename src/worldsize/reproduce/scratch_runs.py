@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -132,13 +133,23 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
     # `auto` could mean another device here.
     recipe = at_size(recipe_files.load(str(run.recipe)), procs).model_copy(update={"device": device_of(run)})
     if (listings := run.path.parent / ".cache").is_dir():
-        shutil.copytree(listings, folder / ".cache")
+        with suppress(shutil.Error):  # without them, the folders are listed again
+            shutil.copytree(listings, folder / ".cache")
     if start is None:
         return train(recipe, folder, folder_of_steps(folder).name, procs, until)
     again = folder_of_steps(folder)
-    shutil.copytree(start, again.checkpoints / start.name)
+    _copy(start, again.checkpoints / start.name)
     again.recipe.write_text(recipe_files.to_yaml(only_steps(recipe)), "utf-8")
     return resume(again.path, procs, until)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder. Raises UserError, StoreUnreachable: a file cannot be copied, such as to a disk that is full."""
+    try:
+        shutil.copytree(source, target)
+    except shutil.Error as error:
+        (_, path, reason), *_ = error.args[0]
+        raise UserError(f"cannot write {path} ({reason}): choose another folder for temporary files with TMPDIR") from None
 
 
 def at_size(recipe: Recipe, procs: int) -> Recipe:

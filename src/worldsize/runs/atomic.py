@@ -49,9 +49,9 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, durable: bool = False) -> None:
     """Write a text file atomically, see `replacing`."""
-    with replacing(path) as temporary:
+    with replacing(path, durable=durable) as temporary:
         temporary.write_text(text, "utf-8")
 
 

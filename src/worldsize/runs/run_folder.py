@@ -19,6 +19,7 @@ from pathlib import Path
 
 from worldsize.config.wording import quoted
 from worldsize.errors import NoProgress, UserError, WorldsizeError, refuse_closed
+from worldsize.runs import atomic
 from worldsize.runs.atomic import write_json
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,13 @@ class RunFolder:
     def log_file(self, rank: int) -> Path:
         """This rank's log file; only rank 0's file always exists."""
         return self.path / ("log.txt" if rank == 0 else f"log.rank{rank}.txt")
+
+    def flush(self) -> None:
+        """Make what is recorded so far durable, so that it survives a loss of power. Raises OSError."""
+        for path in (self.recipe, self.environment, self.metrics, self.timing, self.history):
+            with suppress(FileNotFoundError):
+                atomic.flush(path)
+        atomic.flush(self.path)
 
     def contents(self) -> list[tuple[str, str]]:
         """(name, description) of each existing file, for display; without timing.jsonl if a run recorded no times."""

@@ -100,7 +100,7 @@ def _drop(path: Path, lost: Callable[[dict[str, Any]], bool]) -> None:
     """Drop the lines that are ``lost``: a crash came before a checkpoint had them, so they are computed again."""
     kept = []
     with atomic.naming(path):
-        lines = path.read_text("utf-8").splitlines(keepends=True)
+        lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True)
     for line in lines:
         try:
             if not lost(json.loads(line)):

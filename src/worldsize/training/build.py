@@ -222,7 +222,7 @@ def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:
 
 
 def _write_recipe(folder: RunFolder, request: TrainRequest) -> None:
-    atomic.write_text(folder.recipe, recipe_files.to_yaml(request.recipe))
+    atomic.write_text(folder.recipe, recipe_files.to_yaml(request.recipe), durable=True)
     folder.result.unlink(missing_ok=True)  # of a run that had ended and continues; if killed before this, it still does
 
 

@@ -76,10 +76,14 @@ class EarlySigns:
             free = shutil.disk_usage(self._folder).free
             if free < 2 * checkpoint_bytes:
                 return {
-                    "disk": f"{self._folder} has {free / _GIB:.2f} GiB of free space, and a checkpoint needs "
-                    f"{checkpoint_bytes / _GIB:.2f} GiB: free some, or lower --checkpoint.keep"
+                    "disk": f"{self._folder} has {_amount(free)} of free space, and a checkpoint needs "
+                    f"{_amount(checkpoint_bytes)}: free some, or lower --checkpoint.keep"
                 }
         return {}
+
+
+def _amount(size: int) -> str:
+    return f"{size / _GIB:.2f} GiB" if size >= 0.1 * _GIB else f"{size / 2**20:.2f} MiB"
 
 
 def own_cgroup() -> Path | None:

@@ -11,6 +11,7 @@ from typing import Any
 from worldsize import checkpoint
 from worldsize.checkpoint import writer
 from worldsize.config.recipe import Checkpoint
+from worldsize.config.wording import quoted
 from worldsize.distributed.world import World
 from worldsize.errors import CheckpointError, NotSaved
 from worldsize.optim import optimizers
@@ -154,7 +155,10 @@ class Saver:
             return
         self._writer.wait()
         if failed := self._world.from_main(self._writer.failed):
-            raise NotSaved(f"the last state could not be saved ({failed}). Last good checkpoint: {self.newest() or 'none'}")
+            raise NotSaved(
+                f"the last state could not be saved ({failed}). Last good checkpoint: {self.newest() or 'none'}. Once that "
+                f"can be written, continue the run: worldsize train --resume {quoted(self._folder.parent)}"
+            )
 
     def newest(self, finite: bool = False) -> Path | None:
         """The newest valid checkpoint on rank 0's disk, None if there is none. All ranks must call it.

@@ -68,7 +68,8 @@ def _watcher(
     rank_info: RankInfo, least_s: float, folder: Path, token: str, hub: tuple[str, int] | None, server: socket.socket | None
 ) -> Iterator[None]:
     with tempfile.TemporaryFile() as memory, tempfile.TemporaryFile() as stacks:
-        memory.truncate(heartbeat.SIZE)
+        # Writing to memory that a full disk has no room for would end this process with SIGBUS.
+        os.posix_fallocate(memory.fileno(), 0, heartbeat.SIZE)
         task = Task(
             pid=os.getpid(),
             rank=rank_info.rank,
