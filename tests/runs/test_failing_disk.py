@@ -51,6 +51,7 @@ def go_stale(monkeypatch, name: str) -> None:
         return changed
 
     monkeypatch.setattr(os, "stat", refusing(os.stat))
+    monkeypatch.setattr(Path, "stat", refusing(Path.stat))  # with Python 3.10, it does not look up os.stat
     monkeypatch.setattr(os, "scandir", refusing(os.scandir))
 
 
