@@ -106,9 +106,10 @@ def test_explain_names_the_file(run, fails, name):
     assert "Input/output error" in fails("explain", run, code=69)
 
 
-def test_the_list_of_runs_shows_which_one_cannot_be_read(run, capfd):
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl"])
+def test_the_list_of_runs_shows_which_one_cannot_be_read(run, capfd, name):
     shutil.copytree(run, run.parent / "b")
-    fail_to_read(run / "metrics.jsonl")
+    fail_to_read(run / name)
     assert cli.main(["runs", str(run.parent)]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert any(line.startswith("b") and "finished" in line for line in lines)

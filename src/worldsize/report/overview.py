@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worldsize.errors import UserError
+from worldsize.errors import StoreUnreachable, UserError
 from worldsize.report import measures
 from worldsize.report.reading import Run, read
 from worldsize.report.statistics import speed
@@ -43,8 +43,9 @@ def table(folder: Path, now: float) -> list[tuple[str, ...]]:
             runs.append(read(path.parent))
         except UserError:
             unreadable.append((path.parent.name, "unreadable recipe", "", "", "", ""))
-        except OSError as error:
-            unreadable.append((path.parent.name, f"cannot be read: {error.strerror}", "", "", "", ""))
+        except (OSError, StoreUnreachable) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error).rpartition(": ")[2]
+            unreadable.append((path.parent.name, f"cannot be read: {reason}", "", "", "", ""))
     if not runs and not unreadable:
         raise UserError(f"{folder} has no runs: pass the folder that has the runs (train --out)")
     known = measures.every(runs) or [measures.TOP1]
