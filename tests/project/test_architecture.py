@@ -67,6 +67,7 @@ TRAINING_LAYERS = [
         "lost_peers",
         "losses",
         "margins",
+        "new_network",
         "precision",
         "process_usage",
         "provenance",

@@ -33,7 +33,7 @@ from worldsize.errors import UserError
 from worldsize.models import factory
 from worldsize.optim import optimizers
 from worldsize.runs.run_folder import RunFolder, create
-from worldsize.training import build, cuda_graph, environment, precision
+from worldsize.training import build, cuda_graph, environment, new_network, precision
 from worldsize.training.gradients import GradientComputer, StepHooks
 from worldsize.training.precision import Precision
 from worldsize.training.step import StepRunner
@@ -176,7 +176,7 @@ class _Loop:
         number_format = Precision(form.precision, world.device)
         number_format.apply()
         torch.backends.cudnn.benchmark = True
-        network = factory.build(recipe, _CLASSES, world.device, number_format.weights)
+        network = new_network.build(recipe, _CLASSES, number_format)
         steps = {BARE: _bare, TORCHVISION: _torchvision}.get(form.loop, _worldsize)
         self._step = steps(recipe, network, world, number_format)
         tell(f"preparing    {form.name}{': compiling' if form.compiled else ''}")

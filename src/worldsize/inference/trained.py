@@ -20,8 +20,8 @@ from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.loader import Loader
 from worldsize.distributed.world import World
 from worldsize.errors import CheckpointError, UserError
-from worldsize.models import factory, networks
-from worldsize.training import resume
+from worldsize.models import networks
+from worldsize.training import new_network, resume
 from worldsize.training.evaluation import mean_logits, views
 from worldsize.training.precision import Precision
 
@@ -75,7 +75,7 @@ def load(path: Path, snapshot: Snapshot, recipe: Recipe, precision: Precision, r
         CheckpointError: it is a checkpoint of another network than the recipe's.
     """
     classes = tuple(snapshot.state["classes"])
-    network = factory.build(recipe, len(classes), precision.device, precision.weights)
+    network = new_network.build(recipe, len(classes), precision)
     try:
         networks.load_state(network, snapshot.model if raw else snapshot.average or snapshot.model)
     except RuntimeError:

@@ -18,10 +18,10 @@ from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed import batch_plan
 from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.world import join
-from worldsize.models import factory, freezing, pretrained
+from worldsize.models import freezing, pretrained
 from worldsize.models.networks import from_file
 from worldsize.optim import clipping, optimizers, schedules
-from worldsize.training import precision, supervision
+from worldsize.training import new_network, precision, supervision
 from worldsize.training.objective import Objective
 from worldsize.training.precision import Precision
 
@@ -45,11 +45,11 @@ def train(recipe: Recipe, cache: Path, steps: int, threads: int) -> PlainSteps:
     plan = batch_plan.plan(recipe, 1)
     number_format = precision.resolve(recipe, world.device)
     number_format.apply()
-    network = factory.build(recipe, len(dataset.classes), world.device, number_format.weights)
+    network = new_network.build(recipe, len(dataset.classes), number_format)
     if recipe.model.weights is not None:
         pretrained.load(network, recipe)
     normalise = Normalise(recipe.data, world.device, number_format.weights, recipe.model.channels_last)
-    aims = supervision.build(recipe, dataset, supervision.teacher_checkpoint(recipe), world.device, number_format.weights)
+    aims = supervision.build(recipe, dataset, supervision.teacher_checkpoint(recipe), number_format)
     objective = Objective(network, normalise, number_format, recipe, aims.class_weights, aims.teacher)
     peak = schedules.peak_lr(recipe.optimizer, plan.global_batch)
     optimizer = optimizers.build(network, recipe.optimizer, world.device, peak=peak)

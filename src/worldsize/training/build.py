@@ -34,7 +34,7 @@ from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.stop_signals import StopFlag
 from worldsize.distributed.world import World, join
 from worldsize.errors import Stopped
-from worldsize.models import factory, ghost_batchnorm, one_pixel, pretrained, training_pass
+from worldsize.models import factory, ghost_batchnorm, pretrained, training_pass
 from worldsize.optim import averaging, optimizers, schedules
 from worldsize.parallel.base import StrategyInputs
 from worldsize.runs import atomic, run_folder, step_hashes
@@ -49,6 +49,7 @@ from worldsize.training import (
     environment,
     forward_pass,
     lost_peers,
+    new_network,
     out_of_memory,
     precision,
     provenance,
@@ -184,7 +185,7 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
     recipe, dataset = setting.request.recipe, setting.dataset
     if setting.request.resume is None:  # older runs may have an average that nothing enters
         averaging.check(recipe.average, recipe.epochs, setting.plan.steps_per_epoch(len(dataset.train)))
-    network = factory.build(recipe, len(dataset.classes), setting.world.device, setting.precision.weights)
+    network = new_network.build(recipe, len(dataset.classes), setting.precision)
     if weights:
         pretrained.load(network, recipe, dataset.classes)
     unfreezes = recipe.model.unfreeze_epoch is not None
@@ -193,14 +194,11 @@ def _network(setting: RunContext, weights: bool) -> nn.Module:
     shared = setting.world.size > 1 or parallel.strategy_class(recipe.parallel).same_bits
     refuses = shared and setting.request.resume is None  # older runs may have such a network
     training_pass.check(network, recipe, len(dataset.classes), setting.world, refuses)
-    if (setting.precision.name, setting.world.device.type) == ("bf16", "cpu"):
-        one_pixel.compute_in_fp32(network)
     return network
 
 
 def _aims(setting: RunContext) -> Supervision:
-    device, dtype = setting.world.device, setting.precision.weights
-    return supervision.build(setting.request.recipe, setting.dataset, setting.teacher, device, dtype)
+    return supervision.build(setting.request.recipe, setting.dataset, setting.teacher, setting.precision)
 
 
 def _folder(request: TrainRequest, world: World, lock: RunLock) -> RunFolder:

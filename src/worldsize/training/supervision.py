@@ -18,6 +18,8 @@ from worldsize.data.images import crops
 from worldsize.data.samples import Dataset
 from worldsize.errors import UserError
 from worldsize.models import factory, networks
+from worldsize.training import new_network
+from worldsize.training.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,7 @@ def teacher_checkpoint(recipe: Recipe) -> Path | None:
     return checkpoint.find(recipe.loss.teacher.expanduser()) if recipe.loss.teacher is not None else None
 
 
-def build(
-    recipe: Recipe, dataset: Dataset, teacher_from: Path | None, device: torch.device, dtype: torch.dtype
-) -> Supervision:
+def build(recipe: Recipe, dataset: Dataset, teacher_from: Path | None, number_format: Precision) -> Supervision:
     """What the recipe asks for, with the teacher of the checkpoint ``teacher_from``.
 
     Raises:
@@ -50,8 +50,10 @@ def build(
     weights = _class_weights(recipe, dataset.train.labels, len(dataset.classes))
     teacher = None
     if teacher_from is not None:
-        teacher = _teacher(teacher_from, recipe, dataset, device, dtype)
-    return Supervision(None if weights is None else weights.to(device, dtype), teacher)
+        teacher = _teacher(teacher_from, recipe, dataset, number_format)
+    if weights is not None:
+        weights = weights.to(number_format.device, number_format.weights)
+    return Supervision(weights, teacher)
 
 
 def _class_weights(recipe: Recipe, labels: NDArray[np.integer[Any]], classes: int) -> torch.Tensor | None:
@@ -72,14 +74,14 @@ def balanced(labels: NDArray[np.integer[Any]], classes: int) -> torch.Tensor:
     return torch.from_numpy(len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1)))
 
 
-def _teacher(path: Path, recipe: Recipe, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> nn.Module:
+def _teacher(path: Path, recipe: Recipe, dataset: Dataset, number_format: Precision) -> nn.Module:
     snapshot = checkpoint.read(path)
     if snapshot.state["classes"] != list(dataset.classes):
         raise UserError(f"--loss.teacher {path} was trained on other classes than those of this dataset")
     its = recipe_files.load(str(path / "recipe.yaml"))
     if (its.data.mean, its.data.std) != (recipe.data.mean, recipe.data.std):
         raise UserError(f"--loss.teacher {path} sees images with another normalization: use its data.mean and data.std")
-    network = factory.build(its, len(dataset.classes), device, dtype)
+    network = new_network.build(its, len(dataset.classes), number_format)
     networks.load_state(network, snapshot.average or snapshot.model)
     for size in crops.crop_sizes(recipe.data, recipe.epochs):
         factory.check_input(network, size, its.micro_batch, f"the teacher {its.model.name}")
