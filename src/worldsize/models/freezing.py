@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -60,6 +62,20 @@ def unfreeze(network: nn.Module) -> None:
     for layer in network.modules():
         if type(layer) is FrozenBatchNorm2d:
             cast(nn.Module, layer).__class__ = nn.BatchNorm2d
+
+
+@contextmanager
+def differentiated(network: nn.Module) -> Iterator[None]:
+    """Within this context, the graph of a forward pass contains what is frozen, as it will after `unfreeze`."""
+    named = [network.get_parameter(name) for name in getattr(network, _FROZEN, ())]
+    frozen = [parameter for parameter in named if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 def _is_in(name: str, part: str, network: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from worldsize.config.recipe import Recipe, own_network
 from worldsize.distributed import device_errors
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
-from worldsize.models import factory
+from worldsize.models import factory, freezing
 from worldsize.models.freezing import FrozenBatchNorm2d
 from worldsize.models.networks import from_file
 
@@ -38,6 +38,18 @@ class Trial(NamedTuple):
     output: object
     changes: list[str]
     drew: bool
+
+
+class Skips(NamedTuple):
+    """Whether forward passes in training leave out parameters that are trained, by chance.
+
+    Attributes:
+        now: with the parts that are trained at the beginning.
+        later: with all parts that will be trained, after ``model.unfreeze_epoch``.
+    """
+
+    now: bool
+    later: bool
 
 
 def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuses: bool) -> None:
@@ -117,13 +129,25 @@ def draws(network: nn.Module, recipe: Recipe) -> bool:
     return own and tried(network, recipe.data.train_crop_size, recipe.micro_batch).drew
 
 
-def skips(network: nn.Module, recipe: Recipe) -> bool:
+def skips(network: nn.Module, recipe: Recipe) -> Skips:
     """Whether forward passes in training of a network of the user's own leave out parameters by chance.
 
     Of parameters that are left out rarely, the passes tried here may show none. The same answer on all ranks.
+
+    Args:
+        network: as at the beginning of a run, also of one that resumes after its parts have begun to train.
     """
     if not own_network.is_own(recipe.model.name) or not draws(network, recipe):
-        return False
+        return Skips(False, False)
+    now = len(_used(network, recipe)) > 1
+    if now or recipe.model.unfreeze_epoch is None:
+        return Skips(now, now)
+    with freezing.differentiated(network):
+        return Skips(now, len(_used(network, recipe)) > 1)
+
+
+def _used(network: nn.Module, recipe: Recipe) -> set[frozenset[int]]:
+    """What `_parameters_behind` finds behind the outputs of some forward passes in training."""
     used = set()
     with _kept(network):
         for number in range(_PASSES):
@@ -131,11 +155,11 @@ def skips(network: nn.Module, recipe: Recipe) -> bool:
             from_file.seed(number)
             output = network.train()(_noise(network, recipe.data.train_crop_size, min(recipe.micro_batch, 2)))
             used.add(_parameters_behind(output))
-    return len(used) > 1
+    return used
 
 
 def _parameters_behind(output: torch.Tensor) -> frozenset[int]:
-    """The parameters that ``output`` depends on, by their identity."""
+    """The parameters that ``output`` depends on, by their identity; without those that are frozen."""
     waiting, seen, found = [output.grad_fn], set(), set()
     while waiting:
         node = waiting.pop()

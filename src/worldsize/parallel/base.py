@@ -69,7 +69,8 @@ class StrategyInputs:
     """What a strategy works on.
 
     ``model`` is the network itself, ``module`` the `objective.Objective` around it, or its compiled form. ``skips``: a
-    forward pass may leave out some of its parameters, by chance.
+    forward pass may leave out some of the parameters that are trained, by chance; ``skips_later``: the same once
+    `Strategy.parameters_added` was called.
     """
 
     model: nn.Module
@@ -80,6 +81,7 @@ class StrategyInputs:
     accumulation: int
     steps_per_epoch: int
     skips: bool = False
+    skips_later: bool = False
 
     @property
     def parameters(self) -> list[nn.Parameter]:

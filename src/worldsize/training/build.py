@@ -295,7 +295,7 @@ def build_state(
     module = compilation.compiled(objective, recipe) if compiles else objective
     skips = training_pass.skips(network, recipe)
     strategy = parallel.build(
-        StrategyInputs(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch, skips)
+        StrategyInputs(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch, *skips)
     )
     # After the strategy, which may replace the network's norm layers (SyncBatchNorm).
     statistics = factory.RunningStatistics(network)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from worldsize.errors import UserError
@@ -110,6 +111,7 @@ class Strategy(base.Strategy):
     def parameters_added(self) -> None:
         # DDP has buckets for the parameters that it began with.
         state = self._hook.state()
+        self._parts = replace(self._parts, skips=self._parts.skips_later)
         self._wrap()
         self._hook.load_state(state)
 
