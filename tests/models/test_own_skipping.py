@@ -131,3 +131,32 @@ def test_parts_that_stay_frozen_may_be_left_out(ranks, file):
     for size in (1, 2):
         ranks(size).run(*train, "--name", f"frozen-by-{size}")
     assert distance(weights(runs / "frozen-by-1"), weights(runs / "frozen-by-2")) < 1e-5
+
+
+@pytest.mark.parametrize("frozen", [(), FROZEN])
+def test_a_static_graph_is_refused(ranks, file, frozen):
+    train = ("train", "digits", *SETTINGS, *frozen, "--model.name", f"{file}:Skipping", "--parallel.static-graph")
+    printed = ranks(2).run(*train, "--name", "static", code=64)
+    assert "leaves out layers by chance" in printed and "--parallel.no-static-graph" in printed
+    assert not (ranks.cwd / "runs" / "static").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "function", "more"),
+    [
+        (2, "Whole", FROZEN),
+        (2, "Drawing", ()),
+        (2, "Skipping", ("--model.freeze", "backbone")),  # what is left out is never trained
+        (1, "Skipping", ()),  # DDP takes no part
+    ],
+)
+def test_a_static_graph_of_what_is_never_left_out_stays(ranks, file, size, function, more):
+    train = ("train", "digits", *SETTINGS, *more, "--model.name", f"{file}:{function}", "--parallel.static-graph")
+    ranks(size).run(*train, "--name", f"static-{size}-{function}")
+
+
+def test_a_run_that_began_with_a_static_graph_continues_without(ranks, file):
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:Skipping", "--parallel.static-graph")
+    ranks(1).run(*train, "--name", "began", "--stop-after", "2", code=75)
+    assert "--parallel.no-static-graph" in ranks(2).run("train", "--resume", "runs/began", code=64)
+    ranks(2).run("train", "--resume", "runs/began", "--parallel.no-static-graph")

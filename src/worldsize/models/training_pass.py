@@ -62,7 +62,7 @@ def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuse
         refuses: refuse a network with such state.
 
     Raises:
-        UserError: names the layers, or what a forward pass in training does.
+        UserError: names the layers, or what a forward pass in training does, or the setting that does not go with it.
     """
     if not own_network.is_own(recipe.model.name):  # those of libraries train, and have no such state
         return
@@ -94,6 +94,11 @@ def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuse
         )
     if layers:
         _refuse_or_warn(recipe, layers, world, refuses)
+    if recipe.parallel.static_graph and world.size > 1 and skips(network, recipe).later:
+        raise UserError(
+            f"{recipe.model.name} leaves out layers by chance in training, so its graph changes: leave out "
+            "--parallel.static-graph, or pass --parallel.no-static-graph if the recipe or the run has it"
+        )
 
 
 def _check_momenta(network: nn.Module, recipe: Recipe) -> None:
