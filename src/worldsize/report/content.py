@@ -193,7 +193,7 @@ def _bench_notes(bench: Bench) -> list[str]:
 def _notes(run: Run) -> list[str]:
     notes = _damage(run.name, "metrics.jsonl", run.damaged)
     if not run.steps:
-        notes.append(f"{run.name} has recorded no steps yet.")
+        notes.append(f"{run.name} {'evaluated its initial weights' if run.result else 'has recorded no steps yet'}.")
     if run.result is None and run.stopped:
         notes.append(f"{run.name} {run.stopped}.")
     return notes

@@ -27,21 +27,7 @@ def of_runs(tables: list[Data], measured: Sequence[Measure]) -> list[Figure]:
     found = []
     for table in tables:
         if table.name == "curves":
-            found += [
-                Figure(
-                    "loss",
-                    "Loss",
-                    "Dashed: validation images. Shaded: smallest to largest over seeds.",
-                    _curve(table, "loss", "loss", "~g"),
-                ),
-                *_scores(table, measured),
-                Figure(
-                    "lr", "Learning rate", "Of the first parameter group, at each step.", _curve(table, "lr", "lr", "~g")
-                ),
-            ]
-            if "grad_norm" in table.columns:
-                caption = "L2 norm before clipping. Shaded: smallest to largest over seeds."
-                found.append(Figure("norm", "Gradient norm", caption, _curve(table, "grad_norm", "gradient norm", "~g")))
+            found += _curves(table, measured)
         elif table.name == "speed":
             found += [
                 Figure("speed", "Images/s per process", "Training steps only.", _rate(table)),
@@ -59,11 +45,22 @@ def of_runs(tables: list[Data], measured: Sequence[Measure]) -> list[Figure]:
     return found
 
 
-def _scores(table: Data, measured: Sequence[Measure]) -> list[Figure]:
-    """Without those that no record has yet: mAP is that of evaluations only."""
-    shown = [one for measure in measured for one in measure.shown]
-    known = [one for one in shown if any(row[one.column] is not None for row in table.rows)]
-    return [Figure(one.column, *_SCORES[one.column], _curve(table, one.column, one.name, "%")) for one in known]
+def _curves(table: Data, measured: Sequence[Measure]) -> list[Figure]:
+    """Those with a value: a run without steps has no learning rate, mAP is that of evaluations only. Vega draws a chart
+    without any value endlessly tall."""
+    scores = [(one.column, *_SCORES[one.column], one.name, "%") for measure in measured for one in measure.shown]
+    seeds = "Shaded: smallest to largest over seeds."
+    every = [
+        ("loss", "Loss", f"Dashed: validation images. {seeds}", "loss", "~g"),
+        *scores,
+        ("lr", "Learning rate", "Of the first parameter group, at each step.", "lr", "~g"),
+        ("grad_norm", "Gradient norm", f"L2 norm before clipping. {seeds}", "gradient norm", "~g"),
+    ]
+    known = [one for one in every if any(row.get(one[0]) is not None for row in table.rows)]
+    return [
+        Figure("norm" if column == "grad_norm" else column, title, caption, _curve(table, column, name, form))
+        for column, title, caption, name, form in known
+    ]
 
 
 def _across() -> alt.X:

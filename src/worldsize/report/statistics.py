@@ -44,8 +44,10 @@ def located(run: Run) -> tuple[list[Record], list[Record]]:
     Time is the sum of the times of steps and evaluations. Pauses, starts and checkpoints do not count.
     """
     evaluations = {e["step"]: e.get("val_s") or 0.0 for e in run.epochs}
-    images = minutes = paid = 0.0
-    steps, after = [], {}
+    images = 0.0
+    before = evaluations.get(0, 0.0) / 60  # of the initial weights
+    minutes, paid = before, before * (run.environment.get("world_size") or 1)
+    steps, after = [], {0: {"images": 0.0, "minutes": minutes, "process_minutes": paid}}
     for step, ranks in zip(run.steps, processes(run), strict=True):
         taken = (step.get("step_ms") or 0.0) / 1000
         images += _batch(run, ranks) or (step.get("images_per_s") or 0.0) * taken
