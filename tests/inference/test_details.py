@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +30,10 @@ from worldsize.data.samples import ArraySamples
 from worldsize.errors import UserError
 from worldsize.inference import evaluate_checkpoint
 from worldsize.inference.details import calibration, comparison, gradcam, measures, summary, write
+from worldsize.inference.details import charts as details_charts
 from worldsize.inference.details import command as details_command
 from worldsize.inference.details.collected import Answers
+from worldsize.report import page
 
 
 def answers(seed: int, n: int = 300, classes: int = 7) -> tuple[np.ndarray, np.ndarray]:
@@ -114,6 +118,23 @@ def test_a_temperature_without_mistakes_or_at_its_bounds_is_doubted():
     assert "no prediction is wrong" in str(calibration.doubt(best, wrong=0))
     for scale in (1e-3, 1e3):
         assert "beyond the range 0.05 to 20" in str(calibration.doubt(calibration.temperature(logits * scale, labels), 3))
+
+
+def test_the_calibration_chart_names_no_temperature_that_is_not_fitted(tmp_path: Path):
+    """And its diagonal is drawn over the whole axis, however few bins have images."""
+    logits, labels = np.eye(3)[np.arange(60) % 3] * 9, (np.arange(60) + np.arange(60) // 30) % 3
+    found = summary.of(Answers(np.arange(60), labels, logits), 3, np.zeros(60, int))
+    assert len(found.bins) == 1 and found.doubt is None
+    doubted = "The temperature is not fitted."
+    for doubt, ends in ((None, "fitted on the same images."), (doubted, f"%. {doubted}")):
+        [figure, *_], tables = details_charts.of(dataclasses.replace(found, doubt=doubt), ("a", "b", "c"))
+        assert figure.caption.endswith(ends) and figure.caption.count("%") == (1 if doubt else 2)
+    path = tmp_path / "page.html"
+    path.write_text(page.write(page.Page("a", "b", figures=[figure], data=tables[:1])), "utf-8")
+    dom, console = browse(path, tmp_path)
+    drawn = figures(dom)["reliability"]
+    [(right, up)] = re.findall(r'mark-rule role-mark.*?<line [^>]*x2="([-.\d]+)" y2="([-.\d]+)"', drawn)
+    assert console == [] and float(right) > 100 and float(up) < -100
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 9))
@@ -262,6 +283,15 @@ def test_the_verdict_of_mcnemars_test(wrong: int, verdict: str):
     right = np.ones(100, bool)
     assert verdict in str(comparison.mcnemar(right, np.arange(100) >= wrong))
     assert ("the other one is better" in str(comparison.mcnemar(np.arange(100) >= wrong, right))) == (wrong == 9)
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"),
+    [(0.0501, "0.0501"), (0.04999, "0.04999"), (0.0456, "0.046"), (1.0, "1"), (1.234e-9, "1.2e-09"), (0.05, "0.05")],
+)
+def test_p_is_shown_on_its_side_of_the_limit(p: float, shown: str):
+    found = comparison.Comparison(1, 2, 3, 4, p)
+    assert f"p = {shown})" in str(found) and ("not" in str(found)) == (float(shown) >= 0.05)
 
 
 def test_sizes_are_read_from_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -37,12 +37,16 @@ def _reliability(details: Details) -> tuple[Figure, Data]:
     line = alt.Chart().mark_line().encode(x, y)
     size = alt.Size("images:Q", legend=alt.Legend(orient="bottom"))
     points = alt.Chart().mark_point(filled=True).encode(x, y, size, tooltip=[f"{name}:Q" for name in table.columns])
-    ideal = alt.Chart().mark_line(strokeDash=[5, 4], opacity=0.7)
-    ideal = ideal.transform_calculate(same="datum.confidence").encode(x, alt.Y("same:Q", title="accuracy"))
-    caption = (
-        f"Dashed: confidence equals accuracy. Calibration error {details.error:.2%}, or {details.error_scaled:.2%} if the "
-        f"logits are divided by {details.temperature:.3g}, which was fitted on the same images."
+    ideal = alt.Chart().transform_aggregate(bins="count()").transform_calculate(low="0", high="1")  # one line for all bins
+    ideal = ideal.mark_rule(strokeDash=[5, 4], opacity=0.7).encode(
+        *(alt.X("low:Q", title="mean confidence"), alt.X2("high"), alt.Y("low:Q", title="accuracy"), alt.Y2("high"))
     )
+    scaled = (
+        f", or {details.error_scaled:.2%} if the logits are divided by {details.temperature:.3g}, which was fitted on the "
+        "same images."
+    )
+    fitted = scaled if details.doubt is None else f". {details.doubt}"
+    caption = f"Dashed: confidence equals accuracy. Calibration error {details.error:.2%}{fitted}"
     return Figure("reliability", "Calibration", caption, layered(table, ideal, line, points)), table
 
 

@@ -22,12 +22,18 @@ class Comparison:
     neither: int
     p: float
 
+    @property
+    def shown_p(self) -> str:
+        """``p`` with two digits; with more where they would hide on which side of `SIGNIFICANT` it is."""
+        texts = (f"{self.p:.{digits}g}" for digits in range(2, 18))
+        return next(text for text in texts if float(text) != SIGNIFICANT or self.p == SIGNIFICANT)
+
     def __str__(self) -> str:
         """The verdict as a sentence."""
         if self.p < SIGNIFICANT:
             better = "the first network is better" if self.only_first > self.only_second else "the other one is better"
-            return f"The difference is significant: {better} (McNemar, p = {self.p:.2g})."
-        return f"The difference is not significant (McNemar, p = {self.p:.2g})."
+            return f"The difference is significant: {better} (McNemar, p = {self.shown_p})."
+        return f"The difference is not significant (McNemar, p = {self.shown_p})."
 
 
 def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Comparison:

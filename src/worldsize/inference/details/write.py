@@ -119,7 +119,7 @@ def _comparison(other: Other) -> list[tuple[str, ...]]:
         ("only the other one right", f"{counts.only_second:,}"),
         ("both wrong", f"{counts.neither:,}"),
     ]
-    return [*rows, ("p-value of the difference (McNemar)", f"{counts.p:.3g}")]
+    return [*rows, ("p-value of the difference (McNemar)", counts.shown_p)]
 
 
 def _classes(details: Details, classes: tuple[str, ...]) -> list[tuple[str, ...]]:
