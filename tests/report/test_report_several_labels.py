@@ -31,7 +31,7 @@ def several(out: Path, name: str, scores: tuple[float, ...] = (0.55, 0.85, 0.8),
 
 def test_verdicts_name_the_map(tmp_path):
     a, b = (reading.read(several(tmp_path, n, (s,), label_smoothing=s / 10)) for n, s in (("a", 0.5), ("b", 0.75)))
-    assert statistics.verdict([a]) == "a finished 1 of 3 epochs: best mAP 50.00%, at 106.6 images/s."
+    assert statistics.verdict([a]) == "a finished 1 of 3 epochs: best mAP 50.00%, at 106.6 images/s (median of steps)."
     assert statistics.verdict([a, b]) == "b has the best mAP, 75.00%, 25.00 points more than the next."
     seeds = [reading.read(several(tmp_path, f"s{seed}", (0.5 + seed / 4,), seed=seed)) for seed in range(2)]
     assert statistics.verdict(seeds) == "2 seeds of one recipe: best mAP 62.50% on average, 50.00% to 75.00%."
@@ -41,7 +41,7 @@ def test_the_tables_of_a_page(tmp_path):
     page = content.of_runs([reading.read(several(tmp_path, "a"))], price_per_hour=30)
     results, times = (table.rows for table in page.tables[:2])
     scores = ("best mAP", "last mAP", "last F1")
-    assert results[0] == ("run", "seed", "processes", "epochs", *scores, "last loss", "images/s", "minutes")
+    assert results[0] == ("run", "seed", "processes", "epochs", *scores, "last loss", "median images/s", "minutes")
     assert results[1][4:7] == ("85.00%", "80.00%", "75.00%")
     assert times[0] == ("mAP", "a")
     # Top-1 reached 50 % and all below 90 % in epoch 1.
@@ -79,7 +79,7 @@ def test_a_page_with_both_kinds_names_the_metric_of_each(tmp_path):
     """A run of an older version recorded no mAP."""
     old = make(tmp_path, "old", data={"name": "multilabel"}, loss={"name": "bce"})
     page = content.of_runs([reading.read(old), reading.read(several(tmp_path, "new"))])
-    assert [sentence.split(", at")[0] for sentence in page.verdict.split("images/s.")][:2] == [
+    assert [sentence.split(", at")[0] for sentence in page.verdict.split("steps).")][:2] == [
         "old finished 3 of 5 epochs: best top-1 91.00%",
         " new finished 3 of 5 epochs: best mAP 85.00%",
     ]

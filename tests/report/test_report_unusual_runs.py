@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+
+import pytest
 
 from browser import browse, figures
 from reported import make
+from worldsize.attribution.step_time import PARTS, USAGE
 from worldsize.cli import main
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
-from worldsize.report import content, reading, statistics
+from worldsize.report import content, data, overview, reading, run_charts, statistics
+from worldsize.runs.history import History
 from worldsize.runs.run_folder import RunFolder
 from worldsize.track import base, jsonl
 
@@ -46,3 +51,54 @@ def test_a_finished_run_without_steps_evaluated_its_initial_weights(tmp_path):
     assert content.of_runs([fresh]).notes == ["fresh has recorded no steps yet."]
     [evaluation] = statistics.located(run)[1]
     assert (evaluation["images"], evaluation["minutes"], evaluation["process_minutes"]) == (0, 0.05, 0.1)
+
+
+def test_the_parts_of_a_step_say_which_steps_they_cover(tmp_path):
+    """A resume with another number of processes leaves out what was before, as in `worldsize explain`."""
+    path, whole = make(tmp_path, "a"), make(tmp_path, "b")
+    times = {name: [0.0, 0.0] for name in (*PARTS, *USAGE)} | {"step_ms": [600.0, 600.0], "compute_ms": [600.0, 600.0]}
+    mean = {name: sum(values) / 2 for name, values in times.items()}
+    for one in (path, whole):
+        windows = (base.Window(step, 9, {}, [0, 1], times, mean) for step in (9, 18))
+        (one / "timing.jsonl").write_text("".join(json.dumps(asdict(window)) + "\n" for window in windows))
+    for step, size in ((0, 2), (9, 4)):
+        History(path / "history.jsonl").add("started", step, world_size=size)
+
+    def said(*paths: Path) -> str:
+        [table] = [table for table in data.of_runs([reading.read(one) for one in paths]) if table.name == "parts"]
+        [figure] = run_charts.of_runs([table], [])
+        assert figure.caption == f"{table.about.capitalize()}. `worldsize explain` says more."
+        return table.about.removeprefix("milliseconds of a step on each rank, the mean over ")
+
+    left_out = "without its first 9 steps, when it had another number of processes"
+    assert said(whole) == "the run"
+    assert said(path) == f"the run {left_out}"
+    assert said(whole, path) == f"each run, a {left_out}"
+
+
+@pytest.mark.parametrize("message", ["the loss is nan, at step 3 of 12 (lr 0.1).\nTry a lower --optimizer.lr", "no space"])
+def test_a_failed_run_says_so_and_why(message, tmp_path):
+    path, other = make(tmp_path, "a", (0.05,), finished=False, epochs=4), make(tmp_path, "b", seed=1)
+    (path / "log.txt").write_text(f"2026-01-02 03:04:05,678 INFO worldsize.runs.run_folder: {message}\n")
+    run, why = reading.read(path), message.partition(".\n")[0]
+    assert overview.state(run, run.modified) == "failed"
+    page = content.of_runs([run])
+    assert page.verdict == (
+        f"a failed after 1 of 4 epochs: {why}. Before, best top-1 5.00%, at 106.6 images/s (median of steps)."
+    )
+    assert page.notes == []
+    # It reached none of the accuracies.
+    assert [table.title for table in page.tables] == ["Results"]
+    assert content.of_runs([run, reading.read(other)]).notes == [f"a failed: {why}."]
+
+
+def test_a_traceback_is_told_by_its_last_line(tmp_path):
+    path = make(tmp_path, "a", finished=False)
+    trace = "Traceback (most recent call last):\n  File x\nValueError: too few"
+    (path / "log.txt").write_text(f"2026-01-02 03:04:05,678 INFO worldsize.runs.run_folder: internal error\n{trace}\n")
+    assert reading.read(path).failure == "internal error: ValueError: too few"
+
+
+def test_one_epoch_is_one_epoch(tmp_path):
+    run = reading.read(make(tmp_path, "a", (0.5,), epochs=1, schedule={"warmup_epochs": 0}))
+    assert statistics.verdict([run]).startswith("a finished 1 of 1 epoch: ")

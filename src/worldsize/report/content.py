@@ -57,15 +57,17 @@ def of_runs(runs: Sequence[Run], price_per_hour: float | None = None) -> Page:
     runs = reading.told_apart(runs)
     _check_comparable(runs)
     tables = data.of_runs(runs)
+    verdict = statistics.verdict(runs)
+    times = run_tables.times(runs, price_per_hour)
     differing = Table("What the recipes differ in", run_tables.titled("setting", runs, differences.recipes(runs)))
     return Page(
         title=", ".join(run.name for run in runs),
-        verdict=statistics.verdict(runs),
-        notes=[note for run in runs for note in _notes(run)],
+        verdict=verdict,
+        notes=[note for run in runs for note in _notes(run)] + _failures(runs, verdict),
         figures=run_charts.of_runs(tables, measures.every(runs)),
         tables=[
             Table("Results", run_tables.results(runs)),
-            Table(f"Time {'and cost ' if price_per_hour else ''}to accuracy", run_tables.times(runs, price_per_hour)),
+            *([Table(f"Time {'and cost ' if price_per_hour else ''}to accuracy", times)] if len(times) > 1 else []),
             *_lost(runs),
             *([differing] if len(differing.rows) > 1 else []),
         ],
@@ -197,6 +199,11 @@ def _notes(run: Run) -> list[str]:
     if run.result is None and run.stopped:
         notes.append(f"{run.name} {run.stopped}.")
     return notes
+
+
+def _failures(runs: Sequence[Run], verdict: str) -> list[str]:
+    """Why runs failed, unless the verdict says it."""
+    return [f"{run.name} failed: {run.failure}." for run in runs if run.failure is not None and run.failure not in verdict]
 
 
 def _damage(name: str, file: str, lines: int) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from worldsize.attribution import causes
+from worldsize.config.wording import count
 from worldsize.report import measures, published, statistics, timeline
 from worldsize.report.reading import Bench, Plan, Record, Run
 
@@ -62,7 +63,7 @@ def of_runs(runs: Sequence[Run]) -> list[Data]:
     tables = [
         _data("curves", f"training: {over}; evaluation: each", _curves(runs, size)),
         _data("speed", f"speed and step time: {over}", _speed(runs, size)),
-        _data("parts", "milliseconds of a step on each rank, the mean over the run", _parts(runs)),
+        _data("parts", f"milliseconds of a step on each rank, the mean over {_covered(runs)}", _parts(runs)),
         _data("ranks", "images/s of each rank, of many the slowest, without communication", _ranks(runs)),
         _data("timeline", "starts, ends, checkpoints and evaluations, minutes since the first start", _timeline(runs)),
     ]
@@ -169,6 +170,18 @@ def _parts(runs: Sequence[Run]) -> list[Record]:
             least = _VISIBLE * run.evidence.mean["step_ms"]
             rows += [{"row": name, "part": part, "ms": split[k]} for k, part in STEP_PARTS.items() if split[k] >= least]
     return rows
+
+
+def _covered(runs: Sequence[Run]) -> str:
+    """The steps that the evidence is about: those since a resume with another number of processes, as `explain` says."""
+    several = len(runs) > 1
+    found = "each run" if several else "the run"
+    for run in runs:
+        if run.evidence is not None and run.evidence.left_out:
+            first = count(run.evidence.left_out, "step")
+            name = f", {run.name}" if several else ""
+            found += f"{name} without its first {first}, when it had another number of processes"
+    return found
 
 
 def _timeline(runs: Sequence[Run]) -> list[Record]:

@@ -32,7 +32,7 @@ def results(runs: Sequence[Run]) -> list[Row]:
 
 def speeds(runs: Sequence[Run]) -> list[Row]:
     """The speed of each run, which never counts as a difference."""
-    return [("images/s", *(f"{value:,.4g}" if (value := speed(run)) else "" for run in runs))]
+    return [("median images/s", *(f"{value:,.4g}" if (value := speed(run)) else "" for run in runs))]
 
 
 def _result(run: Run) -> Record:

@@ -23,8 +23,7 @@ def state(run: Run, now: float) -> str:
         return "finished"
     if run.stopped is not None:
         return "interrupted"
-    # `run_folder.RunLog` writes the message of an error as the last entry, on level INFO; warnings do not end a run.
-    if " INFO worldsize.runs.run_folder: " in (run.last_entry or ""):
+    if run.failure is not None:
         return "failed"
     return "running" if run.modified is not None and now - run.modified < _SILENCE else "interrupted"
 
@@ -50,7 +49,7 @@ def table(folder: Path, now: float) -> list[tuple[str, ...]]:
         raise UserError(f"{folder} has no runs: pass the folder that has the runs (train --out)")
     known = measures.every(runs) or [measures.TOP1]
     mixed = len(known) > 1
-    titles = ("run", "state", "epoch", "best" if mixed else f"best {known[0].name}", "images/s", "age")
+    titles = ("run", "state", "epoch", "best" if mixed else f"best {known[0].name}", "median images/s", "age")
     newest = sorted(runs, key=lambda run: run.modified or 0.0, reverse=True)
     return [titles, *(_row(run, now, mixed) for run in newest), *unreadable]
 

@@ -19,6 +19,7 @@ from worldsize.runs.run_folder import RunFolder, checkpoint_folders, open_existi
 
 Record = dict[str, Any]
 _STOPPED = re.compile(r"^(\S+ \S+?)(?:,\d+)? \w+ \S+: (stopped .*step [\d,]+.*)$")
+_FAILED = re.compile(r"^\S+ \S+ INFO worldsize\.runs\.run_folder: (.*?)\.?$")
 _RANGES = ("images_per_s", "efficiency", "step_s", "duration_s")  # of a forecast
 # A stop or an error is logged right after the last metrics; a copied folder has about the same times for all files.
 _RESUMED = 10.0  # seconds
@@ -89,6 +90,15 @@ class Run:
         """The message of the stop that ended the run, if one did."""
         found = _STOPPED.match(self.last_entry or "")
         return found[2] if found else None
+
+    @property
+    def failure(self) -> str | None:
+        """The first line of the message of the error that ended the run, if one did; of a traceback, also its last."""
+        # `run_folder.RunLog` writes the message of an error as the last entry, on level INFO; warnings do not end a run.
+        found = _FAILED.match(self.last_entry or "") if self.stopped is None and self.result is None else None
+        if found and found[1] == "internal error":
+            return f"{found[1]}: {self.log.strip().splitlines()[-1]}"
+        return found[1] if found else None
 
     @property
     def events(self) -> list[Event]:

@@ -34,7 +34,7 @@ def of_runs(tables: list[Data], measured: Sequence[Measure]) -> list[Figure]:
                 Figure("time", "Time of a step", "Mean over ranks, milliseconds.", _step_time(table)),
             ]
         elif table.name == "parts":
-            caption = "Mean over the run, milliseconds; `worldsize explain` says more."
+            caption = f"{table.about[0].upper()}{table.about[1:]}. `worldsize explain` says more."
             found.append(Figure("parts", "Where the time of a step goes", caption, _parts(table)))
         elif table.name == "ranks":
             caption = "Images/s without communication: a darker row slows down all others."

@@ -15,7 +15,7 @@ def results(runs: Sequence[Run]) -> Rows:
     """One row per run; each measure of the runs has columns of its own."""
     known = measures.every(runs)
     scores = [title for measure in known for title, _ in _scores(runs[0], measure)]
-    titles = ("run", "seed", "processes", "epochs", *scores, "last loss", "images/s", "minutes")
+    titles = ("run", "seed", "processes", "epochs", *scores, "last loss", "median images/s", "minutes")
     rows = []
     for run in runs:
         steps, epochs = statistics.located(run)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
 from worldsize.config.listing import PROSE, flat
+from worldsize.config.wording import count
 from worldsize.report import measures
 from worldsize.report.reading import Bench, Plan, Record, Run
 from worldsize.runs import world_sizes
@@ -136,11 +137,7 @@ def verdict(runs: Sequence[Run]) -> str:
 def _verdict(runs: Sequence[Run], best_of: str) -> str:
     scored = [(best, run) for run in runs if (best := measures.best(run)) is not None]
     if len(runs) == 1:
-        [run] = runs
-        ended = "finished" if run.result else "has not finished: it recorded"
-        reached = f"{best_of} {scored[0][0]:.2%}" if scored else "no evaluation yet"
-        pace = f", at {speed(run) or 0:,.4g} images/s" if run.steps else ""
-        return f"{run.name} {ended} {_epochs(run):.4g} of {run.recipe.get('epochs')} epochs: {reached}{pace}."
+        return _verdict_of_one(runs[0], f"{best_of} {scored[0][0]:.2%}" if scored else None)
     if not scored:
         return f"None of the {len(runs)} runs has been evaluated yet."
     values = [best for best, _ in scored]
@@ -153,6 +150,15 @@ def _verdict(runs: Sequence[Run], best_of: str) -> str:
         return f"{' and '.join(run.name for best, run in scored if best == top)} have the same {best_of}, {top:.2%}."
     lead = f", {100 * (top - behind):.2f} points more than the next" if behind is not None else ""
     return f"{winner.name} has the {best_of}, {top:.2%}{lead}."
+
+
+def _verdict_of_one(run: Run, reached: str | None) -> str:
+    pace = f", at {speed(run) or 0:,.4g} images/s (median of steps)" if run.steps else ""
+    done = f"{_epochs(run):.4g} of {count(run.recipe.get('epochs') or 0, 'epoch')}"
+    if run.failure is not None:
+        return f"{run.name} failed after {done}: {run.failure}. Before, {reached or 'no evaluation'}{pace}."
+    ended = "finished" if run.result else "has not finished: it recorded"
+    return f"{run.name} {ended} {done}: {reached or 'no evaluation yet'}{pace}."
 
 
 def verdict_of_bench(bench: Bench) -> str:
