@@ -23,6 +23,7 @@ from worldsize.training.evaluation import Result
 def test_nouns_agree_with_their_numbers():
     assert [wording.count(n) for n in (0, 1, 2, 1200)] == ["0 images", "1 image", "2 images", "1,200 images"]
     assert (wording.count(1, "class", "classes"), wording.count(2, "class", "classes")) == ("1 class", "2 classes")
+    assert [wording.form(n, "epoch") for n in (0.333, 1.0, 2)] == ["epochs", "epoch", "epochs"]
     assert str(Result(1.0, 1.0, 1.0, 1, 0)).endswith("on 1 image")
 
 

@@ -41,6 +41,7 @@ def test_charts_without_a_value_are_left_out(tmp_path):
     )
     dom, console = browse(page, tmp_path)
     assert console == [] and list(figures(dom)) == ["loss", "top1"]
+    assert "(CSV, 1 row)" in dom
     drawings = [path.read_text() for path in sorted((tmp_path / "svg").iterdir())]
     assert len(drawings) == 2 and all('height="3' in text and "e+308" not in text + dom for text in drawings)
 
@@ -84,7 +85,7 @@ def test_a_failed_run_says_so_and_why(message, tmp_path):
     assert overview.state(run, run.modified) == "failed"
     page = content.of_runs([run])
     assert page.verdict == (
-        f"a failed after 1 of 4 epochs: {why}. Before, best top-1 5.00%, at 106.6 images/s (median of steps)."
+        f"a failed after 1 of 4 epochs: {why}. Before: best top-1 5.00%, at 106.6 images/s (median of steps)."
     )
     assert page.notes == []
     # It reached none of the accuracies.

@@ -12,8 +12,8 @@ from paths import SMALL_NETWORK
 from processes import records, worldsize
 from worldsize.config.recipe import Recipe, Track
 from worldsize.runs.run_folder import RunFolder
-from worldsize.track import Trackers, jsonl
-from worldsize.track.base import Step, Tracker
+from worldsize.track import Trackers, console, jsonl
+from worldsize.track.base import Step, Summary, Tracker
 
 QUICK = (
     *("--model.name", SMALL_NETWORK, "--global-batch", "144", "--micro-batch", "36", "--name", "a"),
@@ -181,3 +181,13 @@ def test_each_recipe_trains_a_step_and_its_checkpoint_holds_every_parameter(reci
     # Layers before norms that start at zero get no gradient in the first step; all other weights change.
     assert {"conv1.weight", "fc.weight", "layer4.2.bn3.weight"} <= set(changed)
     fresh.load_state_dict(saved, strict=True)
+
+
+def test_the_last_lines_of_a_run_that_ended_within_its_first_epoch():
+    one = Summary(0.5, 1.0, 0.7, 0.5, 1, 1, 0.333, 36.4, 65.0, None)
+    assert console._result_lines(one) == [
+        "top-1 50.00%, top-5 100.00% after 1 step (0.333 epochs); best 50.00% in epoch 1",
+        "36 images/s on average during training, 1:05 in total",
+    ]
+    whole = Summary(0.5, 1.0, 0.7, 0.5, 1, 3, 1.0, 36.4, 65.0, None)
+    assert console._result_lines(whole)[0].endswith(" after 3 steps (1 epoch); best 50.00% after epoch 1")

@@ -16,6 +16,7 @@ from worldsize.attribution.evidence import Evidence
 from worldsize.attribution.step_time import PARTS
 from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Recipe
+from worldsize.config.wording import count
 from worldsize.distributed import batch_plan
 from worldsize.distributed.stop_signals import ends_at_once, temporary_folder
 from worldsize.errors import SUCCESS, UserError, WorldsizeError
@@ -122,7 +123,8 @@ def _show(path: Path, seen: Evidence, found: list[Advice]) -> None:
     if seen.damaged:
         console.print(f"{seen.damaged} damaged lines of timing.jsonl are left out")
     if seen.left_out:
-        console.print(f"The first {seen.left_out:,} steps are left out: the run had another number of processes")
+        first = f"{count(seen.left_out, 'step')} {'is' if seen.left_out == 1 else 'are'}"
+        console.print(f"The first {first} left out: the run had another number of processes")
     console.print(_shares(seen), "", "Milliseconds of a step, by rank", _by_rank(seen), "", sep="\n")
     if causes.launch_bound(seen):
         console.print(
@@ -140,7 +142,7 @@ def _headline(path: Path, seen: Evidence) -> str:
     processes = f"{seen.world_size} process{'es' * (seen.world_size > 1)}"
     made = sum(window.steps for window in seen.windows)
     counted = "" if made == seen.steps else f"{seen.steps:,} of "  # without the first window
-    took = f"{counted}{made:,} steps in {seen.seconds:,.1f} s"
+    took = f"{counted}{count(made, 'step')} in {seen.seconds:,.1f} s"
     return f"{path}: {took} with {processes}, which computed {_computing(seen):.0%} of the time"
 
 

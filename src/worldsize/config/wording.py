@@ -8,7 +8,12 @@ from pathlib import Path
 
 def count(number: int, noun: str = "image", plural: str = "") -> str:
     """The number and the noun: ``1 image``, ``1,200 images``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {form(number, noun, plural)}"
+
+
+def form(number: float, noun: str, plural: str = "") -> str:
+    """The noun in its form, without the number: ``epoch`` of 1, ``epochs`` of 0.5."""
+    return noun if number == 1 else plural or noun + "s"
 
 
 def quoted(word: str | Path) -> str:

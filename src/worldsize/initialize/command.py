@@ -11,7 +11,7 @@ import tyro
 
 from worldsize.config import output_files, recipe_files
 from worldsize.config.recipe import Model, Recipe, own_network
-from worldsize.config.wording import quoted
+from worldsize.config.wording import count, quoted
 from worldsize.data.layouts import Hints, packed
 from worldsize.data.layouts.reading import Kind
 from worldsize.errors import UserError, WorldsizeError
@@ -86,7 +86,7 @@ def run(options: Init) -> int:
     found = survey.take(root, out, options.val_share, hints, check)
     _write(found, out, writing.text(found, choice, root))
     recipe = recipe_files.load(str(out))
-    print(f"\n{out} {'fine-tunes' if choice.weights else 'trains'} {choice.model} for {recipe.epochs} epochs.")
+    print(f"\n{out} {'fine-tunes' if choice.weights else 'trains'} {choice.model} for {count(recipe.epochs, 'epoch')}.")
     print(f"Read it, then: {_command(out, recipe, choice.gpus)}")
     return 0
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from worldsize.config.recipe import Average
+from worldsize.config.wording import count
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
 from worldsize.models.factory import RunningStatistics
@@ -52,7 +53,7 @@ def check(settings: Average, epochs: int, steps_per_epoch: int) -> None:
     if settings.name != "none" and entries(settings, steps, steps_per_epoch) < 1:
         raise UserError(
             f"average.every_steps {settings.every_steps} and average.start_epoch {settings.start_epoch:g}: nothing would be "
-            f"averaged in the run's {steps:,} steps; lower them, or set average.name to none"
+            f"averaged in the run's {count(steps, 'step')}; lower them, or set average.name to none"
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worldsize.config.wording import count
 from worldsize.errors import of_system
 from worldsize.plan.arguments import Plan
 from worldsize.plan.forecast import Forecast, Range
@@ -118,7 +119,7 @@ def _headline(source: str, predicted: Predicted) -> str:
     )
     return (
         f"{source}: {recipe.model.name}, {job.network.parameters / 1e6:.1f} M parameters, {job.traffic.size / 1e6:.1f} MB "
-        f"per exchange; {job.images.train:,} images, {recipe.epochs} epochs, {batch}"
+        f"per exchange; {job.images.train:,} images, {count(recipe.epochs, 'epoch')}, {batch}"
     )
 
 

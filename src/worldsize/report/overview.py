@@ -49,7 +49,7 @@ def table(folder: Path, now: float) -> list[tuple[str, ...]]:
         raise UserError(f"{folder} has no runs: pass the folder that has the runs (train --out)")
     known = measures.every(runs) or [measures.TOP1]
     mixed = len(known) > 1
-    titles = ("run", "state", "epoch", "best" if mixed else f"best {known[0].name}", "median images/s", "age")
+    titles = ("run", "state", "epoch", "best" if mixed else f"best {known[0].name}", "images/s", "age")
     newest = sorted(runs, key=lambda run: run.modified or 0.0, reverse=True)
     return [titles, *(_row(run, now, mixed) for run in newest), *unreadable]
 

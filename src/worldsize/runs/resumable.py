@@ -7,6 +7,7 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
+from worldsize.config.wording import count
 from worldsize.errors import CheckpointError, UserError
 from worldsize.runs.run_folder import CHECKPOINT_NAME, RunFolder, checkpoint_folders, open_existing
 
@@ -42,8 +43,8 @@ def check(folder: RunFolder) -> None:
         return
     if (step := _saved(folder)) is not None:
         raise CheckpointError(
-            f"{folder.path} has recorded {step:,} steps, but {folder.checkpoints} holds no checkpoint. Nothing was changed. "
-            "Restore that folder, or mount the storage that it is on; or start a new run: "
+            f"{folder.path} has recorded {count(step, 'step')}, but {folder.checkpoints} holds no checkpoint. "
+            "Nothing was changed. Restore that folder, or mount the storage that it is on; or start a new run: "
             f"worldsize train {shlex.quote(str(folder.recipe))}"
         )
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from worldsize.config import live_output
 from worldsize.config.recipe import Track
-from worldsize.config.wording import count, quoted
+from worldsize.config.wording import count, form, quoted
 from worldsize.runs.run_folder import RunFolder
 from worldsize.track import base
 
@@ -119,7 +119,7 @@ def _header_lines(facts: base.RunFacts) -> list[str]:
         *([f"images decoded by {e['decoder']}"] if e["decoder"] else []),
         f"global batch {facts.global_batch} = {facts.sharing} x {facts.accumulation} x {facts.micro_batch} "
         f"(replicas x micro-batches x samples), peak lr {facts.peak_lr:.4g} for {facts.lr_batch}, "
-        f"{facts.total_steps:,} steps, {facts.steps_per_epoch:,} per epoch"
+        f"{count(facts.total_steps, 'step')}, {facts.steps_per_epoch:,} per epoch"
         + (f"; resuming after step {facts.first_step:,}" if facts.first_step else ""),
         "",
     ]
@@ -155,10 +155,15 @@ def _result_lines(summary: base.Summary) -> list[str]:
         return [f"{accuracies} of the initial weights, {_duration(summary.seconds)} in total"]
     best = summary.best_top1 if summary.best_map is None else summary.best_map
     return [
-        f"{accuracies} after {summary.steps:,} steps ({summary.epochs:g} epochs); "
-        f"best {best:.2%} after epoch {summary.best_epoch}",
-        f"{summary.images_per_s:,.0f} images/s during training, {_duration(summary.seconds)} in total",
+        f"{accuracies} after {count(summary.steps, 'step')} ({summary.epochs:g} {form(summary.epochs, 'epoch')}); "
+        f"best {best:.2%} {_best_at(summary)}",
+        f"{summary.images_per_s:,.0f} images/s on average during training, {_duration(summary.seconds)} in total",
     ]
+
+
+def _best_at(summary: base.Summary) -> str:
+    """``in epoch 2`` if the run ended there, else ``after epoch 2``."""
+    return f"{'in' if summary.best_epoch > summary.epochs else 'after'} epoch {summary.best_epoch}"
 
 
 def _duration(seconds: float) -> str:

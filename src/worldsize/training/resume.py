@@ -13,6 +13,7 @@ from unicodedata import normalize
 
 from worldsize import checkpoint, parallel
 from worldsize.config.recipe import Recipe
+from worldsize.config.wording import count
 from worldsize.data import file_sizes
 from worldsize.data.samples import Dataset
 from worldsize.distributed.batch_plan import BatchPlan
@@ -142,7 +143,7 @@ def snapshot_to_resume(
             log.warning("%s has no checkpoint yet: training starts again at step 0", request.resume.path)
         return None, facts
     if request.stop_after is not None and snapshot.step >= request.stop_after:
-        raise UserError(f"{request.folder} has already done {snapshot.step:,} steps: pass a later --stop-after")
+        raise UserError(f"{request.folder} has already done {count(snapshot.step, 'step')}: pass a later --stop-after")
     _check_unchanged(request, snapshot, facts)
     # What was noted about the samples is noted by their numbers, which mean other images in other data.
     noted = snapshot if snapshot.state["data"] == facts["data"] else replace(snapshot, samples={})
