@@ -48,6 +48,12 @@ def test_the_recipe_of_four_images_with_broken_validation_images_trains(small, r
     assert evaluation["val_broken"] == 1
 
 
+def test_mirror_images_can_be_ruled_out(small):
+    for words, flip in (((), True), (("--no-flip", "--force"), False)):
+        assert main(["init", "small", "--weights", "none", *words]) == 0
+        assert recipe_files.load("small.yaml").data.flip is flip
+
+
 @pytest.mark.parametrize("name", ["a\x7fb", "a\u200bb\U000e0001", 'a"\\b: #c'])
 def test_a_folder_may_have_any_name(small, name):
     small.rename(name)

@@ -54,6 +54,8 @@ class Init:
     """The network (default: resnet50 on a GPU, else resnet18)."""
     weights: str | None = None
     """Initial weights as in --model.weights, or none (default: those that torchvision publishes for the network)."""
+    no_flip: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Do not mirror training images: a mirrored digit, letter or left hand is not one."""
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Replace existing files."""
 
@@ -84,7 +86,7 @@ def run(options: Init) -> int:
         root = options.unpack.expanduser()
     hints = Hints(labels, options.label_column, options.kind, options.class_level, options.group_by, options.ignore)
     found = survey.take(root, out, options.val_share, hints, check)
-    _write(found, out, writing.text(found, choice, root))
+    _write(found, out, writing.text(found, choice, root, not options.no_flip))
     recipe = recipe_files.load(str(out))
     print(f"\n{out} {'fine-tunes' if choice.weights else 'trains'} {choice.model} for {count(recipe.epochs, 'epoch')}.")
     print(f"Read it, then: {_command(out, recipe, choice.gpus)}")

@@ -31,8 +31,8 @@ class Choice:
     blurpool: bool = False
 
 
-def text(survey: Survey, choice: Choice, root: Path) -> str:
-    """The recipe as YAML with comments."""
+def text(survey: Survey, choice: Choice, root: Path, flip: bool = True) -> str:
+    """The recipe as YAML with comments; ``flip``: whether training may mirror images."""
     images, classes = len(survey.dataset.train), len(survey.dataset.classes)
     resize, size = _sizes(survey.side, choice)
     lines = [
@@ -51,6 +51,7 @@ def text(survey: Survey, choice: Choice, root: Path) -> str:
         f"  val_crop_size: {size}",
         "  # Milder than ImageNet's 8 %: with few images, small crops lose what the class depends on.",
         "  crop_area: [0.25, 1.0]",
+        *([] if flip else ["  flip: false  # a mirror image is not of the same class"]),
     ]
     return "\n".join(lines) + "\n"
 
