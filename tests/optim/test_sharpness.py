@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from paths import SMALL_NETWORK
-from processes import bits, newest, worldsize
+from processes import bits, newest, records, weights, worldsize
 from worldsize import parallel
 from worldsize.config.recipe import Optimizer, Recipe
 from worldsize.errors import UserError
@@ -59,6 +61,43 @@ def test_powersgd_refuses_it():
 def test_graphs_are_refused():
     with pytest.raises(ValueError, match=r"cuda_graphs does not work with optimizer\.sam_rho"):
         Recipe.model_validate({"cuda_graphs": True, "optimizer": {"sam_rho": 0.1}})
+
+
+OVERFLOWS = """
+from torch import nn
+
+
+class Large(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, 2), nn.Linear(8, classes)
+        self.norm, self.drawn = nn.BatchNorm2d(8), nn.InstanceNorm2d(8, track_running_stats=STATE)
+
+    def forward(self, x):
+        return self.head(self.drawn(self.norm(self.conv(x)).relu()).abs().mean((2, 3)))
+
+
+def build(classes):
+    return Large(classes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "strategy", "network"),
+    [(1, "single", "STATE"), (2, "ddp", "False"), (2, "bitwise", "False"), (1, "single", "worldsize:cifarnet")],
+)
+def test_a_gradient_that_overflows_leaves_no_nan_in_a_buffer(ranks, size, strategy, network):
+    """The point to which it leads has no numbers. The loss scaler skips the step."""
+    name = f"overflow-{size}-{strategy}-{network[-3:]}"
+    net = ranks.cwd / f"net_{network[:3]}.py"
+    net.write_text(OVERFLOWS.replace("STATE", str(network == "STATE")))
+    more = ("--precision", "fp16", "--device", "cpu", "--loss.class-weights", *["30"] * 10, "--max-steps", "6")
+    model = network if ":" in network else f"{net}:build"
+    settings = ("--model.name", model, "--optimizer.sam-rho", "0.1", "--parallel.strategy", strategy)
+    ranks(size).run("train", *SMALL, *more, *settings, "--name", name)
+    run = ranks.cwd / "runs" / name
+    assert not math.isfinite(records(run, "step")[0]["grad_norm"] or math.nan)
+    assert [key for key, tensor in weights(run).items() if not tensor.isfinite().all()] == []
 
 
 @pytest.mark.slow

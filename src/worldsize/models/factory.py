@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -137,6 +138,8 @@ class RunningStatistics:
         self._buffers = [buffer for layer in self._norms for buffer in _statistics(layer)]
         ghosts = [layer for layer in self._norms if isinstance(layer, GhostBatchNorm2d)]
         self._groups = max((len(layer.statistics) for layer in ghosts), default=1)
+        cleared = [layer for layer in self._norms if not _depends_on_its_past(layer)]
+        self._cleared = [t for one in cleared for t in ([one.statistics] if one in ghosts else _statistics(one))]
         momenta = [(b, self._momenta[layer]) for layer in self._norms for b in _statistics(layer)]
         self._momentum = _flat([torch.full_like(b, momentum) for b, momentum in momenta])
         for layer in self._norms:
@@ -160,6 +163,15 @@ class RunningStatistics:
             extended.append(_flat(self._buffers))
         *rest, self._averages = extended
         return rest
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Before the forward passes of a step: forget what the layers have from earlier passes or an evaluation.
+
+        With momentum 1 they multiply it by zero, which makes NaN of what is not finite.
+        """
+        if self._cleared:
+            torch._foreach_zero_(self._cleared)
 
     def collect(self, forward: int) -> None:
         """After the forward pass ``forward`` of this step, counted over all ranks: add its statistics to the sum."""
@@ -190,6 +202,11 @@ class RunningStatistics:
     def size(self) -> int:
         """n, the number of values."""
         return self._averages.numel()
+
+    def others(self, model: nn.Module) -> list[torch.Tensor]:
+        """The model's buffers without those of the layers that it follows."""
+        followed = {id(buffer) for layer in self._norms for buffer in layer.buffers(recurse=False)}
+        return [buffer for buffer in model.buffers() if id(buffer) not in followed]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """This rank's moving averages by layer number; references, not copies."""
@@ -230,6 +247,27 @@ def _statistics(layer: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
     """Its running mean and variance."""
     assert layer.running_mean is not None and layer.running_var is not None
     return layer.running_mean, layer.running_var
+
+
+def _depends_on_its_past(layer: _BatchNorm) -> bool:
+    """Whether a class of the user's own uses its running statistics in training, or moves them in its own way."""
+    if type(layer).forward.__module__.partition(".")[0] in ("torch", "timm", "worldsize"):
+        return False
+    sizes = (1,) * next((n for kind, n in ((nn.BatchNorm2d, 2), (nn.BatchNorm3d, 3)) if isinstance(layer, kind)), 0)
+    noise = torch.rand(4, layer.num_features, *sizes, generator=torch.Generator().manual_seed(0))
+    found = []
+    try:
+        with torch.random.fork_rng([]), torch.no_grad():
+            for value in (0.5, 2.0):
+                one = copy.deepcopy(layer).cpu()
+                for buffer in one.buffers(recurse=False):
+                    buffer.fill_(value if buffer.is_floating_point() else 10**6)  # its schedule is over
+                one.momentum = 1.0
+                torch.default_generator.manual_seed(0)
+                found.append((one(noise.to(_statistics(one)[0].dtype)), *_statistics(one)))
+        return not all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    except Exception:  # what it needs is not known here
+        return True
 
 
 def _momentum(layer: _BatchNorm) -> float:

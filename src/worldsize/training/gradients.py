@@ -113,6 +113,7 @@ class GradientComputer:
             hooks: what to do meanwhile.
             inspected: if False, the recorder does not see it.
         """
+        self.state.statistics.clear()
         answers, samples, waits, copies = [], [], [], []
         for micro in range(self.plan.accumulation):
             # On a GPU both stamps are in its queue, so a wait of the host does not count while the device computes.

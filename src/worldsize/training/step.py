@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,9 +57,12 @@ class StepRunner:
         return computed, norm
 
     def _sharpen(self, images: Iterator[Batch], step: int, rho: float) -> None:
-        """Replace the gradient by that at the point where the loss rises most. Metrics and statistics stay as they are."""
+        """Replace the gradient by that at the point where the loss rises most. Metrics and statistics stay as they are.
+
+        Where the gradient has overflowed, the weights at that point are NaN, and so is each buffer that the pass updates.
+        """
         state = self.compute.state
-        with sharpness.ascended(state.model, rho):
+        with _kept(state.statistics.others(state.model)), sharpness.ascended(state.model, rho):
             self._clear_gradient()
             self.compute.gradient(images, step, inspected=False)
         state.statistics.take()
@@ -98,3 +102,12 @@ class StepRunner:
 
     def _optimizer_step(self) -> None:
         self.compute.state.scaler.step(self.compute.state.optimizer)
+
+
+@contextmanager
+def _kept(tensors: list[torch.Tensor]) -> Iterator[None]:
+    """Afterwards the tensors have their old values."""
+    before = [tensor.clone() for tensor in tensors]
+    yield
+    for tensor, values in zip(tensors, before, strict=True):
+        tensor.copy_(values)
