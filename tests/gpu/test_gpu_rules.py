@@ -161,6 +161,28 @@ def test_dataparallel_trains_batchnorm_and_keeps_the_mean_of_all_statistics():
             torch.testing.assert_close(buffer, expected[name], msg=name)
 
 
+def test_dataparallel_keeps_the_statistics_of_the_replicas_that_used_a_layer():
+    class Leaving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.other = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return self.other(x) if x.mean() > 0.5 else self.norm(x)
+
+    whole = TwoReplicas(Leaving())
+    statistics = factory.RunningStatistics(whole.module, own=True)
+    statistics.clear()
+    low, high = torch.rand(2, 3, 4, 4) / 2, torch.rand(2, 3, 4, 4) / 2 + 0.5
+    whole(torch.cat([low, high])).sum().backward()
+    whole.average_statistics()
+    statistics.collect(0)
+    statistics.advance(*statistics.take())
+    found = statistics.tensors()
+    torch.testing.assert_close(found["0.mean"], 0.1 * low.mean((0, 2, 3)))
+    torch.testing.assert_close(found["1.var"], 0.9 + 0.1 * high.var((0, 2, 3)))
+
+
 def test_dataparallel_computes_in_the_chosen_format():
     """torch's own threads enter autocast with its default format."""
     seen = []

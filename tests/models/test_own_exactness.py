@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from interruptions import SETTINGS, same_run
-from processes import distance, weights
+from processes import bits, distance, losses, weights
 from worldsize.models import factory, training_pass
 
 CODE = """
@@ -64,6 +64,19 @@ class Skipping(Plain):
         return self.head(self.features(x))
 
 
+class SkippingNorm(Plain):
+    # Few passes use its block, so that some steps do not.
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+
+    def features(self, x):
+        x = self.norm(self.conv(x)).relu()
+        if not self.training or torch.rand(()) < 0.4:
+            x = x + self.block(x)
+        return x.mean((2, 3))
+
+
 class Unused(Skipping):
     def __init__(self, classes):
         super().__init__(classes)
@@ -92,7 +105,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("function", ["Frozen", "Drawing", "Skipping"])
+@pytest.mark.parametrize("function", ["Frozen", "Drawing", "Skipping", "SkippingNorm"])
 def test_interrupted_or_on_more_processes_it_is_the_same_run(ranks, file, function):
     train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:{function}")
     runs = ranks.cwd / "runs"
@@ -102,6 +115,20 @@ def test_interrupted_or_on_more_processes_it_is_the_same_run(ranks, file, functi
     same_run(runs / f"{function}-whole", runs / f"{function}-parts")
     ranks(2).run(*train, "--name", f"{function}-two")
     assert distance(weights(runs / f"{function}-whole"), weights(runs / f"{function}-two")) < 1e-5
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_with_bitwise_a_norm_that_is_skipped_by_chance_has_the_bits_of_one_process(ranks, file, processes):
+    """Also of an evaluation, and with checkpoints in between, which both use the layers."""
+    train = ("train", "digits", *SETTINGS, "--model.name", f"{file}:SkippingNorm", "--parallel.strategy", "bitwise")
+    runs, name = ranks.cwd / "runs", f"norm-bitwise-{processes}"
+    if not (runs / "norm-bitwise").exists():
+        ranks(1).run(*train, "--name", "norm-bitwise")
+    more = ("--checkpoint.every-steps", "2", "--evaluate-every", "1", "--stop-after", "11")
+    ranks(processes).run(*train, *more, "--name", name, code=75)
+    ranks(processes).run("train", "--resume", f"runs/{name}")
+    assert bits(runs / name) == bits(runs / "norm-bitwise")
+    assert losses(runs / name) == losses(runs / "norm-bitwise")
 
 
 def test_bitwise_leaves_parameters_alone_that_no_forward_pass_of_a_step_uses(ranks, file):

@@ -116,6 +116,10 @@ def uses_random_draws(model: nn.Module) -> bool:
     )
 
 
+_UNUSED = -1.0  # the variance in a layer that has not run: no batch has it, and the layer multiplies it by zero
+_NEARLY_ALL = 1 - 1e-6
+
+
 class RunningStatistics:
     """BatchNorm's running statistics: moving averages that are updated once per step.
 
@@ -123,10 +127,16 @@ class RunningStatistics:
     a forward pass leaves the mean and the variance of its micro-batches in their buffers; `collect` keeps a sum of these,
     `advance` applies their mean. The layers contain the moving averages only inside `averaged`. Unless a strategy sums
     over all ranks, each rank has moving averages of its own micro-batches; their mean over ranks equals the moving average
-    of the means, so ranks exchange them only when they are read.
+    of the means, so ranks exchange them only when they are read. That is not so if the network skips layers.
+
+    Args:
+        own: a network of the user's own, whose forward passes may leave out layers. A layer's statistics are then those of
+            the micro-batches that used it, and stay as they are in a step that did not use it. How many used each layer
+            follows the sums as a share of all. Where each pass uses each layer, the bits are the same as without.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, own: bool = False) -> None:
+        self.own = own
         self._momenta: dict[_BatchNorm, float] = {}  # of the layers themselves
         self._sum: TreeSum[torch.Tensor] = TreeSum(torch.Tensor.add_)
         self._watch(model)
@@ -140,6 +150,13 @@ class RunningStatistics:
         self._groups = max((len(layer.statistics) for layer in ghosts), default=1)
         cleared = [layer for layer in self._norms if not _depends_on_its_past(layer)]
         self._cleared = [t for one in cleared for t in ([one.statistics] if one in ghosts else _statistics(one))]
+        self._variances = [written(layer)[1] for layer in cleared]
+        widths = [layer.num_features for layer in self._norms]
+        places = [place for number, width in enumerate(widths) for place in [number] * (2 * width)]
+        firsts = [2 * sum(widths[:number]) + width for number, width in enumerate(widths)]
+        device = self._buffers[0].device if self._buffers else torch.device("cpu")
+        self._layer_of = torch.tensor(places, dtype=torch.long, device=device)  # the layer of each value
+        self._first_variance = torch.tensor(firsts, dtype=torch.long, device=device)  # each layer's
         momenta = [(b, self._momenta[layer]) for layer in self._norms for b in _statistics(layer)]
         self._momentum = _flat([torch.full_like(b, momentum) for b, momentum in momenta])
         for layer in self._norms:
@@ -172,13 +189,24 @@ class RunningStatistics:
         """
         if self._cleared:
             torch._foreach_zero_(self._cleared)
+            if self.own:
+                torch._foreach_add_(self._variances, _UNUSED)
 
     def collect(self, forward: int) -> None:
         """After the forward pass ``forward`` of this step, counted over all ranks: add its statistics to the sum."""
-        total, *others = self._of_groups().unbind()
+        found = self._of_groups()
+        if self.own:
+            found = self._of_used(found)
+            self.clear()
+        total, *others = found.unbind()
         for one in others:
             total += one
         self._sum.push(total / self._groups if others else total, forward)
+
+    def _of_used(self, found: torch.Tensor) -> torch.Tensor:
+        """What `_of_groups` found, zeros where a layer did not run, then for each layer whether it did, (groups, `size`)."""
+        used = ran(found[:, self._first_variance, None]).squeeze(2)
+        return torch.cat([torch.where(used[:, self._layer_of], found, 0), used.to(found.dtype)], dim=1)
 
     def _of_groups(self) -> torch.Tensor:
         """The statistics of each group of the last forward pass, a copy, (groups, n)."""
@@ -191,17 +219,24 @@ class RunningStatistics:
         return torch.cat(parts, dim=1) if parts else torch.zeros(1, 0)
 
     def take(self) -> list[torch.Tensor]:
-        """The sums over this rank's micro-batches of the step as nodes of `worldsize.distributed.tree_sum`, each (n,)."""
+        """The sums over this rank's micro-batches of the step as nodes of `distributed.tree_sum`, each (`size`,)."""
         return self._sum.take()
 
     def advance(self, mean: torch.Tensor) -> None:
-        """Apply one step, given the mean (n,) of its micro-batches."""
-        self._averages.mul_(1 - self._momentum).add_(self._momentum * mean)
+        """Apply one step, given the mean (`size`,) of its micro-batches."""
+        momentum = self._momentum
+        if self.own:
+            n = momentum.numel()
+            mean, share = mean[:n], mean[n:][self._layer_of]
+            momentum = torch.where(share > 0, momentum, 0)
+            # A share of all may be 1 up to rounding; a division by 1 leaves the bits, and one by 0 has no meaning.
+            mean = mean / torch.where((share > 0) & (share < _NEARLY_ALL), share, 1)
+        self._averages.mul_(1 - momentum).add_(momentum * mean)
 
     @property
     def size(self) -> int:
-        """n, the number of values."""
-        return self._averages.numel()
+        """The number of values of a step: n, and one for each layer of a network of the user's own."""
+        return self._averages.numel() + (len(self._norms) if self.own else 0)
 
     def others(self, model: nn.Module) -> list[torch.Tensor]:
         """The model's buffers without those of the layers that it follows."""
@@ -249,6 +284,13 @@ def _statistics(layer: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
     return layer.running_mean, layer.running_var
 
 
+def written(layer: _BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where a forward pass in training leaves means and variances."""
+    if isinstance(layer, GhostBatchNorm2d):
+        return layer.statistics[:, 0], layer.statistics[:, 1]
+    return _statistics(layer)
+
+
 def _depends_on_its_past(layer: _BatchNorm) -> bool:
     """Whether a class of the user's own uses its running statistics in training, or moves them in its own way."""
     if type(layer).forward.__module__.partition(".")[0] in ("torch", "timm", "worldsize"):
@@ -268,6 +310,11 @@ def _depends_on_its_past(layer: _BatchNorm) -> bool:
         return not all(torch.equal(*pair) for pair in zip(*found, strict=True))
     except Exception:  # what it needs is not known here
         return True
+
+
+def ran(variances: torch.Tensor) -> torch.Tensor:
+    """Whether a layer with these variances (..., channels) has run since `RunningStatistics.clear`, (..., 1)."""
+    return variances[..., :1] != _UNUSED
 
 
 def _momentum(layer: _BatchNorm) -> float:

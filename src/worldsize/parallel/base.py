@@ -227,6 +227,8 @@ class Strategy(ABC):
         self._accumulation = self.loss_divisor = parts.accumulation
         self.module = parts.module
         self.optimizer = parts.optimizer
+        # Each rank's mean is not enough where each has used a layer in a number of micro-batches of its own.
+        self._combines = parts.world.size if parts.skips and self.averages else 1
         self.backend = parts.world.backend
         self.exchange = Exchange(parts.world.device)
 
@@ -241,10 +243,20 @@ class Strategy(ABC):
     def mean(self, nodes: list[torch.Tensor]) -> torch.Tensor:
         """The mean of a quantity over the micro-batches of the step, (n,): of this rank, or of all ranks.
 
+        Of all ranks if they share a step's weights and the network skips layers: all must call it.
+
         Args:
             nodes: its sums over this rank's micro-batches, each (n,), as nodes of `worldsize.distributed.tree_sum`.
         """
-        return fold(nodes, lambda left, right: left + right) / self._accumulation
+        mean = fold(nodes, lambda left, right: left + right) / self._accumulation
+        if self._combines > 1:
+            import torch.distributed as dist
+
+            self.exchange.sends(mean)
+            with self.exchange.waiting():
+                dist.all_reduce(mean)
+            mean /= self._combines
+        return mean
 
     def update(self, step: Callable[[], None]) -> None:
         """Apply the optimizer (``step``) once gradients are ready."""

@@ -20,7 +20,7 @@ from worldsize import checkpoint, parallel, track
 from worldsize.attribution import verdict
 from worldsize.checkpoint import retention
 from worldsize.config import recipe_files
-from worldsize.config.recipe import Recipe
+from worldsize.config.recipe import Recipe, own_network
 from worldsize.config.wording import quoted
 from worldsize.data import open_dataset
 from worldsize.data.images import crops
@@ -298,7 +298,7 @@ def build_state(
         StrategyInputs(network, module, optimizer, recipe.parallel, world, plan.accumulation, steps_per_epoch, *skips)
     )
     # After the strategy, which may replace the network's norm layers (SyncBatchNorm).
-    statistics = factory.RunningStatistics(network)
+    statistics = factory.RunningStatistics(network, own_network.is_own(recipe.model.name))
     scaler = number_format.scaler(strategy.local_gradients)
     averages = recipe.average.name != "none"
     average = averaging.Averaging(recipe.average, network, statistics, steps_per_epoch) if averages else None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from worldsize.models.factory import norms
+from worldsize.models.factory import norms, ran, written
 
 
 class Replicas(nn.DataParallel[nn.Module]):
@@ -36,7 +36,7 @@ class Replicas(nn.DataParallel[nn.Module]):
             return list(pool.map(forward, replicas, inputs, kwargs))
 
     def average_statistics(self) -> None:
-        """Give the model the mean of the replicas' running statistics.
+        """Give the model the mean of the running statistics of the replicas that used a layer.
 
         Call it after the backward pass: the model shares its buffers with the first replica, and that reads them.
         """
@@ -44,7 +44,11 @@ class Replicas(nn.DataParallel[nn.Module]):
             return
         with torch.no_grad():
             for own, *others in zip(norms(self.module), *map(norms, self._replicas), strict=True):
-                for name, kept in own.named_buffers():
-                    if kept.is_floating_point():  # all but the number of batches
-                        kept.copy_(torch.stack([getattr(other, name).to(kept.device) for other in others]).mean(0))
+                kept = written(own)
+                theirs = [[values.to(kept[0].device) for values in written(other)] for other in others]
+                used = torch.stack([ran(variances) for _, variances in theirs])
+                share = used.to(kept[0].dtype).mean(0)
+                for values, parts in zip(kept, zip(*theirs, strict=True), strict=True):
+                    mean = torch.where(used, torch.stack(parts), 0).mean(0) / share
+                    values.copy_(torch.where(share > 0, mean, parts[0]))
         self._replicas = ()

@@ -88,7 +88,8 @@ def replica(compute: GradientComputer, strategy: Strategy) -> GradientComputer:
     objective = copy.deepcopy(compute.state.objective)
     model = objective.network
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    statistics = RunningStatistics(model)  # collects a step's statistics; the moving averages are rank 0's
+    # It collects a step's statistics; the moving averages are rank 0's.
+    statistics = RunningStatistics(model, compute.state.statistics.own)
     own = copy.copy(strategy)
     own.module = objective
     return replace(
