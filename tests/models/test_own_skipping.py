@@ -41,6 +41,12 @@ class Skipping(Whole):
         return self.training and bool(torch.rand(()) < 0.5)
 
 
+class SkippingNorm(Skipping):
+    def __init__(self, classes):
+        super().__init__(classes)
+        self.block = nn.Sequential(self.block, nn.BatchNorm2d(8))
+
+
 class Drawing(Whole):
     def skips(self):
         torch.rand(())
@@ -104,11 +110,11 @@ def test_unfrozen_parts_stay_so(file):
     assert all(parameter.requires_grad for parameter in network.parameters())
 
 
-@pytest.mark.parametrize("seed", ["0", "2"])
-def test_parts_that_are_left_out_by_chance_begin_to_train(ranks, file, seed):
+@pytest.mark.parametrize(("function", "seed"), [("Skipping", "0"), ("Skipping", "2"), ("SkippingNorm", "0")])
+def test_parts_that_are_left_out_by_chance_begin_to_train(ranks, file, function, seed):
     """Whether the first pass after the unfreezing leaves them out depends on the seed."""
-    train = ("train", "digits", *SETTINGS, *FROZEN, "--model.name", f"{file}:Skipping", "--seed", seed)
-    runs, whole, alone = ranks.cwd / "runs", f"whole{seed}", f"alone{seed}"
+    train = ("train", "digits", *SETTINGS, *FROZEN, "--model.name", f"{file}:{function}", "--seed", seed)
+    runs, whole, alone = ranks.cwd / "runs", f"whole-{function}-{seed}", f"alone-{function}-{seed}"
     ranks(2).run(*train, "--name", whole)
     ranks(1).run(*train, "--name", alone)
     assert distance(weights(runs / whole), weights(runs / alone)) < 1e-5

@@ -229,6 +229,7 @@ class Strategy(ABC):
         self.optimizer = parts.optimizer
         # Each rank's mean is not enough where each has used a layer in a number of micro-batches of its own.
         self._combines = parts.world.size if parts.skips and self.averages else 1
+        self._combines_later = parts.world.size if parts.skips_later and self.averages else 1
         self.backend = parts.world.backend
         self.exchange = Exchange(parts.world.device)
 
@@ -271,7 +272,7 @@ class Strategy(ABC):
 
     def parameters_added(self) -> None:
         """More parameters of the model are trained from now on. All ranks must call it, then `prepare_first_step`."""
-        return
+        self._combines = self._combines_later
 
     def begin_step(self, step: int) -> None:
         """The run resumes after this many steps, possibly at another world size or with another strategy than before."""

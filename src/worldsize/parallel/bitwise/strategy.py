@@ -62,6 +62,7 @@ class Strategy(base.Strategy):
         return TreeReducer(parts.model, parts.world, parts.accumulation, bucket_bytes, self.exchange)
 
     def parameters_added(self) -> None:
+        super().parameters_added()
         self._reducer.close()
         self._reducer = self._new_reducer()
 

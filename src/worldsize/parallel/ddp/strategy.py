@@ -109,6 +109,7 @@ class Strategy(base.Strategy):
         self._ddp.register_comm_hook(None, self._hook.reduce)
 
     def parameters_added(self) -> None:
+        super().parameters_added()
         # DDP has buckets for the parameters that it began with.
         state = self._hook.state()
         self._parts = replace(self._parts, skips=self._parts.skips_later)
