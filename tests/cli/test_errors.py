@@ -17,8 +17,6 @@ from worldsize import cli
 
 QUICK = ("--model.name", SMALL_NETWORK, "--max-steps", "2", "--global-batch", "8", "--micro-batch", "8")
 
-# Since Python 3.14, no file exists under a name that is too long; before, asking for one is an error.
-ANSWERS = sys.version_info >= (3, 14)
 LARGER_VALIDATION = ("--data.val-crop-size", "48", "--data.val-resize-size", "48")
 GROWING = (
     *("--data.train-crop-size", "40", "--data.train-crop-sizes", "32", "40"),
@@ -33,7 +31,8 @@ GROWING = (
         (["train"], "RECIPE is required"),
         (["train", "digts"], "did you mean 'digits'?"),
         (["train", "none.yaml"], "cannot read the recipe none.yaml"),
-        (["train", "a" * 300], "no recipe is called 'aaa" if ANSWERS else "aaa...: File name too long (300 characters)"),
+        # Since Python 3.14, no file exists under a name that is too long; before, asking for one is an error.
+        (["train", "a" * 300], "no recipe is called 'aaa" if sys.version_info >= (3, 14) else "aaa...: File name too long"),
         (["eval", "a" * 300], "aaa...: File name too long"),
         (["train", "digits", "--augment.mixup", "1e-320"], "must be 0, or between 1e-30 and 1e+30 in size"),
         (["train", "digits", "--optimizer.weight-decay", "1e39"], "weight_decay 1e+39: must be 0, or between"),

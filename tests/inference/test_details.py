@@ -133,8 +133,9 @@ def test_the_calibration_chart_names_no_temperature_that_is_not_fitted(tmp_path:
     path.write_text(page.write(page.Page("a", "b", figures=[figure], data=tables[:1])), "utf-8")
     dom, console = browse(path, tmp_path)
     drawn = figures(dom)["reliability"]
-    [(right, up)] = re.findall(r'mark-rule role-mark.*?<line [^>]*x2="([-.\d]+)" y2="([-.\d]+)"', drawn)
-    assert console == [] and float(right) > 100 and float(up) < -100
+    across, upwards = re.findall(r'role-axis-domain.*?<line [^>]*x2="([-\d]+)" y2="([-\d]+)"', drawn)
+    diagonals = re.findall(r'mark-rule role-mark.*?<line [^>]*x2="([-\d]+)" y2="([-\d]+)"', drawn)
+    assert console == [] and diagonals == [(across[0], upwards[1])]
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 9))

@@ -14,7 +14,7 @@ from worldsize.models.factory import RunningStatistics
 
 
 class Leaving(nn.Module):
-    """A network whose forward passes use the second layer only if they are told to."""
+    """A network of two layers, of which forward passes may leave out the second."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,23 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paths import SMALL_NETWORK
+from three_steps import THREE_STEPS
 from worldsize import checkpoint, cli
 from worldsize.errors import StoreUnreachable
-
-QUICK = (
-    *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", SMALL_NETWORK),
-    *("--data.train-crop-size", "32", "--data.val-crop-size", "32", "--global-batch", "16", "--micro-batch", "8"),
-    *("--epochs", "2", "--schedule.warmup-epochs", "0", "--max-steps", "3", "--checkpoint.every-steps", "1"),
-)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A run of 3 steps with checkpoints after the last two; do not modify."""
-    out = tmp_path_factory.mktemp("trained")
-    assert cli.main(["train", "digits", *QUICK, "--out", str(out), "--name", "a"]) == 0
-    return out / "a"
 
 
 @pytest.fixture
@@ -86,7 +72,7 @@ def test_a_run_on_a_disk_that_does_not_answer_is_not_begun_again(run, fails, mon
 
 
 def test_two_processes_end_together_if_one_cannot_read(ranks):
-    ranks(2).run("train", "digits", *QUICK, "--name", "a")
+    ranks(2).run("train", "digits", *THREE_STEPS, "--name", "a")
     output = ranks(2, sabotage="unreadable_on_rank_1").run("train", "--resume", "runs/a", "--max-steps", "4", code=69)
     assert "model.safetensors cannot be read: Input/output error" in output and "(on rank 1)" in output
 

@@ -9,24 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from paths import SMALL_NETWORK
 from processes import losses, newest
+from three_steps import THREE_STEPS
 from worldsize import cli
 from worldsize.runs.resumable import opened
-
-QUICK = (
-    *("--data.name", "synthetic", "--data.samples", "32", "--data.classes", "4", "--model.name", SMALL_NETWORK),
-    *("--data.train-crop-size", "32", "--data.val-crop-size", "32", "--global-batch", "16", "--micro-batch", "8"),
-    *("--epochs", "2", "--schedule.warmup-epochs", "0", "--max-steps", "3", "--checkpoint.every-steps", "1"),
-)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A run of 3 steps with a checkpoint after each of the last ones; do not modify."""
-    out = tmp_path_factory.mktemp("trained")
-    assert cli.main(["train", "digits", *QUICK, "--out", str(out), "--name", "a"]) == 0
-    return out / "a"
 
 
 @pytest.fixture
@@ -87,7 +73,7 @@ def test_a_run_that_lost_its_checkpoints_is_not_started_again(run, fails):
     message = refused(fails, run.parent, "--resume", run, code=66)
     assert "3 steps" in message and "Nothing was changed" in message
     (run / "checkpoints").mkdir()
-    message = refused(fails, run.parent, "digits", *QUICK, "--out", run.parent, "--name", "a", "--autoresume", code=66)
+    message = refused(fails, run.parent, "digits", *THREE_STEPS, "--out", run.parent, "--name", "a", "--autoresume", code=66)
     assert "Nothing was changed" in message
     (run / "history.jsonl").unlink()  # as of an older version
     refused(fails, run.parent, "--resume", run, code=66)
@@ -104,7 +90,7 @@ def test_a_run_that_lost_its_checkpoints_is_not_called_new(run, fails, words):
 
 def test_autoresume_does_not_begin_a_run_among_other_files(fails, tmp_path):
     (tmp_path / "photos" / "cats").mkdir(parents=True)
-    message = refused(fails, tmp_path, "digits", *QUICK, "--out", tmp_path, "--name", "photos", "--autoresume")
+    message = refused(fails, tmp_path, "digits", *THREE_STEPS, "--out", tmp_path, "--name", "photos", "--autoresume")
     assert "is not a run folder: it has cats" in message
 
 

@@ -254,7 +254,7 @@ def test_a_lost_node_costs_the_steps_since_the_last_checkpoint(job, undisturbed)
 
 @pytest.mark.slow
 def test_the_time_limit_chains_allocations(job, undisturbed):
-    job.submit("--time", "2", "--grace", "50", "--epochs", "36")
+    job.submit("--time", "2", "--grace", "50", "--epochs", "1000")
     job.until("stopped")
     job.until("started", 2)
     assert "the time limit is near; the job continues later" in (job.files / "log.txt").read_text()

@@ -80,7 +80,7 @@ def _run(path: Path, job: Job, per_node: int) -> Calibration:
             f"--from {path}: the run has {len(steps)} steps after its first {_WARMUP}{since}; {_LEAST_STEPS} are needed"
         )
     if before:
-        notes = (*notes, f"{path}: the first {before:,} steps are left out: the run had another number of processes.")
+        notes = (*notes, f"{path}: the steps up to {before:,} are left out: the run had another number of processes.")
     own = Job(recipe.model_copy(update={"device": "cpu"}) if cpu else recipe, job.images, job.network)
     plan = own.plan(size)
     cluster = cluster_of(size, per_node)

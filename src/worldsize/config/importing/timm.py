@@ -357,5 +357,6 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "model_ema": one_of("average.name", {True: "ema", False: None}),
     "model_ema_decay": _ema("average.decay"),
     "model_ema_warmup": _ema("average.warmup"),
+    "kd_model_name": only(None, "", because="train the teacher as a run, and set loss.teacher by hand"),
     "sync_bn": one_of("parallel.sync_batchnorm", {True: True, False: None}),
 }
