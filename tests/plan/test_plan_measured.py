@@ -153,7 +153,7 @@ def test_of_a_run_that_was_resumed_at_another_world_size_the_last_one_is_used(tm
     History(run / "history.jsonl").add("started", 30, world_size=2)
     plan(*asked)
     assert forecasts(out)[2]["step_s"]["value"] == pytest.approx(0.5, rel=0.05)
-    assert "the first 30 steps are left out: the run had another number" in " ".join(capfd.readouterr().out.split())
+    assert "the steps up to 30 are left out: the run had another number" in " ".join(capfd.readouterr().out.split())
     History(run / "history.jsonl").add("started", 44, world_size=1)
     assert "has 3 steps after its first 3 since it was resumed at another world size, after step 44" in fails("plan", *asked)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import tyro
 
 from worldsize.config import command_line, output_files
+from worldsize.config.wording import printable
 from worldsize.distributed.rank import cores
 from worldsize.distributed.stop_signals import ends_at_once, temporary_folder
 from worldsize.errors import UserError
@@ -111,7 +112,7 @@ def pack(argv: list[str]) -> int:
         if dataset.multilabel:
             raise UserError(f"--root {options.root}: shards have one label per image; train on these files as they are")
         for note in dataset.notes:
-            print(f"warning: {note}")
+            print(printable(f"warning: {note}"))
         if options.relabel is not None:
             dataset = relabel.apply(dataset, options.relabel)
         pack.pack(dataset, out, how, int(options.shard_mb * 1e6), _workers(options.workers), options.max_broken)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worldsize.config.wording import count
+from worldsize.config.wording import count, printable
 from worldsize.data import layouts, shards
 from worldsize.data.datasets import folder, label_list, validation_split
 from worldsize.data.datasets.label_list import Entry
@@ -206,15 +206,15 @@ def _report(survey: Survey, found: dict[str, Found]) -> None:
     print(f"{len(train.classes):,} classes, {len(train):,} training and {count(len(val), 'validation image')}")
     print(f"training images per class: {numbers.min():,} to {numbers.max():,}; median shorter side {survey.side} pixels")
     if survey.dataset.validates_on:
-        print(f"validation images: {survey.dataset.validates_on}")
+        print(printable(f"validation images: {survey.dataset.validates_on}"))
     for note in survey.dataset.notes:
-        print(f"warning: {note}")
+        print(printable(f"warning: {note}"))
     for sentence in survey.sentences:
-        print(sentence)
+        print(printable(sentence))
     if survey.broken:
         print(f"{count(len(survey.broken), 'broken image')}, not used:")
         for name, reason in list(survey.broken.items())[:_LISTED]:
-            print(f"  {name}: {reason}")
+            print(printable(f"  {name}: {reason}"))
     odd = sorted({kind for one in found.values() for kind in one.odd})
     if odd:
         print(f"also found, and usable: {', '.join(odd)}")

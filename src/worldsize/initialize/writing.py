@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worldsize.config.recipe import Recipe
-from worldsize.config.wording import count
+from worldsize.config.wording import count, printable
 from worldsize.initialize import fine_tuning
 from worldsize.initialize.survey import Survey
 
@@ -36,7 +36,7 @@ def text(survey: Survey, choice: Choice, root: Path, flip: bool = True) -> str:
     images, classes = len(survey.dataset.train), len(survey.dataset.classes)
     resize, size = _sizes(survey.side, choice)
     lines = [
-        *(f"# {_printable(sentence)}" for sentence in survey.sentences),
+        *(f"# {printable(sentence)}" for sentence in survey.sentences),
         f"about: {_quoted(f'{choice.model} on {root.resolve().name}, {classes} classes, {images:,} training images')}",
         *(_finetuned(images, choice) if choice.weights else _from_scratch(images, choice, survey.side < _TINY_IMAGE)),
         *(["loss:", "  name: bce  # an image may have several labels"] if survey.dataset.multilabel else []),
@@ -76,11 +76,6 @@ def _listed(survey: Survey) -> list[str]:
         return []
     what = "the names of the validation images" if survey.setting == "val_list" else "each image with its labels and split"
     return [f"  {survey.setting}: {_quoted(survey.listing.resolve())}  # {what}"]
-
-
-def _printable(text: str) -> str:
-    """The text in one line, whatever the names in it contain."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def _allowance(survey: Survey) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from worldsize.config.wording import printable_lines
 from worldsize.distributed.rank import LOCAL_LAUNCH, RankInfo, threads_per_process
 from worldsize.distributed.stop_signals import StopFlag, end_with_parent
 from worldsize.errors import UserError
@@ -76,9 +77,8 @@ def check_procs(procs: int) -> int:
 class _ToStderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # Looks up sys.stderr each time: the live display replaces it.
-        message = record.getMessage().encode("utf-8", "backslashreplace").decode()  # names that are not UTF-8 are escaped
         with suppress(OSError):
-            print(f"{record.levelname.lower()}: {message}", file=sys.stderr)
+            print(f"{record.levelname.lower()}: {printable_lines(record.getMessage())}", file=sys.stderr)
 
 
 def _log_to_terminal(rank_info: RankInfo) -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import suppress
 
+from worldsize.config.wording import printable_lines
 from worldsize.distributed.rank import LAUNCHED, LOCAL_LAUNCH, LOCAL_RANKS
 from worldsize.errors import INTERNAL_ERROR
 from worldsize.launch.agent import retried, worker_exit_code
@@ -54,7 +55,7 @@ def fail_alone(message: str, code: int) -> int:
 
 def _print(message: str) -> None:
     with suppress(OSError):  # the terminal may be gone
-        print(f"worldsize: {message}", file=sys.stderr)
+        print(f"worldsize: {printable_lines(message)}", file=sys.stderr)
 
 
 def _exit_now(code: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from worldsize.config.wording import quoted
+from worldsize.config.wording import printable_lines, quoted
 from worldsize.errors import NoProgress, UserError, WorldsizeError, refuse_closed
 from worldsize.runs import atomic
 from worldsize.runs.atomic import write_json
@@ -230,6 +230,11 @@ def count_start(folder: RunFolder, step: int, retries: int) -> None:
     write_json(folder.starts, {"step": step, "starts": 1})
 
 
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_lines(super().format(record))  # a log is read in a terminal
+
+
 class _LogFile(logging.FileHandler):
     """Ignores a full disk: code that needs the disk reports it, and a lost log line is not worth a traceback."""
 
@@ -255,7 +260,7 @@ class RunLog:
         self._handler: logging.Handler | None = None
         if folder.path.is_dir():
             self._handler = _LogFile(folder.log_file(rank), delay=rank != 0, encoding="utf-8", errors="backslashreplace")
-            self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+            self._handler.setFormatter(_Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def __enter__(self) -> None:
         if self._handler is not None:

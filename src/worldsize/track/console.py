@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from worldsize.config import live_output
+from worldsize.config import live_output, tables
 from worldsize.config.recipe import Track
 from worldsize.config.wording import count, form, quoted
 from worldsize.runs.run_folder import RunFolder
@@ -22,7 +21,7 @@ _HEADINGS = ("epoch", "train loss", "train top-1", "val loss", "val top-1", "val
 _SEVERAL = (*_HEADINGS[:4], "val mAP", "val F1", *_HEADINGS[6:])  # labels per image
 
 
-class _Console(Console):
+class _Console(tables.PrintableConsole):
     def on_broken_pipe(self) -> None:
         # rich would exit the process; training must continue when the reader of stdout closes the pipe.
         raise OSError("stdout was closed")

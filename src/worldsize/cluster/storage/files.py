@@ -25,6 +25,7 @@ from worldsize.cluster.storage import file_pod, transfer
 from worldsize.cluster.storage.transfer import Messages
 from worldsize.config import live_output
 from worldsize.config.command_line import Flat
+from worldsize.config.wording import printable
 from worldsize.errors import UserError
 from worldsize.jobs.terminal import note
 
@@ -115,7 +116,7 @@ def get(options: FilesGet, cluster: Cluster) -> int:
         with _progress_bar(str(target), stream.totals["stream"]) as advance:
             summary = transfer.unpack(stream.receive, target, options.force, advance)
     _summarize(summary)
-    print(_printable(str(target)))
+    print(printable(str(target)))
     return 0
 
 
@@ -140,7 +141,7 @@ def put(options: FilesPut, cluster: Cluster) -> int:
             messages.send(**summary)
         remote = messages.receive_fields()
     _summarize(summary)
-    print(_printable(f"{volume}:{remote['path']}"))
+    print(printable(f"{volume}:{remote['path']}"))
     return 0
 
 
@@ -166,7 +167,7 @@ def listing(entries: list[list[Any]]) -> list[str]:
 
     rows = []
     for name, is_folder, size, when, link in entries:
-        shown = _printable(name) + ("/" if is_folder else f" -> {_printable(link)}" if link else "")
+        shown = printable(name) + ("/" if is_folder else f" -> {printable(link)}" if link else "")
         rows.append(("-" if is_folder else decimal(size), time.strftime("%Y-%m-%d %H:%M", time.localtime(when)), shown))
     width = max((len(size) for size, _, _ in rows), default=0)
     return [f"{size:>{width}}  {when}  {name}" for size, when, name in rows]
@@ -240,7 +241,7 @@ def _connected(cluster: Cluster, volume: str, pod: PodOptions, read_only: bool) 
         try:
             yield request
         except transfer.Failed as error:
-            text = f"volume {volume}: {_printable(str(error))}"
+            text = f"volume {volume}: {printable(str(error))}"
             raise UserError(text) if error.user_error else ClusterError(text) from None
         except OSError as error:
             raise UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from None
@@ -266,11 +267,6 @@ def _summarize(summary: dict[str, Any]) -> None:
     files = f"{summary['files']:,} {'file' if summary['files'] == 1 else 'files'}"
     note(f"{files}, {decimal(summary['bytes'])}, checksum verified")
     for name in summary["skipped"][:_MAX_NAMES]:
-        note(f"skipped: {_printable(name)}")
+        note(f"skipped: {printable(name)}")
     if len(summary["skipped"]) > _MAX_NAMES:
         note(f"skipped: {len(summary['skipped']) - _MAX_NAMES} more")
-
-
-def _printable(name: str) -> str:
-    """The name with control characters escaped, safe to print on a terminal."""
-    return name if name.isprintable() else name.encode("unicode_escape", "surrogateescape").decode("ascii", "replace")

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from worldsize.config.wording import printable
 from worldsize.data.broken_images import require_few
 from worldsize.data.images.crops import fit
 from worldsize.data.images.pillow import BrokenImage
@@ -298,7 +299,7 @@ def _summary(out: Path, dataset: Dataset, broken: int, missing: Mapping[str, Map
     lines.append(f"  {'on disk':<11} {len(files):,} files, {size(sum(file.stat().st_size for file in files))}\n")
     if broken:
         lines.append(f"  {'broken':<11} {broken}, stored unchanged:\n")
-        lines += [f"    {line}\n" for line in _broken(dataset, missing)]
+        lines += [f"    {printable(line)}\n" for line in _broken(dataset, missing)]
     return "".join(lines)
 
 

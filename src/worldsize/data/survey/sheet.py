@@ -102,7 +102,8 @@ def _png(cells: list[_Cell]) -> Image.Image:
         else:
             draw.rectangle((left, top, left + _SIDE - 1, top + _SIDE - 1), _BROKEN)
             draw.text((left + 4, top + 4), "broken", _TEXT, font)
-        draw.text((left, top + _SIDE + 2), _shortened(_printable(cell.name), draw, font), _TEXT, font)
+        # PIL does not measure several lines, or bytes outside UTF-8.
+        draw.text((left, top + _SIDE + 2), _shortened(wording.printable(cell.name), draw, font), _TEXT, font)
     return sheet
 
 
@@ -112,11 +113,6 @@ def _shortened(name: str, draw: ImageDraw.ImageDraw, font: ImageFont.ImageFont |
     while name and draw.textlength(name + "...", font) > _SIDE:
         name = name[:-1]
     return name + "..."
-
-
-def _printable(name: str) -> str:
-    """The name in one line of characters that fonts have: PIL does not measure several lines, or bytes outside UTF-8."""
-    return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def data_uri(image: Image.Image | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from worldsize.config.wording import count
+from worldsize.config.wording import count, printable
 from worldsize.data.progress_bar import size
 from worldsize.data.samples import Dataset, Samples
 from worldsize.data.survey.verify import TURNED, Found, Place, duplicates
@@ -30,11 +30,11 @@ def overview(dataset: Dataset) -> Iterator[str]:
         line = f"  {name:<5} {count(len(samples))}; per class {low:,} to {high:,}, median {middle:,}"
         if low < high:
             smallest = sorted(numbers, key=lambda name: (numbers[name], name))[:_SMALLEST]
-            line += f"; smallest: {', '.join(f'{_printable(label)} ({numbers[label]:,})' for label in smallest)}"
+            line += f"; smallest: {', '.join(f'{printable(label)} ({numbers[label]:,})' for label in smallest)}"
         yield line
     if dataset.validates_on:
-        yield f"  validation images: {_printable(dataset.validates_on)}"
-    yield from (f"warning: {_printable(note)}" for note in dataset.notes)
+        yield f"  validation images: {printable(dataset.validates_on)}"
+    yield from (f"warning: {printable(note)}" for note in dataset.notes)
 
 
 def report(dataset: Dataset, found: dict[str, Found]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def summary(dataset: Dataset, found: dict[str, Found]) -> Iterator[str]:
 def _listed(title: str, lines: list[str]) -> Iterator[str]:
     if lines:
         yield f"{title} ({len(lines):,}):"
-        yield from (f"  {_printable(line)}" for line in lines[:LISTED])
+        yield from (f"  {printable(line)}" for line in lines[:LISTED])
         if len(lines) > LISTED:
             yield f"  and {len(lines) - LISTED:,} more"
 
@@ -110,8 +110,3 @@ def _leaks(group: list[Place]) -> bool:
 
 def _disagree(found: dict[str, Found], group: list[Place]) -> bool:
     return len({found[split].samples.label_names(index) for split, index in group}) > 1
-
-
-def _printable(text: str) -> str:
-    """Replace characters that a terminal could interpret."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from worldsize import pages
 from worldsize.config import output_files
-from worldsize.config.wording import count
+from worldsize.config.wording import count, printable
 from worldsize.data.samples import Dataset
 from worldsize.data.survey.sheet import data_uri, thumbnail
 from worldsize.inference.labels.suspects import Suspect
@@ -64,7 +64,7 @@ def show(found: Sequence[Suspect]) -> None:
     for one in found[:_SHOWN]:
         copies = f" (also {', '.join(one.copies)})" if one.copies else ""
         cells = (f"{one.image}{copies}", one.given, _proposal(one), _number(one.margin, 2))
-        grid.add_row(*map(Text, cells))
+        grid.add_row(*(Text(printable(cell)) for cell in cells))
     tables.console().print(grid)
     if len(found) > _SHOWN:
         print(f"... and {len(found) - _SHOWN:,} more")

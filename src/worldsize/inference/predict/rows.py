@@ -75,18 +75,18 @@ def encoded(form: str, rows: Sequence[Row], columns: Columns, classes: Sequence[
 
 
 def write_parquet(path: Path, rows: Sequence[Row], columns: Columns, classes: Sequence[str]) -> None:
-    """Write the rows as Parquet, with the columns of the CSV form, and names in the form of `printable`.
+    """Write the rows as Parquet, with the columns of the CSV form, and names in the form of `encodable`.
 
     Raises:
         UserError: pyarrow is missing.
     """
     arrow, parquet = arrow_modules()
     broken = any(row.broken is not None for row in rows)
-    rows, classes = [replace(row, name=printable(row.name)) for row in rows], [printable(name) for name in classes]
+    rows, classes = [replace(row, name=encodable(row.name)) for row in rows], [encodable(name) for name in classes]
     parquet.write_table(arrow.Table.from_pylist([columns.flat(row, classes, broken) for row in rows]), path)
 
 
-def printable(name: str) -> str:
+def encodable(name: str) -> str:
     """The name with escapes such as \\udcff for bytes that are not UTF-8."""
     return name.encode(errors="backslashreplace").decode()
 
@@ -109,20 +109,19 @@ def show(rows: Sequence[Row], columns: Columns, classes: Sequence[str], percent:
     """Print the rows as a table to ``file`` or the terminal: the best class, and the others after it."""
     from rich.text import Text
 
-    from worldsize.config import output_files, tables
+    from worldsize.config import output_files, tables, wording
 
     table = tables.table(columns.filename, columns.label, columns.value or "", "next")
     table.columns[2].justify = "right"
     for row in rows:
+        name = Text(wording.printable(row.name))
         if row.broken is not None:
-            table.add_row(Text(printable(row.name)), Text("broken", style="red"), "", Text(row.broken))
+            table.add_row(name, Text("broken", style="red"), "", Text(row.broken))
             continue
         values = [f"{value:.1%}" if percent else f"{value:.3f}" for value in row.values]
         others = zip(row.indices[1:], values[1:], strict=True)
         after = ", ".join(classes[i] + (f" {value}" if columns.value else "") for i, value in others)
-        table.add_row(
-            Text(printable(row.name)), Text(classes[row.indices[0]]), values[0] if columns.value else "", Text(after)
-        )
+        table.add_row(name, Text(classes[row.indices[0]]), values[0] if columns.value else "", Text(after))
     if file is None:
         tables.console().print(table)
         return
