@@ -12,9 +12,11 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from paths import SMALL_NETWORK
 from processes import distance, environment, identical, losses, momentum, overall_distance, weights, worldsize
 from worldsize.config.recipe import Optimizer, Parallel, Recipe
 from worldsize.distributed.rank import RankInfo, local_rank_info
@@ -39,6 +41,7 @@ schedule: {warmup_epochs: 0.5}
 HERE = importlib.util.find_spec("horovod") is not None
 HOROVOD = ("--parallel.strategy", "horovod")
 ADAMW = ("--optimizer.name", "adamw")
+OTHERS = sorted(set(get_args(Optimizer.model_fields["name"].annotation)) - {"sgd", "adamw"})
 
 
 def mpi(size: int, hosts: int = 1) -> RankInfo:
@@ -141,7 +144,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory):
     (cwd / "r.yaml").write_text(RECIPE)
 
     def run(launcher: str, size: int, *settings: str) -> Path:
-        name = "-".join([launcher, str(size), *settings]).replace("--", "").replace(" ", "")
+        name = "-".join([launcher, str(size), *settings]).replace("--", "").replace(SMALL_NETWORK, "small")
         if not (cwd / "runs" / name).exists():
             launch(launcher, size, "train", "r.yaml", "--name", name, *settings, cwd=cwd)
         return cwd / "runs" / name
@@ -171,6 +174,20 @@ def test_average_is_single(runs, launcher):
     assert losses(distributed) == pytest.approx(losses(single), rel=1e-6)
     assert distance(weights(distributed), weights(single)) < 1e-9
     assert distance(momentum(distributed), momentum(single)) < 1e-9
+
+
+@needs_horovod
+@needs_mpirun
+@pytest.mark.parametrize("op", ["average", "adasum"])
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_every_optimizer_of_recipes_steps(runs, optimizer, op):
+    words = ("--model.name", SMALL_NETWORK, "--optimizer.name", optimizer, "--optimizer.weight-decay", "0.1")
+    words = (*words, "--max-steps", "4")
+    distributed = runs("mpirun", 2, *HOROVOD, "--parallel.op", op, *words)
+    expected = runs("procs", 2, "--parallel.strategy", "adasum", *words) if op == "adasum" else runs("procs", 1, *words)
+    assert losses(distributed) == pytest.approx(losses(expected), rel=1e-6)
+    assert distance(weights(distributed), weights(expected)) < 1e-7
+    assert distance(momentum(distributed), momentum(expected)) < 1e-7
 
 
 @needs_horovod

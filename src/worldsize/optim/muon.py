@@ -62,22 +62,23 @@ class Muon(torch.optim.Optimizer):
         for part in self._parts.values():
             for group in part.param_groups:
                 group["lr"] = group["of"]["lr"]
-                for parameter in group["of"]["params"]:
-                    self._share(part, parameter)
+                # Horovod's Adasum steps one parameter after the other: each is alone in its group for that time.
+                group["params"] = [self._shared(part, parameter) for parameter in group["of"]["params"]]
             part.step()
 
-    def _share(self, part: torch.optim.Optimizer, parameter: torch.Tensor) -> None:
-        """Let torch's optimizer work on this optimizer's state, and on the parameter's current memory."""
+    def _shared(self, part: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.Tensor:
+        """The parameter for torch's optimizer, which works on this optimizer's state and the parameter's current memory."""
         state = self.state[parameter]
         if parameter not in self._matrices:
             part.state[parameter] = state
-            return
+            return parameter
         matrix = self._matrices[parameter]
         matrix.data = _like(parameter, parameter.detach())
         matrix.grad = None if parameter.grad is None else _like(parameter, parameter.grad)
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         part.state[matrix]["momentum_buffer"] = _like(parameter, state["momentum_buffer"])
+        return matrix
 
 
 def _like(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

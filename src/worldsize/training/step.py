@@ -95,10 +95,8 @@ class StepRunner:
 
     def _clear_gradient(self) -> None:
         optimizer = self.compute.state.optimizer
-        if self.compute.state.graphs:
-            optimizer.zero_grad(set_to_none=False)  # a graph adds to the same gradients in each step
-        else:
-            optimizer.zero_grad()  # without arguments: Horovod's optimizer takes none
+        # A graph adds to the same gradients in each step.
+        optimizer.zero_grad(set_to_none=not self.compute.state.graphs)
 
     def _optimizer_step(self) -> None:
         self.compute.state.scaler.step(self.compute.state.optimizer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worldsize.errors import UserError
 from worldsize.parallel import base
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Strategy(base.Strategy):
-    """Horovod's DistributedOptimizer around the recipe's optimizer."""
+    """Horovod's DistributedOptimizer sends the gradients, or with Adasum the steps of the recipe's optimizer."""
 
     name = "horovod"
     about = "Horovod: average or Adasum"
@@ -77,25 +77,24 @@ class Strategy(base.Strategy):
         import horovod.torch as hvd
         import torch
 
-        from worldsize.optim import optimizers
-
         super().__init__(parts)
         settings, world = parts.settings, parts.world
         self._parts = parts
         # Horovod refuses tensors in another order; gradients take that of their weights, activations keep their own.
         parts.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        for state in parts.optimizer.state.values():
+            state.update({kind: value.contiguous() for kind, value in state.items()})
         self._server = _start(world)
         self._adasum = settings.op == "adasum" and world.size > 1  # with one process it is a plain step
         half = settings.compression == "fp16"
-        self.optimizer = hvd.DistributedOptimizer(
-            parts.optimizer,
+        self._distributed = hvd.DistributedOptimizer(
+            _stepping(parts.optimizer),
             named_parameters=parts.model.named_parameters(),
             compression=hvd.Compression.fp16 if half else hvd.Compression.none,
             backward_passes_per_step=parts.accumulation,
             op=hvd.Adasum if self._adasum else hvd.Average,
             gradient_predivide_factor=settings.predivide or 1.0,
         )
-        optimizers.zero_momentum(self.optimizer)  # it starts with an empty state
         self._sent_bytes = sum(p.numel() * (2 if half else p.element_size()) for p in parts.parameters)
         self.local_gradients = self._adasum
         self.backend = _backend(world)
@@ -110,26 +109,25 @@ class Strategy(base.Strategy):
         yield
         if last and not self._adasum:
             with self.exchange.waiting():
-                self.optimizer.synchronize()  # type: ignore[attr-defined]
+                self._distributed.synchronize()
 
     def update(self, step: Callable[[], None]) -> None:
         if self._parts.world.size > 1:
             self.exchange.sent_bytes += self._sent_bytes
         if self._adasum:
             with self.exchange.waiting():
-                step()
-            return
-        with self.optimizer.skip_synchronize():  # type: ignore[attr-defined]
+                self._distributed.step()
+        else:
             step()
 
     def prepare_first_step(self, rehearse: Callable[[], None]) -> None:
         import horovod.torch as hvd
 
+        from worldsize.optim import optimizers
+
         hvd.broadcast_parameters(dict(self._parts.model.named_parameters()), root_rank=0)
-        # An optimizer that has not stepped yet is the same everywhere; Horovod would step it on a gradient of zeros.
-        # With Adasum each rank has its own.
-        if self.optimizer.state and not self._adasum:
-            hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
+        if not self._adasum:  # with Adasum, each rank has its own state
+            hvd.broadcast_parameters(optimizers.state_tensors(self.optimizer, self._parts.model), root_rank=0)
 
     def state(self) -> dict[str, torch.Tensor]:
         from worldsize.optim import optimizers
@@ -140,6 +138,24 @@ class Strategy(base.Strategy):
         from worldsize.optim import optimizers
 
         optimizers.load_state_tensors(self.optimizer, self._parts.model, state)
+
+
+def _stepping(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """An optimizer that Horovod can make its own of, whose steps are those of ``optimizer``, on the same parameter groups.
+
+    Horovod derives a class from that of the optimizer, and creates it with the groups and nothing else. Most optimizers
+    need more. With Adasum, Horovod steps one parameter after the other: it puts each alone into the groups.
+    """
+    import torch
+
+    class Stepping(torch.optim.Optimizer):
+        def __init__(self, groups: list[dict[str, Any]]) -> None:
+            super().__init__(groups, {})
+
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            optimizer.step()
+
+    return Stepping(optimizer.param_groups)
 
 
 def all_reduce(world: World) -> tuple[str, Callable[[torch.Tensor], None]]:
