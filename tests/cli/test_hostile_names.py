@@ -31,7 +31,7 @@ def images(tmp_path_factory) -> Path:
         folder.mkdir(parents=True)
         for name in NAMES:
             Image.fromarray(pixels.integers(0, 255, (16, 16, 3), np.uint8)).save(folder / f"{name}.png")
-        (folder / "broken\x1b[5m.png").write_text(f"no image of {folder}")
+        (folder / "broken\n\x1b[5m.png").write_text(f"no image of {folder}")
     return root
 
 
@@ -61,17 +61,18 @@ def output(capsys):
 
 def test_no_command_prints_what_a_terminal_obeys(images, settings, output, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "500")  # a table folds no name
     data, out = str(images), ("--out", str(tmp_path), "--name")
     verified = output("data", "verify", "--root", data, "--max-broken", "1")
-    assert r"cat\x1b[31m/broken\x1b[5m.png" in verified
-    assert r"broken\x1b[5m.png" in output("data", "pack", "--root", data, "--out", "packed", "--max-broken", "1")
-    assert r"broken\x1b[5m.png" in output("init", data, "--out", "recipe.yaml", "--weights", "none")
-    assert r"broken\x1b[5m.png" in output("train", *settings, *out, "a", "--data.max-broken", "0", code=65)
-    assert r"broken\x1b[5m.png" in output("train", *settings, *out, "b", "--data.max-broken", "0.5")
+    assert r"cat\x1b[31m/broken\n\x1b[5m.png" in verified
+    assert r"broken\n\x1b[5m.png" in output("data", "pack", "--root", data, "--out", "packed", "--max-broken", "1")
+    assert r"broken\n\x1b[5m.png" in output("init", data, "--out", "recipe.yaml", "--weights", "none")
+    assert r"broken\n\x1b[5m.png" in output("train", *settings, *out, "a", "--data.max-broken", "0", code=65)
+    assert r"broken\n\x1b[5m.png" in output("train", *settings, *out, "b", "--data.max-broken", "0.5")
     log = (tmp_path / "b" / "log.txt").read_text()
-    assert r"cat\x1b[31m/broken\x1b[5m.png" in log and "\x1b" not in log
+    assert r"cat\x1b[31m/broken\n\x1b[5m.png" in log and "\x1b" not in log
     predicted = output("predict", "b", data)
-    for name in (*NAMES, "broken\x1b[5m"):
+    for name in (*NAMES, "broken\n\x1b[5m"):
         assert f"{printable(name)}.png" in predicted
     assert r"dog\u202egod" in predicted
     assert r"b\nwarning: a line.png" in output("labels", "b", "--out", "labels.csv")
@@ -83,7 +84,7 @@ def test_files_for_programs_have_the_names_themselves(images, settings, output, 
     output("predict", str(tmp_path / "a"), str(images), "--format", "csv", "--results-file", str(tmp_path / "p.csv"))
     with open(tmp_path / "p.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
         names = {Path(row["filename"]).name for row in csv.DictReader(file)}
-    assert names == {f"{name}.png" for name in (*NAMES, "broken\x1b[5m")}
+    assert names == {f"{name}.png" for name in (*NAMES, "broken\n\x1b[5m")}
 
 
 @given(st.text())

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from worldsize.config.wording import printable
 from worldsize.data.augmentation import apply
 from worldsize.data.augmentation.mixing import Mixing
 from worldsize.data.augmentation.operations import Color, Program
@@ -123,7 +124,7 @@ class BrokenImages:
             return len(self.known | self.new.keys())
 
     def _log(self, index: int, reason: str) -> None:
-        log.warning("broken image %s: %s", self._samples.name(index), reason)
+        log.warning("broken image %s: %s", printable(self._samples.name(index)), reason)
 
 
 class Work:
