@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         entry_point.speak_utf8()
     words = list(sys.argv[1:] if argv is None else argv)
+    from worldsize.distributed.stop_signals import Interrupted
     from worldsize.launch.failure import fail, fail_alone, fail_internally
 
     if (problem := _no_current_folder()) is not None:
@@ -40,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _printed(words)
     except WorldsizeError as error:
         return (fail_alone if error.of_one_rank else fail)(str(error), error.exit_code)
+    except Interrupted as stop:
+        return fail(str(stop), SIGNAL_BASE + stop.number)
     except KeyboardInterrupt:
         return SIGNAL_BASE + signal.SIGINT
     except BrokenPipeError:

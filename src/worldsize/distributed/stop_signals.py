@@ -108,6 +108,28 @@ def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterat
         yield
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal that stops a run has arrived within `interruptible`; the message is for the user."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Within this context, a signal raises `Interrupted`, so that `with` blocks clean up.
+
+    For work that starts other processes, which must end with it.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted(message, number)
+
+    with handled_by(interrupt):
+        yield
+
+
 @contextmanager
 def temporary_folder(prefix: str = "worldsize-") -> Iterator[Path]:
     """A new folder, removed with its content at the end of this context, and by a signal that ends the process at once."""

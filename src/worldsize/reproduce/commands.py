@@ -9,12 +9,14 @@ from typing import TypeVar
 
 from worldsize.config import command_line, output_files, recipe_files
 from worldsize.config.recipe import Recipe
+from worldsize.distributed.stop_signals import interruptible
 from worldsize.errors import FAILED, SUCCESS, UserError
 from worldsize.reproduce import options
 from worldsize.runs import run_folder
 from worldsize.runs.run_folder import RunFolder
 
 T = TypeVar("T")
+STOPPED = "stopped before its end, without a result"  # said by a command that a signal ends
 
 
 def prove(argv: list[str]) -> int:
@@ -27,7 +29,8 @@ def prove(argv: list[str]) -> int:
     asked = command_line.parse(options.Prove, rest, options.Prove(base), f"prove {source or 'RECIPE'}")
     from worldsize.reproduce import prove as proofs
 
-    proof = proofs.prove(asked, asked.settings, tell)
+    with interruptible(STOPPED):
+        proof = proofs.prove(asked, asked.settings, tell)
     print_table(proofs.table(proof))
     print("\n".join(proofs.verdict(proof)))
     return SUCCESS if proof.holds else FAILED
@@ -39,7 +42,8 @@ def replay(argv: list[str]) -> int:
     _check_procs(asked.procs)
     from worldsize.reproduce import replay as replays
 
-    result = replays.replay(folder, asked.step, asked.procs, asked.from_start, asked.out, tell)
+    with interruptible(STOPPED):
+        result = replays.replay(folder, asked.step, asked.procs, asked.from_start, asked.out, tell)
     print("\n".join(replays.report(result)))
     return FAILED if result.broken is not None else SUCCESS
 
@@ -55,7 +59,8 @@ def audit(argv: list[str]) -> int:
     from worldsize.reproduce import audit as audits
 
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**32)
-    certificate = audits.audit(folder, asked.windows, seed, asked.procs, tell)
+    with interruptible(STOPPED):
+        certificate = audits.audit(folder, asked.windows, seed, asked.procs, tell)
     print("\n".join(audits.text(certificate)))
     if asked.out is not None:
         with output_files.written(asked.out):

@@ -1,4 +1,4 @@
-"""A training in a child process, with progress; it ends when this process is interrupted."""
+"""A training in a child process, with progress; it ends when this process is interrupted, see `interruptible`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from worldsize.config import live_output
-from worldsize.distributed.stop_signals import handled_by
 from worldsize.launch import entry_point
 
 _POLL_S = 0.2
@@ -32,7 +30,7 @@ def run(words: Sequence[str], metrics: Path, until: int) -> tuple[int, str]:
     Returns:
         Its exit code and what it wrote to stderr.
     """
-    with tempfile.TemporaryFile("w+") as log, _interruptible():
+    with tempfile.TemporaryFile("w+") as log:
         # A session of its own: Ctrl-C reaches it through this process only.
         process = subprocess.Popen(
             [*entry_point.command(sys.executable), *words], stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
@@ -84,14 +82,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     finally:
         process.kill()  # does nothing if it has ended; processes that it started end with it
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let every stop signal raise KeyboardInterrupt, so that `with` blocks clean up."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    with handled_by(interrupt):
-        yield

@@ -16,8 +16,9 @@ from worldsize.config.recipe import Recipe
 from worldsize.config.wording import quoted
 from worldsize.distributed import batch_plan
 from worldsize.distributed.rank import local_rank_info
+from worldsize.distributed.stop_signals import interruptible
 from worldsize.errors import SUCCESS, UserError
-from worldsize.reproduce.commands import print_table, tell
+from worldsize.reproduce.commands import STOPPED, print_table, tell
 from worldsize.reproduce.compare import processes
 from worldsize.tune import batches, chart, curve, runs
 from worldsize.tune.curve import Curve
@@ -60,7 +61,7 @@ def run(argv: list[str]) -> int:
     _check(asked)
     out = asked.out or Path(f"{Path(source).stem}-tuned.yaml")
     _check_out(out)
-    with tempfile.TemporaryDirectory(prefix="worldsize-tune-") as folder:
+    with interruptible(STOPPED), tempfile.TemporaryDirectory(prefix="worldsize-tune-") as folder:
         place = _place(asked, Path(folder))
         if remark := _without_local_steps(asked, place):
             tell(remark)
