@@ -21,6 +21,8 @@ code   meaning
 75     stopped by a signal or Ctrl-C after saving; continue with ``--resume`` (retry)
 76     the loss is NaN or infinite
 130    second Ctrl-C: exited immediately (138: second SIGUSR1, 143: second SIGTERM)
+137    a process was killed, most likely because memory was full (retry); as in a shell, 128 plus the
+       number of the signal
 141    the reader of the output left before its end (``| head``)
 =====  ==========================================================================
 

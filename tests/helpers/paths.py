@@ -6,5 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"  # data, test beds and collections of files that some tests use, where they exist
-SMALL_NETWORK = f"{ROOT}/tests/helpers/small_network.py:residual"  # a value of model.name
-ENDED_NETWORK = f"{ROOT}/tests/helpers/ended_network.py:build"  # another
+# Values of model.name.
+SMALL_NETWORK = f"{ROOT}/tests/helpers/small_network.py:residual"
+ENDED_NETWORK = f"{ROOT}/tests/helpers/ended_network.py:build"

@@ -19,7 +19,7 @@ from worldsize.data.images.normalize import Normalise
 from worldsize.data.loading.loader import Batch
 from worldsize.errors import Diverged, UserError
 from worldsize.reproduce import page, replay, scratch_runs
-from worldsize.reproduce.scratch_runs import ComputationFailed
+from worldsize.reproduce.training_process import ComputationFailed
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training.objective import Objective
 from worldsize.training.precision import Precision

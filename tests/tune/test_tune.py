@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import xml.dom.minidom
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paths import ENDED_NETWORK
 from processes import worldsize
 from worldsize.cli import main
 from worldsize.config import recipe_files
@@ -18,7 +20,7 @@ from worldsize.config.recipe import Recipe
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.errors import UserError
 from worldsize.optim import schedules
-from worldsize.reproduce.scratch_runs import ComputationFailed
+from worldsize.reproduce.training_process import ComputationFailed
 from worldsize.tune import batches, chart, command, curve, runs
 
 
@@ -146,14 +148,23 @@ def test_mistakes_are_explained(tmp_path, monkeypatch, capsys, arguments, messag
     assert message in capsys.readouterr().err
 
 
-def test_forward_batches_are_tried_until_one_does_not_fit(monkeypatch):
+def test_a_range_test_that_is_stopped_finds_no_rate(fails, tmp_path, monkeypatch):
+    monkeypatch.setenv("EARLY_SIGNAL", "SIGTERM")
+    small = ("--global-batch", "160", "--micro-batch", "40", "--precision", "fp32", "--model.name", ENDED_NETWORK)
+    said = fails("tune", "digits", *small, "--steps", "20", code=75)
+    assert re.search(r"the training was stopped after step \d of 20: there is no verdict", said)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("failure", [("out of GPU memory: a forward pass of 32 images is too large", 64), ("killed", 137)])
+def test_forward_batches_are_tried_until_one_does_not_fit(monkeypatch, failure):
     tried = []
 
     def records(place, recipe, name, steps):
         tried.append(recipe.forward_batch)
         assert recipe.max_steps is None and recipe.epochs >= steps  # enough steps to measure, with any data
         if recipe.forward_batch > 16:
-            raise ComputationFailed("out of GPU memory: a forward pass of 32 images is too large", 64)
+            raise ComputationFailed(*failure)
         return [{"images_per_s": 100.0 if recipe.forward_batch == 8 else 90.0}] * steps
 
     monkeypatch.setattr(runs, "records", records)

@@ -156,16 +156,18 @@ def cause(exit_codes: dict[int, int], reports: list[tuple[float, Outcome]], now:
     # NCCL aborts the ranks that lost one on a GPU: of two deaths, an abort is the later one.
     deaths.sort(key=lambda death: death[1] == -signal.SIGABRT)
     rank, code = (deaths or exits or list(exit_codes.items()))[0]
-    return Outcome(_code(code), _death(code, rank))
+    return Outcome(as_in_a_shell(code), death(code, f"rank {rank}"))
 
 
-def _code(exit_code: int) -> int:
+def as_in_a_shell(exit_code: int) -> int:
+    """The exit code that a shell has for a process: 128 and the signal's number for one that a signal ended."""
     return SIGNAL_BASE - exit_code if exit_code < 0 else exit_code
 
 
-def _death(exit_code: int, rank: int) -> str:
+def death(exit_code: int, who: str) -> str:
+    """How a process ended. ``exit_code`` is that of `subprocess`, ``who`` its name for the user."""
     if exit_code >= 0:
-        return f"rank {rank} exited with code {exit_code}"
+        return f"{who} exited with code {exit_code}"
     name = signal.Signals(-exit_code).name
     hint = "; a likely cause is the kernel's out-of-memory killer" if name == "SIGKILL" else ""
-    return f"rank {rank} was killed by {name}{hint}"
+    return f"{who} was killed by {name}{hint}"

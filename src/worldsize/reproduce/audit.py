@@ -93,6 +93,7 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
 
     Raises:
         UserError: it has no checkpoint or no metrics, or cannot be computed again here.
+        ComputationFailed: the training of a window failed, or was stopped or killed.
     """
     recipe = recipe_files.load(str(run.recipe))
     if windows:

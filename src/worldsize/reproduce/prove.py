@@ -76,7 +76,7 @@ def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
 
     Raises:
         UserError: the world sizes cannot share the batch, or nothing can be compared.
-        ComputationFailed: a run failed.
+        ComputationFailed: a run failed, or was stopped or killed.
     """
     sizes = world_sizes(asked.procs)
     recipe = with_strategy(recipe, asked.strategy)

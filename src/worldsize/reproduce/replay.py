@@ -15,7 +15,7 @@ from worldsize.reproduce import page, promise, scratch_runs
 from worldsize.reproduce.compare import processes
 from worldsize.reproduce.page import Replay
 from worldsize.reproduce.promise import Promise
-from worldsize.reproduce.scratch_runs import ComputationFailed
+from worldsize.reproduce.training_process import ComputationFailed
 from worldsize.runs import world_sizes
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training.step_recorder import VARIABLE
@@ -47,6 +47,7 @@ def replay(
 
     Raises:
         UserError: the run is asynchronous, or does not have the step, or no checkpoint before it.
+        ComputationFailed: the training failed, or was stopped or killed.
     """
     first, last = steps(wanted)
     out = out or Path(f"{run.name}-step-{first}.html")

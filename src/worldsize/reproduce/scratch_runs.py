@@ -14,7 +14,7 @@ from worldsize import checkpoint, parallel
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe, Track
 from worldsize.distributed.rank import local_rank_info, threads_per_process
-from worldsize.errors import SUCCESS, CheckpointError, Stopped, UserError, WorldsizeError, of_system
+from worldsize.errors import CheckpointError, UserError, of_system
 from worldsize.reproduce import training_process
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training import environment
@@ -33,14 +33,6 @@ class Steps:
         return hashlib.sha256((self.checkpoint / "model.safetensors").read_bytes()).hexdigest()
 
 
-class ComputationFailed(WorldsizeError):
-    """A part of the training failed; the message is its own."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.exit_code = code
-
-
 def only_steps(recipe: Recipe) -> Recipe:
     """The recipe without evaluations, trackers, or checkpoints before the end. Its steps compute the same."""
     checkpoints = recipe.checkpoint.model_copy(update={"every_steps": None, "every_epochs": None, "every_seconds": None})
@@ -49,26 +41,40 @@ def only_steps(recipe: Recipe) -> Recipe:
 
 
 def train(recipe: Recipe, out: Path, name: str, procs: int, until: int) -> Steps:
-    """Train the recipe from the start to step ``until``, as ``out/name``.
+    """Train the recipe from the start to step ``until``, or to its end if that is earlier, as ``out/name``.
 
     Raises:
-        ComputationFailed: the training failed.
+        ComputationFailed: the training failed, or was stopped before.
+        UserError, StoreUnreachable: the folder ``out`` takes no files.
     """
     path = out / f"{name}.yaml"
-    path.write_text(recipe_files.to_yaml(only_steps(recipe)), "utf-8")
-    return _run(["train", str(path), "--out", str(out), "--name", name], out / name, procs, until)
+    write_recipe(recipe, path)
+    return _run([str(path), "--out", str(out), "--name", name], out / name, procs, until)
 
 
 def resume(folder: Path, procs: int, until: int) -> Steps:
     """Continue the run in ``folder`` to step ``until``; as `train`."""
-    return _run(["train", "--resume", str(folder)], folder, procs, until)
+    return _run(["--resume", str(folder)], folder, procs, until)
+
+
+def write_recipe(recipe: Recipe, path: Path) -> None:
+    """Write `only_steps` of the recipe to a file of a scratch folder.
+
+    Raises:
+        UserError, StoreUnreachable: it cannot be written, such as to a disk that is full.
+    """
+    try:
+        path.write_text(recipe_files.to_yaml(only_steps(recipe)), "utf-8")
+    except OSError as error:
+        raise of_system(_unwritable(path, error.strerror), error) from None
+
+
+def _unwritable(path: Path | str, reason: str | None) -> str:
+    return f"cannot write {path} ({reason}): choose another folder for temporary files with TMPDIR"
 
 
 def _run(words: list[str], folder: Path, procs: int, until: int) -> Steps:
-    words = [*words, "--procs", str(procs), "--stop-after", str(until)]
-    code, said = training_process.run(words, RunFolder(folder).metrics, until)
-    if code not in (SUCCESS, Stopped.exit_code):
-        raise ComputationFailed(said.removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed", code)
+    training_process.train(words, RunFolder(folder).metrics, procs, until)
     return computed(folder)
 
 
@@ -128,7 +134,8 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
     """Compute the run's steps from the checkpoint ``start`` (None: from the beginning) to ``until``, in ``folder``.
 
     Raises:
-        ComputationFailed: the training failed.
+        ComputationFailed: the training failed, or was stopped before.
+        UserError, StoreUnreachable: ``folder`` takes no files.
     """
     # `auto` could mean another device here.
     recipe = at_size(recipe_files.load(str(run.recipe)), procs).model_copy(update={"device": device_of(run)})
@@ -139,7 +146,7 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
         return train(recipe, folder, folder_of_steps(folder).name, procs, until)
     again = folder_of_steps(folder)
     _copy(start, again.checkpoints / start.name)
-    again.recipe.write_text(recipe_files.to_yaml(only_steps(recipe)), "utf-8")
+    write_recipe(recipe, again.recipe)
     return resume(again.path, procs, until)
 
 
@@ -149,7 +156,7 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
     except shutil.Error as error:
         (_, path, reason), *_ = error.args[0]
-        raise UserError(f"cannot write {path} ({reason}): choose another folder for temporary files with TMPDIR") from None
+        raise UserError(_unwritable(path, reason)) from None
 
 
 def at_size(recipe: Recipe, procs: int) -> Recipe:

@@ -14,10 +14,50 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from worldsize.config import live_output
-from worldsize.launch import entry_point
+from worldsize.distributed.stop_signals import SIGNALS
+from worldsize.errors import SIGNAL_BASE, SUCCESS, Stopped, WorldsizeError
+from worldsize.launch import entry_point, local
 
 _POLL_S = 0.2
 _LOG_EVERY_S = 15.0
+# What happened to a training with this exit code. After saving, it does not tell which signal it was.
+_STOPPED = {Stopped.exit_code: "stopped"} | {SIGNAL_BASE + number: f"stopped by {number.name}" for number in SIGNALS}
+
+
+class ComputationFailed(WorldsizeError):
+    """A training failed or was stopped; the exit code is its own, and so is the message if it has one."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+def train(words: Sequence[str], metrics: Path, procs: int, until: int) -> None:
+    """Run ``worldsize train WORDS`` with ``procs`` processes to step ``until``, or to its end if that is earlier.
+
+    Args:
+        metrics: metrics.jsonl of its run.
+
+    Raises:
+        ComputationFailed: it failed, diverged, or was stopped or killed before.
+    """
+    words = ["train", *words, "--procs", str(procs), "--stop-after", str(until)]
+    code, said = run(words, metrics, until)
+    reached = _last_step(metrics)
+    # With --stop-after a training ends as one that a signal stopped.
+    if code == SUCCESS or (code == Stopped.exit_code and reached >= until):
+        return
+    if code < 0:
+        message = "\n".join(filter(None, (local.death(code, "the training"), said)))
+    else:
+        message = said.removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed"
+    code = local.as_in_a_shell(code)
+    if code in _STOPPED:
+        where = f"after step {reached:,} of {until:,}" if reached else "before its first step"
+        message = f"the training was {_STOPPED[code]} {where}: there is no verdict, so run the same command again"
+        # metrics.jsonl may lack steps because the disk is full.
+        message = "\n".join([message, *(line for line in said.splitlines() if line.startswith("warning: "))])
+    raise ComputationFailed(message, code)
 
 
 def run(words: Sequence[str], metrics: Path, until: int) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -9,14 +10,14 @@ from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed import batch_plan
 from worldsize.distributed.batch_plan import BatchPlan
-from worldsize.errors import UserError
-from worldsize.reproduce.scratch_runs import ComputationFailed
+from worldsize.errors import SIGNAL_BASE, UserError
+from worldsize.reproduce.training_process import ComputationFailed
 from worldsize.tune import runs
 from worldsize.tune.runs import Workplace
 
 _STEPS = 6  # that count
 _NOT_COUNTED = 2  # steps at the start, when memory is allocated
-_KILLED = (137, -9)  # by the kernel, most likely because the machine's memory was full
+_KILLED = SIGNAL_BASE + signal.SIGKILL  # by the kernel, most likely because the machine's memory was full
 _FULL = "out of GPU memory"  # see `device_errors`
 
 
@@ -48,7 +49,7 @@ def forward_batches(
         try:
             found[size] = _speed(place, recipe, forward_batch=size)
         except ComputationFailed as error:
-            if found and (error.exit_code in _KILLED or _FULL in str(error)):
+            if found and (error.exit_code == _KILLED or _FULL in str(error)):
                 found[size] = None
                 break
             raise

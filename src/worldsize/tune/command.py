@@ -120,7 +120,8 @@ def tune(place: Workplace, recipe: Recipe, asked: Tune, tell: Callable[[str], No
 
     Raises:
         UserError: the loss is not finite from the start.
-        ComputationFailed: a run failed.
+        UserError, StoreUnreachable: the temporary folder takes no files.
+        ComputationFailed: a run failed, or was stopped.
     """
     rates = curve.geometric(asked.low, asked.high, asked.steps)
     tell(f"range test: {asked.steps} steps with learning rates from {asked.low:g} to {asked.high:g}")

@@ -10,9 +10,9 @@ from pathlib import Path
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.batch_plan import BatchPlan
-from worldsize.errors import SUCCESS, Diverged, Stopped
+from worldsize.errors import Diverged
 from worldsize.reproduce import scratch_runs, training_process
-from worldsize.reproduce.scratch_runs import ComputationFailed
+from worldsize.reproduce.training_process import ComputationFailed
 from worldsize.runs.run_folder import RunFolder
 
 _WARMUP = 0.2  # of a short run
@@ -32,7 +32,8 @@ def losses(place: Workplace, recipe: Recipe, name: str, rates: Sequence[float]) 
     """The loss of each step of a run whose step i has the learning rate ``rates[i]``; fewer if it diverges.
 
     Raises:
-        ComputationFailed: the run failed for another reason.
+        ComputationFailed: the run failed for another reason, or was stopped.
+        UserError, StoreUnreachable: its folder takes no files.
     """
     changes = with_rates(recipe, rates, place.steps_per_epoch)
     return [record["loss"] for record in records(place, changes, name, len(rates))]
@@ -66,13 +67,15 @@ def records(place: Workplace, recipe: Recipe, name: str, steps: int) -> list[dic
     """The records of the first ``steps`` steps of the recipe; fewer if it diverges.
 
     Raises:
-        ComputationFailed: the run failed for another reason.
+        ComputationFailed: the run failed for another reason, or was stopped.
+        UserError, StoreUnreachable: its folder takes no files.
     """
     path = place.folder / f"{name}.yaml"
-    path.write_text(recipe_files.to_yaml(scratch_runs.only_steps(recipe)), "utf-8")
+    scratch_runs.write_recipe(recipe, path)
     run = RunFolder(place.folder / name)
-    words = ["train", str(path), "--out", str(place.folder), "--name", name]
-    code, said = training_process.run([*words, "--procs", str(place.procs), "--stop-after", str(steps)], run.metrics, steps)
-    if code not in (SUCCESS, Stopped.exit_code, Diverged.exit_code):
-        raise ComputationFailed(said.removeprefix("worldsize: ") or f"worldsize {' '.join(words)} failed", code)
+    try:
+        training_process.train([str(path), "--out", str(place.folder), "--name", name], run.metrics, place.procs, steps)
+    except ComputationFailed as failed:
+        if failed.exit_code != Diverged.exit_code:
+            raise
     return scratch_runs.steps_of(run)
