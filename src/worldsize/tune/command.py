@@ -76,8 +76,8 @@ def run(argv: list[str]) -> int:
 def _check(asked: Tune) -> None:
     if asked.steps < 20:
         raise UserError(f"--steps {asked.steps}: a range test needs at least 20 steps")
-    if not 0 < asked.low < asked.high:
-        raise UserError(f"--low {asked.low:g} and --high {asked.high:g} must be positive, and the second larger")
+    if not 0 < asked.low < asked.high < math.inf:
+        raise UserError(f"--low {asked.low:g} and --high {asked.high:g} must be finite and positive, and the second larger")
 
 
 def _check_out(out: Path) -> None:
