@@ -11,6 +11,7 @@ import yaml
 from worldsize.config import recipe_files
 from worldsize.config.command_line import asks_help, value_of, without
 from worldsize.config.recipe import Recipe
+from worldsize.config.wording import count
 from worldsize.errors import UserError
 
 _USAGE = """usage: worldsize recipes [NAME [--against OTHER]]
@@ -21,6 +22,7 @@ With NAME (or a YAML file), prints its YAML with every setting; with --against, 
 
 import converts the args.yaml of a timm run, or a YAML file of ffcv-imagenet, and prints the recipe; redirect it to a file.
 What has no equivalent here is listed. --world-size: on how many GPUs it ran, because these files have the batch per GPU.
+If the recipe is not valid, it is printed nevertheless, import says what to change in it by hand, and the exit code is 64.
 """
 
 
@@ -74,15 +76,23 @@ def _import(argv: list[str]) -> int:
         raise UserError(f"--world-size {size}: pass the number of GPUs, at least 1")
     path = Path(files[0])
     conversion = convert(path, None if size is None else int(size))
-    conversion.recipe()
     given = {key: " ".join(str(value).splitlines()) for key, value in conversion.given.items()}
     lines = [f"  {key}: {given[key]}  ({why})" for key, why in conversion.left.items()]
+    faults = conversion.faults()
     about = {"about": f"Converted from {path.name}.", "source": str(path)}
-    print(f"# Converted from {path} for {conversion.world_size} GPUs.")
+    print(f"# Converted from {path} for {count(conversion.world_size, 'GPU')}.")
     if lines:
         print("\n".join(["# Not converted:", *(f"#{line}" for line in lines)]))
         print("\n".join(["not converted:", *lines]), file=sys.stderr)
+    if faults:
+        print("\n".join(["# No valid recipe until this is changed:", *(f"#{line}" for line in faults)]))
     print(yaml.safe_dump(about | conversion.nested(), sort_keys=False, allow_unicode=True, width=100), end="")
+    if faults:
+        changes = "\n".join(faults)
+        raise UserError(
+            f"the printed recipe is not valid until you change it by hand:\n{changes}\n"
+            "worldsize recipes FILE checks it; it reports some faults only after others are corrected"
+        )
     return 0
 
 

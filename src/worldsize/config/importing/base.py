@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
+from worldsize.errors import UserError
 
 
 @dataclass
@@ -30,6 +32,15 @@ class Conversion:
         """
         return recipe_files.validate(self.nested(), "the converted recipe")
 
+    def faults(self) -> list[str]:
+        """Why the settings are no valid recipe, a line for each fault, in terms of the recipe's file."""
+        try:
+            self.recipe()
+        except UserError as error:
+            _, *faults = str(error).splitlines()
+            return [_of_file(fault) for fault in faults]
+        return []
+
     def nested(self) -> dict[str, Any]:
         """The settings as nested values, as in YAML."""
         found: dict[str, Any] = {}
@@ -40,6 +51,17 @@ class Conversion:
                 place = place.setdefault(section, {})
             place[last] = value
         return found
+
+
+def _of_file(fault: str) -> str:
+    """The fault with settings as a recipe's file has them, where it names options of a command line."""
+    fault = re.sub(r"\b(pass|add) (?=--)", "set ", fault)
+    return re.sub(r"--((?:[a-z]+\.)?)(no-)?([a-z]+(?:-[a-z]+)*)", _setting, fault)
+
+
+def _setting(option: re.Match[str]) -> str:
+    section, off, name = option.groups()
+    return section + name.replace("-", "_") + (" to false" if off else "")
 
 
 Convert = Callable[[Conversion, str, Any], None]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from typing import Any
 
+from worldsize.config.importing import timm_images
 from worldsize.config.importing.base import Conversion, Convert, ignore, one_of, only, to
+from worldsize.config.wording import count
 
 # Where and how a run executes, and numbers that only matter together with another key.
 _IGNORED = (
@@ -43,48 +44,12 @@ def _model(conversion: Conversion, key: str, value: str) -> None:
     conversion.settings["model.name"] = value if _is_torchvisions(value) else f"timm:{value}"
     if conversion.given.get("pretrained"):
         conversion.settings["model.weights"] = f"timm:{value}"
-    _images(conversion, value)
+    timm_images.prepared(conversion, value)
 
 
 def _is_torchvisions(network: str) -> bool:
     """Whether torchvision has the same network."""
     return re.fullmatch(r"resnet(18|34|50|101|152)", network) is not None
-
-
-def _images(conversion: Conversion, network: str) -> None:
-    """How images are prepared: as the file says, else as the network's configuration in timm does."""
-    given, defaults = conversion.given, _defaults(network)
-    size = given.get("input_size") or given.get("img_size") or defaults.get("input_size")
-    found = {
-        "size": size[-1] if isinstance(size, (list, tuple)) else size,
-        "crop_pct": given.get("crop_pct") or defaults.get("crop_pct"),
-        "interpolation": given.get("interpolation") or defaults.get("interpolation"),
-        "mean": given.get("mean") or defaults.get("mean"),
-        "std": given.get("std") or defaults.get("std"),
-    }
-    if unknown := [name for name, value in found.items() if value is None]:
-        conversion.left["model"] = (
-            f"its {', '.join(unknown)} are in timm: install it (pip install 'worldsize[timm]'), or set data.* by hand"
-        )
-    if found["interpolation"] not in ("bilinear", "bicubic", None):
-        conversion.left["interpolation"] = "supported: bilinear, bicubic"
-        found["interpolation"] = None
-    settings = {f"data.{name}": found[name] for name in ("interpolation", "mean", "std")}
-    if found["size"] is not None:
-        settings |= dict.fromkeys(("data.train_crop_size", "data.val_crop_size"), found["size"])
-        settings["data.val_resize_size"] = int(found["size"] / (found["crop_pct"] or 0.875))
-    for name, value in settings.items():
-        to(name)(conversion, "model", list(value) if isinstance(value, tuple) else value)
-
-
-def _defaults(network: str) -> dict[str, Any]:
-    """timm's configuration of the network; empty if timm is not installed or does not have it."""
-    if find_spec("timm") is None:
-        return {}
-    from timm.models import get_pretrained_cfg
-
-    config = get_pretrained_cfg(network)
-    return {} if config is None else config.to_dict()
 
 
 def _batch(conversion: Conversion, key: str, value: int) -> None:
@@ -134,7 +99,8 @@ def _optimizer(conversion: Conversion, key: str, value: str) -> None:
         return
     conversion.settings["optimizer.name"] = name
     if nesterov is not None:
-        conversion.settings["optimizer.nesterov"] = nesterov
+        # Without momentum there is nothing to look ahead along: it is plain SGD.
+        conversion.settings["optimizer.nesterov"] = nesterov and conversion.given.get("momentum") != 0
     if name == "rmsprop":
         conversion.settings["optimizer.alpha"] = 0.9  # timm's default; torch's is 0.99
     if name == "lion":
@@ -288,10 +254,16 @@ def _erase_mode(conversion: Conversion, key: str, value: str) -> None:
         conversion.left[key] = "supported: const (boxes are filled with the mean color)"
 
 
-def _train_interpolation(conversion: Conversion, key: str, value: str) -> None:
-    evaluation = conversion.given.get("interpolation") or _defaults(conversion.given.get("model", "")).get("interpolation")
-    if value not in ("", evaluation):
-        conversion.left[key] = f"training images are resized like those for evaluation: {evaluation or 'bicubic'}"
+def _repeats(conversion: Conversion, key: str, value: float) -> None:
+    """Copies of each image, on as many GPUs: timm repeats images only if there are several."""
+    repeats, most = int(value), _global_batch(conversion) // int(conversion.given.get("batch_size", 128))
+    if repeats > max(most, 1):
+        conversion.left[key] = (
+            f"each copy of an image needs its own micro-batch, and a step has {most} on "
+            f"{count(conversion.world_size, 'GPU')}: if there were more, pass --world-size N"
+        )
+    elif repeats:
+        conversion.settings["augment.repeats"] = repeats
 
 
 def _bce_sum(conversion: Conversion, key: str, value: bool) -> None:
@@ -300,6 +272,7 @@ def _bce_sum(conversion: Conversion, key: str, value: bool) -> None:
 
 
 KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
+    **dict.fromkeys(timm_images.SIZES, timm_images.changing),
     "model": _model,
     "in_chans": only(None, 3, because="images have three channels"),
     "input_img_mode": only(None, "", "RGB", because="images are RGB"),
@@ -337,10 +310,10 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "dataset": _dataset,
     "aa": _policy,
     "color_jitter": _jitter,
-    "aug_repeats": lambda conversion, key, value: to("augment.repeats")(conversion, key, int(value) or None),
+    "aug_repeats": _repeats,
     "reprob": _erasing,
     "remode": _erase_mode,
-    "train_interpolation": _train_interpolation,
+    "train_interpolation": timm_images.interpolation,
     "recount": only(1, because="there is one box per image"),
     "mixup": to("augment.mixup"),
     "cutmix": to("augment.cutmix"),
