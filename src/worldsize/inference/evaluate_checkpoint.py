@@ -9,6 +9,7 @@ from worldsize import checkpoint, parallel
 from worldsize.config import recipe_files
 from worldsize.config.command_line import Evaluate
 from worldsize.data import open_validation
+from worldsize.data.broken_images import refuse_many
 from worldsize.data.datasets import test_sets
 from worldsize.data.file_samples import FileSamples
 from worldsize.data.images.crops import five_crops
@@ -35,6 +36,7 @@ def evaluate_checkpoint(path: Path, asked: Evaluate, rank_info: RankInfo) -> Res
     Raises:
         CheckpointError: damaged, or of another model.
         UserError: the dataset's classes differ from those it was trained on.
+        DataError: more images are broken than ``data.max_broken`` allows.
     """
 
     def remedy() -> str:
@@ -60,6 +62,7 @@ def _evaluated(path: Path, asked: Evaluate, rank_info: RankInfo) -> Result:
     against = world.collectively(lambda: _other(asked.against, samples, world))
     collector = Collector() if asked.details is not None else None
     result = _evaluate(found, samples, world, asked, collector)
+    refuse_many(result.broken, len(samples), recipe.data.max_broken, "the warnings above")
     if asked.details is not None and collector is not None:
         folder, network, answers = asked.details, trained.identity(path, asked.raw), collector.answers(world)
         theirs = _answers(against, samples, world, asked) if against is not None else None

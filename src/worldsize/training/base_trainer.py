@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from worldsize.config.recipe import Recipe
+from worldsize.data.broken_images import refuse_many
 from worldsize.data.loading.loader import Loader
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.stop_signals import StopFlag
 from worldsize.distributed.world import World
-from worldsize.errors import DataError, Diverged
+from worldsize.errors import Diverged
 from worldsize.optim import schedules
 from worldsize.track import Trackers
 from worldsize.track.base import Step
@@ -102,9 +103,4 @@ class BaseTrainer(ABC):
 
     def check_broken(self, broken: int, loader: Loader) -> None:
         """Raise DataError if more of the loader's images are broken than the recipe allows."""
-        allowed = self.recipe.data.max_broken * len(loader.samples)
-        if broken > allowed:
-            raise DataError(
-                f"{broken} of {len(loader.samples):,} images cannot be decoded, more than the allowed "
-                f"{self.recipe.data.max_broken:.2%}; see log.txt for their names. Fix them or raise --data.max-broken."
-            )
+        refuse_many(broken, len(loader.samples), self.recipe.data.max_broken, "log.txt")
