@@ -71,6 +71,9 @@ def report(argv: list[str]) -> int:
         raise UserError("reports need Altair: pip install 'worldsize[report]'") from None
     if not asked.folders:
         raise UserError("RUN is required: worldsize report RUN, a folder such as runs/digits-1")
+    output_files.check("--out", asked.out)
+    if asked.svg is not None:
+        output_files.check_folder("--svg", asked.svg)
     folders = _distinct(asked.folders)
     benches = [path for path in folders if reading.is_bench(path)]
     plans = [path for path in folders if path.is_file()]

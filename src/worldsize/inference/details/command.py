@@ -23,7 +23,8 @@ def check(asked: Evaluate) -> None:
     """Refuse what cannot be written, before any work.
 
     Raises:
-        UserError: images have several labels, a package is missing, or --details is a file.
+        UserError: images have several labels, a package is missing, or --details is a file or cannot be written.
+        StoreUnreachable: its disk does not answer.
     """
     if asked.details is None:
         if asked.against is not None:
@@ -31,8 +32,7 @@ def check(asked: Evaluate) -> None:
         return
     if asked.settings.data.multilabel or asked.real_labels is not None:
         raise UserError("--details is for one label per image")
-    if asked.details.exists() and not asked.details.is_dir():
-        raise UserError(f"--details {asked.details} is a file, not a folder")
+    output_files.check_folder("--details", asked.details)
     if find_spec("altair") is None or find_spec("vl_convert") is None:
         raise UserError("--details needs charts: pip install 'worldsize[report]'")
 
