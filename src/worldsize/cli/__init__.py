@@ -13,6 +13,7 @@ from pathlib import Path
 
 from worldsize import __version__
 from worldsize.cli import stdout, usage
+from worldsize.distributed import stop_signals
 from worldsize.errors import (
     SIGNAL_BASE,
     StoreUnreachable,
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         entry_point.speak_utf8()
     words = list(sys.argv[1:] if argv is None else argv)
-    from worldsize.distributed.stop_signals import Interrupted
+    stop_signals.undo_inherited()
     from worldsize.launch.failure import fail, fail_alone, fail_internally
 
     if (problem := _no_current_folder()) is not None:
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _printed(words)
     except WorldsizeError as error:
         return (fail_alone if error.of_one_rank else fail)(str(error), error.exit_code)
-    except Interrupted as stop:
+    except stop_signals.Interrupted as stop:
         return fail(str(stop), SIGNAL_BASE + stop.number)
     except KeyboardInterrupt:
         return SIGNAL_BASE + signal.SIGINT

@@ -153,6 +153,19 @@ def handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[N
             signal.signal(number, previous)
 
 
+def undo_inherited() -> None:
+    """At the start of a program: receive every signal, and the exit codes of children, whatever its parent had set.
+
+    A process that starts with SIGCHLD ignored learns no exit code: its children seem to end with 0, and failures to be none.
+    One that starts with signals blocked cannot be stopped. Signals that are ignored stay so (``nohup``).
+    """
+    if threading.current_thread() is not threading.main_thread():  # of a program that calls a command; it may not do this
+        return
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def handled() -> list[signal.Signals]:
     """The signals that stop a run, except those that are already ignored."""
     return [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from worldsize.distributed.stop_signals import SIGNALS, end_with_parent
+from worldsize.distributed.stop_signals import SIGNALS, end_with_parent, undo_inherited
 from worldsize.errors import SIGNAL_BASE
 from worldsize.launch.unkillable import children
 
@@ -77,6 +77,7 @@ def main(argv: Sequence[str]) -> int:
     # What the command leaves behind becomes a child of this process, which can then end it.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    undo_inherited()
     signals: list[int] = []
     for number in SIGNALS:
         signal.signal(number, lambda received, _: signals.append(received))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from worldsize.distributed.stop_signals import undo_inherited
 from worldsize.errors import SIGNAL_BASE, PeersUnreachable, UserError, WorldsizeError, first_line
 
 _TIMEOUT_S = 300.0
@@ -67,6 +68,7 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         SystemExit: a host is not reachable, the hostfile cannot be read, or SIGTERM arrived.
     """
+    undo_inherited()
     # As a container's first process (PID 1), it gets only the signals that it handles.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGNAL_BASE + signal.SIGTERM))
     hostfile, port, *command = argv
