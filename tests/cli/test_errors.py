@@ -212,7 +212,11 @@ def test_a_folder_that_was_deleted_or_is_a_loop_of_links_is_named(tmp_path, monk
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert cli.main(["train", "digits", "--out", str(tmp_path / "runs")]) == 64
+    command = [sys.executable, "-m", "worldsize", "recipes"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     monkeypatch.chdir(tmp_path)
+    assert done.returncode == 64
+    assert "worldsize: the current folder does not exist any more" in done.stderr
 
 
 def test_a_port_in_use_names_the_remedy(tmp_path):
