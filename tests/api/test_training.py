@@ -18,6 +18,7 @@ from paths import ROOT
 from processes import environment, losses
 from processes import worldsize as worldsize_command
 from waiting import until
+from worldsize.api import training
 from worldsize.config import recipe_files
 from worldsize.errors import Diverged, Stopped, UserError
 
@@ -173,9 +174,10 @@ def test_what_is_no_number_of_processes_is_named(folder, run):
                 start(run.path, procs=procs, quiet=True)
 
 
-def test_a_refused_command_line_is_said_without_its_box(run):
-    with pytest.raises(UserError, match=r"^Missing value for argument '--out'[^│─╰]*$"):
-        worldsize.train(run.recipe, out="-x", quiet=True)
+def test_a_refused_command_line_is_said_without_its_box(folder):
+    refused = worldsize_command("train", "digits", "--out", "-x", cwd=folder).stderr
+    assert refused.splitlines()[-1].startswith("╰")
+    assert re.fullmatch(r"Missing value for argument '--out'[^│─╰]*", training._reason(refused.splitlines()))
 
 
 def test_under_a_launcher_it_refuses(folder, run, monkeypatch):

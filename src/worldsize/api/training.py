@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import takewhile
 from numbers import Integral
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any
 
 from worldsize import errors
+from worldsize.api.following import End, follow
 from worldsize.api.run import Run
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.rank import discover_rank_info
-from worldsize.distributed.stop_signals import SIGNALS, end_with_parent
-from worldsize.errors import SIGNAL_BASE, Stopped, UserError, WorldsizeError
+from worldsize.distributed.stop_signals import SIGNALS
+from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS, Stopped, UserError, WorldsizeError
 from worldsize.launch import entry_point
 from worldsize.launch.local import ERROR_VARIABLE, reports
 from worldsize.runs import run_folder
@@ -104,7 +101,7 @@ def train(
         file = Path(folder) / f"{stem}.yaml"
         file.write_text(recipe_files.to_yaml(chosen), "utf-8")
         # Without a name, the run itself takes the next free one; this process would not know if another run takes it, too.
-        words = [str(file), "--procs", count, "--out", str(out), *([] if name is None else ["--name", name])]
+        words = [str(file), f"--procs={count}", f"--out={out}", *([] if name is None else [f"--name={name}"])]
 
         def begun() -> Path | None:
             return _begun_with(file, out) if name is None else out / name
@@ -130,7 +127,7 @@ def resume(run: Run | str | Path, *, procs: int = 1, allow_changes: bool = False
     count, path = _count(procs), run.path if isinstance(run, Run) else Path(run)
     with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
         more = ["--allow-changes"] if allow_changes else []
-        words = ["--resume", str(path), "--procs", count, *more]
+        words = [f"--resume={path}", f"--procs={count}", *more]
         _run(words, Path(folder), quiet, lambda: _events(path), f"{path} is as it was")
     return Run(path)
 
@@ -175,27 +172,36 @@ def _run(words: list[str], reported: Path, quiet: bool, events: Callable[[], lis
         )
     before = len(events())
     environment = os.environ | {ERROR_VARIABLE: str(reported / "error.json"), "PYTHONUNBUFFERED": "1"}
-    end = _follow([*entry_point.command(sys.executable), "train", *words], environment, quiet)
-    if end.code == 0:
+    end = follow([*entry_point.command(sys.executable), "train", *words], environment, quiet)
+    lines = events()
+    done, finished = lines[before:], bool(lines) and '"event": "finished"' in lines[-1]
+    code = _told(reported, finished) if end.code is None else end.code
+    if code == SUCCESS:
         return
-    done = events()[before:]
-    if end.code in _BY_REQUEST and done and '"event": "finished"' in done[-1]:
+    if code in _BY_REQUEST and done and finished:
         return  # its launcher was interrupted after the processes that train had ended
-    if not done and end.code not in _ERRORS and (end.interrupted or end.code in _BY_REQUEST):
+    if not done and code not in _ERRORS and (end.interrupted or code in _BY_REQUEST):
         raise Stopped(f"interrupted before the first step: {if_unbegun}")
-    raise _error(end, reported)
+    raise _error(code, end, reported)
 
 
-def _error(end: _End, reported: Path) -> WorldsizeError:
+def _told(reported: Path, finished: bool) -> int:
+    """The exit code of a training whose own is lost, from its report, or from its history if it ended without."""
+    found = reports(reported)
+    return found[0][1].code if found else SUCCESS if finished else INTERNAL_ERROR
+
+
+def _error(code: int, end: End, reported: Path) -> WorldsizeError:
     """What ended a training that failed."""
-    if end.code < 0:
-        error = WorldsizeError(f"the training was killed by {signal.Signals(-end.code).name}")
-        error.exit_code = SIGNAL_BASE - end.code
+    if code < 0:
+        error = WorldsizeError(f"the training was killed by {signal.Signals(-code).name}")
+        error.exit_code = SIGNAL_BASE - code
         return error
     found = reports(reported)
     message = found[0][1].message if found else _reason(end.said)
-    error = _ERRORS.get(end.code, WorldsizeError)(message or f"the training ended with exit code {end.code}")
-    error.exit_code = end.code
+    known = f"exit code {code}" if end.code is not None else "an exit code that is not known: this program ignores SIGCHLD"
+    error = _ERRORS.get(code, WorldsizeError)(message or f"the training ended with {known}")
+    error.exit_code = code
     return error
 
 
@@ -205,66 +211,3 @@ def _reason(lines: Sequence[str]) -> str:
         return lines[-1] if lines else ""
     inside = [line.strip("│ ") for line in lines if line.startswith("│")]
     return " ".join(takewhile(lambda text: text.strip("─"), inside))
-
-
-@dataclass(frozen=True)
-class _End:
-    """How a command ended.
-
-    Attributes:
-        code: its exit code; minus the number of the signal that killed it.
-        said: its last lines on stderr.
-        interrupted: whether Ctrl-C asked it to stop.
-    """
-
-    code: int
-    said: Sequence[str]
-    interrupted: bool
-
-
-def _follow(command: list[str], environment: Mapping[str, str], quiet: bool) -> _End:
-    """Run a command.
-
-    It has a session of its own: Ctrl-C reaches it once, through this process, as a request to save and stop. A second Ctrl-C
-    ends it at once. If this process is killed, its thread ends, or another exception is raised, it saves and stops, too.
-    """
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
-    text: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
-    process = subprocess.Popen(command, env=dict(environment), preexec_fn=end_with_parent, **text, **pipes)
-    said: deque[str] = deque(maxlen=100)
-    errors_copied = threading.Thread(target=_copy, args=(process.stderr, sys.stderr, quiet, said), daemon=True)
-    errors_copied.start()
-    interrupted = False
-    try:
-        try:
-            _copy(process.stdout, sys.stdout, quiet)
-        except KeyboardInterrupt:
-            interrupted = True
-            process.terminate()
-            _copy(process.stdout, sys.stdout, quiet)
-        except BaseException:
-            process.terminate()
-            _copy(process.stdout, sys.stdout, quiet=True)  # printing is what failed
-            process.wait()
-            raise
-        process.wait()
-    finally:
-        process.kill()  # does nothing if it has ended; processes that it started end with it
-    errors_copied.join()
-    return _End(process.returncode, list(said), interrupted)
-
-
-def _copy(source: IO[str] | None, target: TextIO, quiet: bool, said: deque[str] | None = None) -> None:
-    """Print a stream to one of this process, which a notebook shows; add its lines to ``said``, without empty ones.
-
-    If nobody reads what is printed any more (``| head``), the stream is still read to its end: the run continues.
-    """
-    for line in source or ():
-        if said is not None and line.strip():
-            said.append(line.strip())
-        if quiet:
-            continue
-        try:
-            print(line, end="", file=target, flush=True)
-        except (OSError, ValueError):  # its reader left, or it is closed
-            quiet = True
