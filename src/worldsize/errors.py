@@ -49,7 +49,8 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SUCCESS = 0
@@ -304,6 +305,51 @@ def not_installed(error: BaseException) -> str | None:
         f"{sys.executable} has no module {error.name}, which worldsize requires: install worldsize with its dependencies "
         "there (python -m pip install worldsize), or use the Python of its virtual environment"
     )
+
+
+def explained(error: BaseException) -> WorldsizeError | None:
+    """The error to end with in place of one of the system or of Python; None: there is no better one."""
+    if (problem := unanswered(error)) is not None:
+        return StoreUnreachable(problem)
+    problem = unwritable(error) or forbidden(error) or no_path(error) or not_installed(error)
+    return None if problem is None else UserError(problem)
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Around what a program calls; also a decorator: errors of the system become those that a command ends with."""
+    try:
+        yield
+    except WorldsizeError:
+        raise
+    except Exception as error:
+        found = explained(error)
+        if found is None and isinstance(error, OSError):
+            where = f"{error.filename}: " if error.filename is not None else ""
+            found = of_system(no_current_folder() or f"{where}{error.strerror or error}", error)
+        if found is None:  # it is the program's own
+            raise
+        raise found from error
+
+
+def as_path(value: object, what: str) -> Path:
+    """What a program passed as a path.
+
+    Raises:
+        UserError: it is none.
+    """
+    if isinstance(value, (str, os.PathLike)):
+        return Path(value)
+    raise UserError(f"{what} is {value!r}: pass a path")
+
+
+def no_current_folder() -> str | None:
+    """What to say if the current folder was deleted: libraries fail in it in ways that nobody understands."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "the current folder does not exist any more: change to another one"
+    return None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

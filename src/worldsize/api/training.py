@@ -20,7 +20,7 @@ from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.rank import discover_rank_info
 from worldsize.distributed.stop_signals import SIGNALS
-from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS, Stopped, UserError, WorldsizeError
+from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS, Stopped, UserError, WorldsizeError, as_path, own_errors
 from worldsize.launch import entry_point
 from worldsize.launch.local import ERROR_VARIABLE, reports
 from worldsize.runs import run_folder
@@ -43,6 +43,7 @@ _ERRORS: dict[int, type[WorldsizeError]] = {
 _BY_REQUEST = {code for number in SIGNALS for code in (-number, SIGNAL_BASE + number)}
 
 
+@own_errors()
 def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe by its name or from a YAML file, perhaps with changes.
 
@@ -52,9 +53,15 @@ def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
 
     Raises:
         UserError: no such recipe, an unknown setting, or an invalid value.
+        StoreUnreachable: the file's disk does not answer.
     """
+    as_path(source, "source")  # as text, ./digits is a file, not the recipe of that name
     values = recipe_files.load(str(source)).model_dump(mode="json")
+    if not isinstance(changes or {}, Mapping):
+        raise UserError(f"changes is {changes!r}: pass settings by their names, such as {{'epochs': 5}}")
     for name, value in (changes or {}).items():
+        if not isinstance(name, str):
+            raise UserError(f"{source} has no setting {name!r}: names of settings are text")
         *sections, last = name.split(".")
         section = values
         for one in sections:
@@ -66,6 +73,7 @@ def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
     return recipe_files.validate(values, f"{source} with {', '.join(changes or {}) or 'no changes'}")
 
 
+@own_errors()
 def train(
     recipe: Recipe | str | Path,
     *,
@@ -94,12 +102,12 @@ def train(
     count = _count(procs)
     if name is not None and not isinstance(name, str):
         raise UserError(f"name {name!r}: must be text")
-    out, stem = Path(out), Path(recipe).stem if isinstance(recipe, (str, Path)) else "run"
+    out, stem = as_path(out, "out"), "run" if isinstance(recipe, Recipe) else as_path(recipe, "recipe").stem
     chosen = recipe if isinstance(recipe, Recipe) else recipe_files.load(str(recipe))
     run_folder.check_name(out, name)
     with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
         file = Path(folder) / f"{stem}.yaml"
-        file.write_text(recipe_files.to_yaml(chosen), "utf-8")
+        _write(file, chosen)
         # Without a name, the run itself takes the next free one; this process would not know if another run takes it, too.
         words = [str(file), f"--procs={count}", f"--out={out}", *([] if name is None else [f"--name={name}"])]
 
@@ -112,6 +120,7 @@ def train(
     return Run(path)
 
 
+@own_errors()
 def resume(run: Run | str | Path, *, procs: int = 1, allow_changes: bool = False, quiet: bool = False) -> Run:
     """Continue a run at the exact step where it stopped, as ``worldsize train --resume`` does.
 
@@ -124,12 +133,20 @@ def resume(run: Run | str | Path, *, procs: int = 1, allow_changes: bool = False
         CheckpointError: it has no intact checkpoint.
         WorldsizeError: see `train`.
     """
-    count, path = _count(procs), run.path if isinstance(run, Run) else Path(run)
+    count, path = _count(procs), run.path if isinstance(run, Run) else as_path(run, "run")
     with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
         more = ["--allow-changes"] if allow_changes else []
         words = [f"--resume={path}", f"--procs={count}", *more]
         _run(words, Path(folder), quiet, lambda: _events(path), f"{path} is as it was")
     return Run(path)
+
+
+def _write(file: Path, recipe: Recipe) -> None:
+    """Write the recipe where the command finds it."""
+    try:
+        file.write_text(recipe_files.to_yaml(recipe), "utf-8")
+    except OSError as error:  # names no file if the disk is full
+        raise errors.of_system(f"cannot write {file}: {error.strerror}", error) from None
 
 
 def _count(procs: object) -> str:
@@ -199,7 +216,8 @@ def _error(code: int, end: End, reported: Path) -> WorldsizeError:
         return error
     found = reports(reported)
     message = found[0][1].message if found else _reason(end.said)
-    known = f"exit code {code}" if end.code is not None else "an exit code that is not known: this program ignores SIGCHLD"
+    lost = "an exit code that is not known: this program ignores SIGCHLD, or waits for all children"
+    known = f"exit code {code}" if end.code is not None else lost
     error = _ERRORS.get(code, WorldsizeError)(message or f"the training ended with {known}")
     error.exit_code = code
     return error

@@ -9,22 +9,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from worldsize import __version__
 from worldsize.cli import stdout, usage
 from worldsize.distributed import stop_signals
-from worldsize.errors import (
-    SIGNAL_BASE,
-    StoreUnreachable,
-    UserError,
-    WorldsizeError,
-    forbidden,
-    no_path,
-    not_installed,
-    unanswered,
-    unwritable,
-)
+from worldsize.errors import SIGNAL_BASE, UserError, WorldsizeError, explained, no_current_folder
 from worldsize.launch import entry_point
 
 
@@ -36,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop_signals.undo_inherited()
     from worldsize.launch.failure import fail, fail_alone, fail_internally
 
-    if (problem := _no_current_folder()) is not None:
+    if (problem := no_current_folder()) is not None:
         return fail_alone(problem, UserError.exit_code)
     try:
         return _printed(words)
@@ -52,21 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail("", SIGNAL_BASE + signal.SIGPIPE)
     except Exception as error:
         stdout.flush_or_drop()
-        if (problem := unanswered(error)) is not None:
-            return fail_alone(problem, StoreUnreachable.exit_code)
-        problem = unwritable(error) or forbidden(error) or no_path(error) or not_installed(error)
-        if problem is not None:
-            return fail_alone(problem, UserError.exit_code)
+        if (known := explained(error)) is not None:
+            return fail_alone(str(known), known.exit_code)
         return fail_internally(traceback.format_exc())
-
-
-def _no_current_folder() -> str | None:
-    """What to say if the current folder was deleted: libraries fail in it in ways that nobody understands."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return "the current folder does not exist any more: change to another one"
-    return None
 
 
 def _printed(words: list[str]) -> int:

@@ -22,7 +22,7 @@ from worldsize.data.loading.prepare import Preparation
 from worldsize.data.samples import Read, as_image
 from worldsize.distributed.batch_plan import evaluation_batch
 from worldsize.distributed.world import no_gpu
-from worldsize.errors import DataError, UserError
+from worldsize.errors import DataError, UserError, as_path, own_errors
 from worldsize.inference import opening, trained
 from worldsize.inference.predict import top
 from worldsize.training import precision
@@ -165,6 +165,7 @@ def _several(images: Iterable[ImageLike] | torch.Tensor) -> Sequence[ImageLike] 
     return images if isinstance(images, (torch.Tensor, Sequence)) else list(images)
 
 
+@own_errors()
 def load(path: str | os.PathLike[str], device: str = "auto", raw: bool = False) -> Model:
     """The network of a run's newest checkpoint, of one checkpoint, or of an export, ready to classify images.
 
@@ -176,8 +177,9 @@ def load(path: str | os.PathLike[str], device: str = "auto", raw: bool = False) 
     Raises:
         UserError: neither a run nor a checkpoint nor an export; or this machine has no such device, or it is no text.
         CheckpointError: it is damaged, or the run has none.
+        StoreUnreachable: its disk does not answer.
     """
-    source = opening.find(Path(path))
+    source = opening.find(as_path(path, "path"))
     recipe = source.recipe
     number_format = precision.resolve(recipe, _device(device, recipe))
     return Model(source.load(recipe, number_format, raw))
