@@ -82,9 +82,11 @@ class _ToStderr(logging.Handler):
 
 
 def _log_to_terminal(rank_info: RankInfo) -> None:
-    """Warnings of rank 0 go to stderr."""
+    """Warnings of rank 0 go to stderr, those of the others only to the log of a run."""
     logger = logging.getLogger("worldsize")
     logger.setLevel(logging.INFO)
     # Once, although a program may run several commands in one process.
     if rank_info.rank == 0 and not any(isinstance(handler, _ToStderr) for handler in logger.handlers):
         logger.addHandler(_ToStderr(logging.WARNING))
+    elif not logger.handlers:
+        logger.addHandler(logging.NullHandler())  # without any, Python prints warnings
