@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from paths import ENDED_NETWORK
 from processes import worldsize
 from scaled import CONSTANT, TINY, record, result
-from worldsize.bench.scaling import measured, origin, table
+from worldsize.bench.launching import RunFailed
+from worldsize.bench.scaling import local, measured, origin, table
 from worldsize.bench.scaling.cases import Case, cases, in_rounds, recipe_of
 from worldsize.bench.scaling.jobs import settings_of
 from worldsize.bench.scaling.measured import PARTS
@@ -52,6 +54,15 @@ def test_a_strategy_alone_means_its_first_variant():
     assert words("horovod") == words("horovod MPI") == "--parallel.strategy horovod"
     with pytest.raises(UserError, match=r"'MPI' is unknown; available: .*horovod MPI"):
         words("MPI")
+
+
+def test_a_run_that_is_stopped_before_its_last_step_has_failed(tmp_path, monkeypatch):
+    monkeypatch.setenv("EARLY_SIGNAL", "SIGTERM")
+    base = recipe_files.load("digits")
+    base = base.model_copy(update={"model": base.model.model_copy(update={"name": ENDED_NETWORK})})
+    case = Case("ddp", "weak", 1, 1)
+    with pytest.raises(RunFailed, match=r"(?s)ddp failed \(75\): .*stopped after step"):
+        local.run(case, recipe_of(case, base, 1, 20, False), tmp_path, "a", 20, 1)
 
 
 def test_a_run_measures_nothing_but_steps():

@@ -55,7 +55,7 @@ def test_every_program_of_the_package(planted, module, words):
 def test_every_launcher_on_this_machine(planted):
     assert local_async.launch(["recipes"], 1).code == 0
     assert training_process.run(["recipes"], planted / "metrics.jsonl", 1)[0] == 0
-    launching.train_here(Variant("ddp", ()), 1, 1, ["--help"])
+    launching.train_here(Variant("ddp", ()), 1, 1, ["--help"], planted / "metrics.jsonl", 1)
     assert Jobs._start(None, "recipes").returncode == 0
     assert ran(planted) == []
 

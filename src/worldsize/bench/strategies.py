@@ -103,8 +103,9 @@ def _measure(variant: Variant, turn: int, arguments: BenchStrategies, folder: Pa
     }
     words = ["imagenet", "--data.no-flip", "--schedule.warmup-epochs", "0", "--optimizer.lr", "0.001"]
     words += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-    train_here(variant, arguments.procs, max(1, cores() // arguments.procs), words)
-    return _read(variant.name, turn, folder / name / "metrics.jsonl", batch)
+    metrics = folder / name / "metrics.jsonl"
+    train_here(variant, arguments.procs, max(1, cores() // arguments.procs), words, metrics, arguments.steps)
+    return _read(variant.name, turn, metrics, batch)
 
 
 def _read(name: str, turn: int, metrics: Path, batch: int) -> Measured:

@@ -43,7 +43,7 @@ def train(words: Sequence[str], metrics: Path, procs: int, until: int) -> None:
     """
     words = ["train", *words, "--procs", str(procs), "--stop-after", str(until)]
     code, said = run(words, metrics, until)
-    reached = _last_step(metrics)
+    reached = last_step(metrics)
     # With --stop-after a training ends as one that a signal stopped.
     if code == SUCCESS or (code == Stopped.exit_code and reached >= until):
         return
@@ -98,14 +98,14 @@ def _follow(process: subprocess.Popen[bytes], metrics: Path, until: int) -> None
         task = bar.add_task("", total=until)
         while process.poll() is None:
             time.sleep(_POLL_S)
-            bar.update(task, completed=_last_step(metrics))
+            bar.update(task, completed=last_step(metrics))
             if not live and time.monotonic() - told >= _LOG_EVERY_S:
                 told = time.monotonic()
-                console.print(f"  step {_last_step(metrics):,} of {until:,}", highlight=False)
+                console.print(f"  step {last_step(metrics):,} of {until:,}", highlight=False)
 
 
-def _last_step(metrics: Path) -> int:
-    """The step of the newest complete line; 0 if there is none yet."""
+def last_step(metrics: Path) -> int:
+    """The step of the newest complete line of ``metrics``, a run's metrics.jsonl; 0 if there is none yet."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - 2**16))

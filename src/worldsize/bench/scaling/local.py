@@ -42,6 +42,7 @@ def run(case: Case, recipe: Recipe, folder: Path, name: str, steps: int, threads
     variant = variant_of(case)
     if case.procs == 1:  # strategies need several processes
         variant = Variant(case.strategy, ())
-    train_here(variant, case.procs, threads, words)
+    metrics = folder / name / "metrics.jsonl"
+    train_here(variant, case.procs, threads, words, metrics, steps)
     shutil.rmtree(folder / name / "checkpoints", ignore_errors=True)
-    return folder / name / "metrics.jsonl"
+    return metrics
