@@ -130,9 +130,10 @@ def test_more_runs_follow_if_the_best_is_at_the_edge():
     [
         ((), "worldsize tune"),
         (("digits", "--steps", "5"), "at least 20 steps"),
-        (("digits", "--low", "1", "--high", "0.1"), "must be finite and positive"),
-        (("digits", "--high", "inf"), "--low 0.0001 and --high inf must be finite and positive"),
-        (("digits", "--low", "nan"), "--low nan and --high 10 must be finite and positive"),
+        (("digits", "--low", "1", "--high", "0.1"), "--low 1 and --high 0.1: both must be between"),
+        (("digits", "--high", "inf"), "--low 0.0001 and --high inf: both must be between"),
+        (("digits", "--low", "nan"), "--low nan and --high 10: both must be between"),
+        (("digits", "--low", "1e-10", "--high", "1e300"), "--low 1e-10 and --high 1e+300: both must be between"),
         (("digits", "--out", "there.yaml"), "already exists"),
         (("digits", "--out", "curve.yaml"), "curve.svg already exists"),
         (("digits", "--out", "a.svg"), "--out a.svg would be both the recipe and its curve: pass a.yaml"),

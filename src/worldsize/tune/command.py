@@ -28,6 +28,7 @@ from worldsize.tune.runs import Workplace
 _SHOWN = 12  # rows of the range test
 _BAR = 30  # characters
 _MOST_RUNS = 6  # short runs
+_SMALLEST, _LARGEST = 1e-20, 1e20  # of --low and --high: the short runs, which go beyond them, stay within a recipe's limits
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,9 @@ def run(argv: list[str]) -> int:
 def _check(asked: Tune) -> None:
     if asked.steps < 20:
         raise UserError(f"--steps {asked.steps}: a range test needs at least 20 steps")
-    if not 0 < asked.low < asked.high < math.inf:
-        raise UserError(f"--low {asked.low:g} and --high {asked.high:g} must be finite and positive, and the second larger")
+    if not _SMALLEST <= asked.low < asked.high <= _LARGEST:
+        allowed = f"between {_SMALLEST:g} and {_LARGEST:g}"
+        raise UserError(f"--low {asked.low:g} and --high {asked.high:g}: both must be {allowed}, and the second larger")
 
 
 def _check_out(out: Path) -> None:
