@@ -181,7 +181,7 @@ SECTIONS = (
             ),
             Command(
                 "data verify",
-                "--root FOLDER",
+                "FOLDER|SHARDS",
                 "decode every image; list broken and duplicate ones",
                 "cli.data:verify",
                 "cli.data:Verify",
@@ -189,7 +189,7 @@ SECTIONS = (
             Command("data info", "FOLDER|SHARDS", "classes, sizes, a contact sheet", "cli.data:info", "cli.data:Info"),
             Command(
                 "data pack",
-                "--root FOLDER --out SHARDS",
+                "FOLDER --out SHARDS",
                 "pack a dataset into a few large files",
                 "cli.data:pack",
                 "cli.data:Pack",

@@ -29,7 +29,7 @@ class Pack:
     not change, and training on the shards gives bit-identical results.
     """
 
-    root: Path
+    root: tyro.conf.Positional[Path]
     """The dataset."""
     out: Path
     """A new folder for the shards."""
@@ -59,7 +59,7 @@ class Verify:
     with 69 if images cannot be read.
     """
 
-    root: Path
+    root: tyro.conf.Positional[Path]
     """The dataset, packed or not."""
     data: _Kind | None = None
     """Layout of the dataset (default: detected)."""
@@ -96,7 +96,7 @@ def fetch(argv: list[str]) -> int:
 
 def pack(argv: list[str]) -> int:
     """``worldsize data pack``."""
-    options = command_line.parse(Pack, argv, None, "data pack")
+    options = command_line.parse(Pack, _with_root_first(argv), None, "data pack")
     from worldsize.data import open_layout
     from worldsize.data.datasets import relabel
     from worldsize.data.shards import pack
@@ -110,7 +110,7 @@ def pack(argv: list[str]) -> int:
     with ends_at_once("rerun the same command to continue"), temporary_folder() as cache, _disk_errors(out):
         dataset = open_layout(options.root, options.data, cache)
         if dataset.multilabel:
-            raise UserError(f"--root {options.root}: shards have one label per image; train on these files as they are")
+            raise UserError(f"{options.root}: shards have one label per image; train on these files as they are")
         for note in dataset.notes:
             print(printable(f"warning: {note}"))
         if options.relabel is not None:
@@ -121,7 +121,7 @@ def pack(argv: list[str]) -> int:
 
 def verify(argv: list[str]) -> int:
     """``worldsize data verify``."""
-    options = command_line.parse(Verify, argv, None, "data verify")
+    options = command_line.parse(Verify, _with_root_first(argv), None, "data verify")
     from worldsize.data import open_layout
     from worldsize.data.broken_images import require_few
     from worldsize.data.survey import verify, verify_report
@@ -147,7 +147,7 @@ def verify(argv: list[str]) -> int:
 
 def info(argv: list[str]) -> int:
     """``worldsize data info``."""
-    options = command_line.parse(Info, argv, None, "data info")
+    options = command_line.parse(Info, _with_root_first(argv), None, "data info")
     from worldsize.data import open_layout
     from worldsize.data.survey import info, sheet
 
@@ -166,6 +166,13 @@ def info(argv: list[str]) -> int:
             count = sheet.write(dataset.train, options.sheet, str(options.root), options.images, options.seed)
         print(f"contact sheet with {count} training images: {options.sheet}")
     return 0
+
+
+def _with_root_first(argv: list[str]) -> list[str]:
+    """The command line with the dataset as its first word: ``--root DATASET`` names it, too."""
+    command_line.refuse_empty_arguments(argv)
+    root = command_line.value_of("--root", argv)
+    return argv if root is None else [root, *command_line.without("--root", argv)]
 
 
 def _workers(number: int | None) -> int:

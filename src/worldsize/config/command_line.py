@@ -108,7 +108,7 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
         SystemExit: 0 after ``--help``, 64 after tyro has printed what is wrong.
     """
     values = tyro.MISSING_NONPROP if default is None else default
-    refuse_empty_options(argv)
+    refuse_empty_arguments(argv)
     printed = io.StringIO()
     _show_as_read(kind)
     try:
@@ -126,16 +126,18 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
     return parsed
 
 
-def refuse_empty_options(argv: list[str]) -> None:
-    """Refuse an option with an empty value: in scripts, it comes from a variable that is not set, and an empty path would be
-    the current folder.
+def refuse_empty_arguments(argv: list[str]) -> None:
+    """Refuse an empty argument: in scripts, it comes from a variable that is not set, and an empty path would be the current
+    folder.
 
     Raises:
-        UserError: names the option.
+        UserError: names the option that it belongs to.
     """
     for word, after in itertools.zip_longest(argv, argv[1:]):
         if word.startswith("--") and (after == "" or (word.endswith("=") and word.count("=") == 1)):
             raise UserError(f"{word.rstrip('=')} is empty; is the shell variable set?")
+    if "" in argv:
+        raise UserError("an argument is empty; is the shell variable set?")
 
 
 # Flags that stand alone like other flags, or before "auto".

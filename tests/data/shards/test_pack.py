@@ -106,13 +106,16 @@ def test_no_shard_exceeds_the_limit_even_with_long_names(tmp_path, length, exten
         (["--raw", "1"], "4,096"),
         (["--shard-mb", "0"], "--shard-mb 0"),
         (["--workers", "0"], "--workers 0"),
-        (["--root", "gone"], "worldsize: gone: no such folder"),
     ],
 )
 def test_invalid_options_are_refused(fails, tmp_path, options, expected):
     two_classes(tmp_path / "root")
     assert expected in fails("data", "pack", "--root", "root", "--out", "out", *options)
     assert not list(tmp_path.glob("out/*.tar"))
+
+
+def test_a_folder_that_is_gone_is_named(fails):
+    assert "worldsize: gone: no such folder" in fails("data", "pack", "gone", "--out", "out")
 
 
 def test_too_many_broken_images_exit_with_65(fails, root):

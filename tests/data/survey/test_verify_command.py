@@ -57,6 +57,16 @@ def test_only_the_first_of_many_are_listed(tmp_path, capsys):
     assert len(out.splitlines()) < 40
 
 
+def test_the_dataset_is_the_first_word_or_root(fails, root, capfd):
+    for words in ((root,), ("--root", root), (f"--root={root}",), ("--workers", "1", "--root", root)):
+        assert data("verify", *words, "--max-broken", "1") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert len([line for line in lines if line.startswith("train content")]) == 4
+    assert "an argument is empty; is the shell variable set?" in fails("data", "verify", "")
+    assert "--root is empty; is the shell variable set?" in fails("data", "verify", "--root", "")
+    assert "--root is given as" in fails("data", "verify", "--root", "other", "--root", root)
+
+
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(fails, root):
     assert "no such folder" in fails("data", "verify", "--root", root, "--report", "gone/report.json")
     assert f"--report {root} is a folder" in fails("data", "verify", "--root", root, "--report", root)
