@@ -121,7 +121,7 @@ def test_a_temperature_without_mistakes_or_at_its_bounds_is_doubted():
 
 
 def test_the_calibration_chart_names_no_temperature_that_is_not_fitted(tmp_path: Path):
-    """And its diagonal is drawn over the whole axis, however few bins have images."""
+    """And its diagonal is drawn over the whole axis, however few bins have images, in a color seen on dark pages."""
     logits, labels = np.eye(3)[np.arange(60) % 3] * 9, (np.arange(60) + np.arange(60) // 30) % 3
     found = summary.of(Answers(np.arange(60), labels, logits), 3, np.zeros(60, int))
     assert len(found.bins) == 1 and found.doubt is None
@@ -131,11 +131,12 @@ def test_the_calibration_chart_names_no_temperature_that_is_not_fitted(tmp_path:
         assert figure.caption.endswith(ends) and figure.caption.count("%") == (1 if doubt else 2)
     path = tmp_path / "page.html"
     path.write_text(page.write(page.Page("a", "b", figures=[figure], data=tables[:1])), "utf-8")
-    dom, console = browse(path, tmp_path)
-    drawn = figures(dom)["reliability"]
-    across, upwards = re.findall(r'role-axis-domain.*?<line [^>]*x2="([-\d]+)" y2="([-\d]+)"', drawn)
-    diagonals = re.findall(r'mark-rule role-mark.*?<line [^>]*x2="([-\d]+)" y2="([-\d]+)"', drawn)
-    assert console == [] and diagonals == [(across[0], upwards[1])]
+    for shade, ink in (("0", "#e6e9ed"), ("1", "#1c2127")):  # dark and light; --ink of page.css
+        dom, console = browse(path, tmp_path, f"--blink-settings=preferredColorScheme={shade}")
+        drawn = figures(dom)["reliability"]
+        across, upwards = re.findall(r'role-axis-domain.*?<line [^>]*x2="([-\d]+)" y2="([-\d]+)"', drawn)
+        diagonals = re.findall(r'mark-rule role-mark.*?<line [^>]*x2="([-\d]+)" y2="([-\d]+)" stroke="([^"]+)"', drawn)
+        assert console == [] and diagonals == [(across[0], upwards[1], ink)]
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 9))

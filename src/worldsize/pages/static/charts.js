@@ -7,14 +7,17 @@ function theme() {
   const style = getComputedStyle(document.documentElement);
   const [ink, soft, line] = ["--ink", "--soft", "--line"].map((name) => style.getPropertyValue(name).trim());
   const text = { labelColor: soft, titleColor: ink };
+  const category = dark.matches ? ["#6cb0ff", "#ffa85c", "#5fd08c", "#ff8c8c", "#c8a4ff", "#d3b36e"]
+                                : ["#1667c0", "#d2620b", "#1b8a4c", "#c7343b", "#7b4bc0", "#8a6a14"];
   return {
     background: "transparent",
     font: "system-ui, sans-serif",
     view: { stroke: null },
     axis: { ...text, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 11, titleFontWeight: "normal" },
     legend: { ...text, labelFontSize: 12, layout: { bottom: { direction: "vertical", anchor: "start" } } },
-    range: { category: dark.matches ? ["#6cb0ff", "#ffa85c", "#5fd08c", "#ff8c8c", "#c8a4ff", "#d3b36e"]
-                                    : ["#1667c0", "#d2620b", "#1b8a4c", "#c7343b", "#7b4bc0", "#8a6a14"] },
+    range: { category },
+    mark: { color: category[0] },
+    rule: { color: ink },
   };
 }
 
