@@ -265,17 +265,26 @@ def test_images_that_only_one_network_gets_right():
     assert table[1]["other_label_probability"] == "" and float(table[3]["other_label_probability"]) > 0.99
 
 
-def test_a_full_disk_is_named_and_leaves_no_page(run: Path, data: Path, tmp_path, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.chdir(data.parent)
-    with files_up_to(10_000):
+@pytest.mark.parametrize(
+    ("size", "file", "left"),
+    [
+        (10_000, "page.html", ["classes.csv", "confusion.csv", "details.json", "images.csv"]),
+        (100, "details.json", []),
+    ],
+)
+def test_a_full_disk_is_named_and_leaves_no_part_of_a_file(run, tmp_path, monkeypatch, capsys, size, file, left):  # noqa: F811
+    monkeypatch.chdir(run.parent.parent)
+    with files_up_to(size):
         assert main(["eval", str(run), "--details", str(tmp_path / "d")]) == 64
-    assert f"cannot write {tmp_path}/d/page.html: File too large" in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == [
-        "classes.csv",
-        "confusion.csv",
-        "details.json",
-        "images.csv",
-    ]
+    assert f"cannot write {tmp_path}/d/{file}: File too large" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "d").iterdir()) == left
+
+
+def test_no_part_of_a_table_stays_on_a_full_disk(tmp_path: Path):
+    path = tmp_path / "images.csv"
+    with files_up_to(1000), pytest.raises(UserError, match=r"cannot write .*images\.csv: File too large"):
+        write._csv(path, ("image", "label"), [(f"{i}.jpg", "cat") for i in range(10_000)])
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def write_all(
     page = folder / "page.html"
     with output_files.written(page):
         folder.mkdir(parents=True, exist_ok=True)
-        write.numbers(folder, its, network, answers, samples, compared)
+    write.numbers(folder, its, network, answers, samples, compared)
+    with output_files.written(page):
         write.write_page(page, title, its, answers, samples, found, compared)
     print(f"{page}; numbers in details.json, classes.csv, confusion.csv and images.csv")
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from worldsize.config import output_files
 from worldsize.data.samples import Samples
 from worldsize.data.survey.sheet import data_uri, thumbnail
 from worldsize.inference.details import charts, gradcam
@@ -35,11 +36,12 @@ def numbers(
         network: see `trained.identity`.
 
     Raises:
-        OSError: they cannot be written.
+        UserError, StoreUnreachable: one cannot be written; no part of it stays.
     """
     classes = samples.classes
     content = {"network": network, **details.as_json(classes)} | ({} if other is None else {"against": other.as_json()})
-    (folder / "details.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    with output_files.written(folder / "details.json"):
+        (folder / "details.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     rows = [(name, *vars(one).values()) for name, one in zip(classes, details.of_classes, strict=True)]
     _csv(folder / "classes.csv", ("class", "precision", "recall", "f1", "support"), rows)
     matrix = [(name, *row) for name, row in zip(classes, details.confusion.tolist(), strict=True)]
@@ -68,7 +70,7 @@ def _images(
 
 
 def _csv(path: Path, titles: Sequence[str], rows: Sequence[tuple[object, ...]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    with output_files.written(path), open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(titles)
         writer.writerows(rows)
