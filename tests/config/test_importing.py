@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import yaml
+from timm.data.random_erasing import RandomErasing
 
 from worldsize.config import listing, recipe_files
 from worldsize.config.importing.convert import convert
@@ -225,6 +227,28 @@ def test_other_networks_are_timms(tmp_path):
     recipe = convert(written(tmp_path, yaml.safe_dump(given)), 1).recipe()
     assert (recipe.model.name, recipe.model.drop_path) == ("timm:vit_small_patch16_224", 0.1)
     assert recipe.optimizer.layer_decay == 0.75
+
+
+def test_rates_of_networks_whose_blocks_timm_does_not_know_are_named(tmp_path):
+    recipe, left = timm_settings(tmp_path, model="poolformer_s12", layer_decay=0.7)
+    assert recipe.optimizer.layer_decay == 0.7
+    assert left == {"layer_decay": "timm has one rate for each 12 parameters of poolformer_s12; here each block has its own"}
+    assert timm_settings(tmp_path, model="poolformer_s12", layer_decay=None)[1] == {}
+
+
+def test_lamb_without_weight_decay_is_another_optimizer_in_timm(tmp_path):
+    _, left = timm_settings(tmp_path, opt="lamb", weight_decay=0.0)
+    assert list(left) == ["opt"] and "timm's LAMB does not scale the updates of a layer" in left["opt"]
+    assert timm_settings(tmp_path, opt="lamb", weight_decay=0.02)[1] == {}
+
+
+@pytest.mark.parametrize("name", ["imagenet-deit-s", "imagenet-convnext-t"])
+def test_boxes_are_erased_as_by_timm(tmp_path, name):
+    defaults = inspect.signature(RandomErasing).parameters
+    area = tuple(defaults[end].default for end in ("min_area", "max_area"))
+    ratio = (defaults["min_aspect"].default, 1 / defaults["min_aspect"].default)
+    for recipe in (recipe_files.load(name), timm_settings(tmp_path, reprob=0.25)[0]):
+        assert (recipe.augment.erasing_area, recipe.augment.erasing_ratio) == (area, ratio)
 
 
 def test_timms_moving_average_becomes_ours(tmp_path):

@@ -6,7 +6,6 @@ import logging
 import shutil
 import sys
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -254,73 +253,6 @@ def test_frozen_parts_are_not_trained_and_keep_their_statistics():
 def test_what_cannot_be_frozen_is_refused(name, frozen, message):
     with pytest.raises(UserError, match=message):
         build(name=name, freeze=tuple(frozen.split()))
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "timm:vit_tiny_patch16_224"])
-def test_learning_rates_by_layer_are_timms(name):
-    network = build(name=name)
-    optimizer = optimizers.build(network, Optimizer(name="adamw", lr=1.0, layer_decay=0.75), CPU)
-    optimizers.set_lr(optimizer, 2.0)
-    ours = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
-    theirs = timm.create_model(name.removeprefix("timm:"), num_classes=10)
-    groups = timm.optim.param_groups_layer_decay(theirs, layer_decay=0.75)
-    names = {parameter: name for name, parameter in theirs.named_parameters()}
-    for group in groups:
-        for parameter in group["params"]:
-            assert ours[network.get_parameter(names[parameter])] == pytest.approx(2 * group["lr_scale"])
-
-
-def test_torchvisions_transformer_has_as_many_layers_as_blocks():
-    with torch.device("meta"):
-        network = torchvision.models.vit_b_16()
-    depths = networks.depths(network)
-    assert (depths["conv_proj.weight"], depths["class_token"], depths["encoder.pos_embedding"]) == (13, 13, 13)
-    assert depths["encoder.layers.encoder_layer_0.mlp.0.weight"] == 12
-    assert (depths["encoder.layers.encoder_layer_11.ln_1.bias"], depths["encoder.ln.weight"], depths["heads.head.bias"]) == (
-        1,
-        0,
-        0,
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "classifier", "depth"),
-    [
-        ("resnet18", "fc", 9),
-        ("regnet_y_400mf", "fc", 18),
-        ("densenet121", "classifier", 59),
-        ("googlenet", "fc", 10),
-        ("inception_v3", "fc", 12),
-        ("vit_b_16", "heads.head", 13),
-        ("vgg11", "classifier.6", 10),
-        ("convnext_tiny", "classifier.2", 27),
-        ("efficientnet_b0", "classifier.1", 20),
-        ("maxvit_t", "classifier.5", 9),
-        ("mnasnet0_5", "classifier.1", 24),
-        ("mobilenet_v3_small", "classifier.3", 16),
-        ("squeezenet1_1", "classifier.1", 9),
-    ],
-)
-def test_learning_rates_decrease_from_the_classifier_to_the_first_layer(name, classifier, depth):
-    # RegNets compute their widths with tensors; the others need no memory.
-    with torch.device("cpu" if name.startswith("regnet") else "meta"):
-        network = networks.build(recipe(name=name), 10)
-    groups = optimizers.build(network, Optimizer(lr=0.1, layer_decay=0.5), CPU).param_groups
-    scales = {parameter: group["lr_scale"] for group in groups for parameter in group["params"]}
-    ordered = [scales[parameter] for parameter in network.parameters()]
-    assert ordered == sorted(ordered)
-    assert {scales[p] for p in network.get_submodule(classifier).parameters()} == {1}
-    assert ordered[0] == 0.5**depth
-
-
-def test_learning_rates_by_layer_need_blocks():
-    network = nn.Sequential(OrderedDict(first=nn.Conv2d(3, 4, 3), second=nn.Linear(4, 2)))
-    with pytest.raises(UserError, match=r"--optimizer\.layer-decay: the network has no numbered blocks"):
-        optimizers.build(network, Optimizer(lr=0.1, layer_decay=0.5), CPU)
-    assert {group["lr_scale"] for group in optimizers.build(network, Optimizer(lr=0.1, head_lr=2), CPU).param_groups} == {
-        1,
-        2,
-    }
 
 
 def test_the_head_may_learn_faster():

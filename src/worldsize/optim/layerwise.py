@@ -45,7 +45,7 @@ class Lamb(AdamMoments):
     """Adam with decoupled weight decay whose update is scaled, per layer, to the norm of the layer's weights.
 
     You et al. 2019, "Large batch optimization for deep learning" (arXiv 1904.00962), algorithm 2 with bias correction, as in
-    timm. Groups with ``adapt`` False (norm layers, biases) use Adam's update.
+    timm, which scales only what decays. Groups with ``adapt`` False (norm layers, biases) use Adam's update.
     """
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import Any
 
 from worldsize.config.importing import timm_images
@@ -107,6 +108,28 @@ def _optimizer(conversion: Conversion, key: str, value: str) -> None:
         conversion.settings["optimizer.betas"] = [0.9, 0.99]  # its default in timm
     if name == "lamb" and not conversion.given.get("clip_grad"):
         conversion.settings["optimizer.clip_norm"] = 1.0  # timm's LAMB clips by itself
+    if name == "lamb" and conversion.given.get("weight_decay") == 0:
+        conversion.left[key] = "without weight decay, timm's LAMB does not scale the updates of a layer; here it does"
+
+
+def _layer_decay(conversion: Conversion, key: str, value: float | None) -> None:
+    to("optimizer.layer_decay")(conversion, key, value)
+    network = str(conversion.given.get("model"))
+    if value not in (None, 1) and not _lists_blocks(network):
+        conversion.left[key] = f"timm has one rate for each 12 parameters of {network}; here each block has its own"
+
+
+def _lists_blocks(network: str) -> bool:
+    """Whether timm's network tells what its blocks are, as most do; True if timm is not installed or does not have it."""
+    if find_spec("timm") is None:
+        return True
+    import timm
+    import torch
+
+    if not timm.is_model(network):
+        return True
+    with torch.device("meta"):
+        return hasattr(timm.create_model(network), "group_matcher")
 
 
 def _clip(conversion: Conversion, key: str, value: float | None) -> None:
@@ -291,7 +314,7 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "opt_betas": to("optimizer.betas"),
     "momentum": to("optimizer.momentum"),
     "weight_decay": to("optimizer.weight_decay"),
-    "layer_decay": to("optimizer.layer_decay"),
+    "layer_decay": _layer_decay,
     "clip_grad": _clip,
     "sched": _schedule,
     "sched_on_updates": only(True, False, because="supported: true, false"),  # here always by step

@@ -27,7 +27,11 @@ class Model(Section):
     zero_init: bool = Field(True, description="ResNets: start the last norm of each block at zero (Goyal et al. 2017, 5.1)")
     blurpool: bool = Field(False, description="blur before convolutions with a stride (Zhang 2019, arXiv 1904.11486)")
     drop_path: float | None = Field(
-        None, ge=0, lt=1, description="stochastic depth: chance to drop the last block's residual; None: the network's own"
+        None,
+        ge=0,
+        lt=1,
+        description="stochastic depth: chance to drop the last block's residual (EfficientNets and MobileNetV3: that of a "
+        "block that would follow it); None: the network's own",
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="chance to drop each input of the classifier; None: the network's own"

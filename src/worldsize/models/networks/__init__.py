@@ -98,7 +98,8 @@ def depths(network: nn.Module) -> dict[str, int]:
     """How many blocks lie behind each parameter's block: 0 for the classifiers and what else follows the last block.
 
     What comes before the first block counts as one block, and what is between two blocks belongs to the first of them. A
-    block is an entry of torchvision's nested sequences, such as ``layer1.0``; timm's networks list their own.
+    block is an entry of torchvision's nested sequences, such as ``layer1.0``, and ``classifier.0`` if that is not the
+    classifier itself, or of a stage's ``blocks``, such as ``stages.0.blocks.1``; most of timm's networks list their own.
 
     Raises:
         UserError: it has no blocks.
@@ -135,11 +136,14 @@ def _depths(names: list[str]) -> dict[str, int]:
 
 
 # A number, or a name that ends with one; the blocks of torchvision's RegNets, DenseNets and Inceptions.
-_NUMBERED = r"(\w+_)?\d+(\.\d+)*|block\d+-\d+|denselayer\d+|inception\d[a-z]|Mixed_\d[a-z]"
+_NUMBERED = r"(\w+_)?\d+(\.\d+)*(\.blocks\.\d+)?|block\d+-\d+|denselayer\d+|inception\d[a-z]|Mixed_\d[a-z]"
 
 
 def _block(name: str) -> str:
-    """The leading parts of a parameter's name up to the first number and numbers directly behind it; empty: no number."""
+    """The leading parts of a parameter's name up to the first number and numbers or ``blocks`` directly behind it.
+
+    Empty: it has no number.
+    """
     match = re.match(rf"(\w+\.)*?({_NUMBERED})(?=\.)", name)
     return match[0] if match else ""
 
