@@ -40,7 +40,7 @@ def _section(model: type[BaseModel], prefix: str, title: str) -> list[str]:
     lines = [f"## {title}", "", "| setting | default | description |", "| --- | --- | --- |"]
     subsections: list[str] = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if recipe_files.is_class(field.annotation) and issubclass(field.annotation, Section):
             subsections += ["", *_section(field.annotation, f"{name}.", f"`{name}`: {_first_line(field.annotation)}")]
             continue
         extra = field.json_schema_extra

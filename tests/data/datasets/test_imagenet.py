@@ -114,7 +114,7 @@ def test_a_label_of_an_unknown_class_is_named(kaggle):
     assert "ILSVRC2012_val_00000003" in message
 
 
-@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00\x01"])
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00\x01", b"a" * 200_000])
 def test_an_invalid_solution_is_refused(kaggle, content):
     (kaggle / "LOC_val_solution.csv").write_bytes(content)
     assert "LOC_val_solution.csv" in refusal(kaggle, "imagenet")

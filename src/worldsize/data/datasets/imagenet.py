@@ -81,9 +81,16 @@ def _solution(*folders: Path) -> Path:
 
 
 def _read_solution(path: Path) -> list[tuple[str, str]]:
-    """Return (image, WNID) of every row."""
-    with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-        rows = csv.DictReader(file)
-        if rows.fieldnames is None or not {"ImageId", "PredictionString"} <= set(rows.fieldnames):
-            raise UserError(f"{path} has no columns ImageId and PredictionString: is it Kaggle's {_SOLUTION}?")
-        return [(row["ImageId"], (row["PredictionString"] or "").split(" ", 1)[0]) for row in rows]
+    """Return (image, WNID) of every row.
+
+    Raises:
+        UserError: it is another file.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
+            rows = csv.DictReader(file)
+            if rows.fieldnames is None or not {"ImageId", "PredictionString"} <= set(rows.fieldnames):
+                raise UserError(f"{path} has no columns ImageId and PredictionString: is it Kaggle's {_SOLUTION}?")
+            return [(row["ImageId"], (row["PredictionString"] or "").split(" ", 1)[0]) for row in rows]
+    except csv.Error as error:
+        raise UserError(f"{path} is not a CSV file ({error}): is it Kaggle's {_SOLUTION}?") from None
