@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -133,6 +134,12 @@ def test_what_cannot_be_exported_is_one_message(run, tmp_path, monkeypatch, caps
     err = capsys.readouterr().err
     assert message in err and "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_a_timm_that_cannot_load_the_folder_is_named(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timm, "__version__", "1.0.25")
+    assert main(["export", str(run), "--to", "timm", "--out", str(tmp_path / "out")]) == 64
+    assert "--to timm needs timm 1.0.26 or later; this is 1.0.25: pip install -U timm" in capsys.readouterr().err
 
 
 OWN = """

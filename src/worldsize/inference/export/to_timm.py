@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import nn
+from torch.torch_version import TorchVersion
 
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.crops import Pixels
@@ -18,6 +19,7 @@ from worldsize.inference.export import to_safetensors
 from worldsize.inference.export.base import Format, Options, Runner, Source
 from worldsize.inference.export.served import Served
 
+_OLDEST = "1.0.26"  # of timm: older ones take the safetensors of a folder for a pickle
 _OTHERS = "--to onnx, pt2 and safetensors can"
 _SAME = 1e-4  # largest difference of logits of the same network in two libraries, relative
 
@@ -159,4 +161,6 @@ def _timm() -> Any:
         import timm.data
     except ImportError:
         raise UserError("--to timm needs timm: pip install 'worldsize[timm]'") from None
+    if TorchVersion(timm.__version__) < _OLDEST:
+        raise UserError(f"--to timm needs timm {_OLDEST} or later; this is {timm.__version__}: pip install -U timm")
     return timm
