@@ -17,6 +17,8 @@ WORTH = 0.01  # of the run's time: smaller losses need no advice
 _EVALUATION = 0.02  # of the run's time: an acceptable share
 _LESS_OFTEN = 10  # times
 _COLLECT_S = 5.0
+_MOST_CORES = 0.85  # of the cores: then no other program can have had them
+_RAISE_LIMIT = "raise the limit (on a cluster: --cpu)"
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ def _reading(loss: Loss, evidence: Evidence) -> _Found:
 
 
 def _decoding(loss: Loss, evidence: Evidence) -> _Found:
-    cores, processes = evidence.environment.get("cores", 1), evidence.world_size
+    cores, processes = evidence.environment.get("cores", 1), evidence.processes_here
     workers = evidence.recipe["data"].get("workers")
-    if workers is not None and workers * processes < cores and "launcher" in evidence.environment:
-        remedy = f"raise --data.workers (now {workers} per process, {workers * processes} of {cores} cores available)"
+    known = processes is not None and "launcher" in evidence.environment
+    if workers is not None and known and workers * processes < cores:
+        used = f"{workers * processes} of {cores} cores{_each(evidence)} available"
+        remedy = f"raise --data.workers (now {workers} per process, {used})"
     else:
         remedy = "give each process more cores, or make the images smaller (worldsize data pack --max-side)"
     return "the processes wait for images that are still being decoded", remedy, loss.lost
@@ -123,18 +127,31 @@ _SLOW_BY = {
 
 def _quota(loss: Loss, evidence: Evidence) -> _Found:
     why = "the processes had used up the CPU quota of their cgroup (container limit)"
-    return why, "raise the limit (on a cluster: --cpu), or lower --data.workers", loss.lost
+    return why, f"{_RAISE_LIMIT}, or lower --data.workers", loss.lost
 
 
 def _busy(loss: Loss, evidence: Evidence) -> _Found:
-    used = evidence.mean.get("cpu_ms", 0.0) * evidence.world_size / evidence.mean["step_ms"]
-    cores = evidence.environment.get("cores", 1)
     why = "the training threads were ready but had no processor"
-    if used >= 0.85 * cores:
-        why += f"; this run's own threads keep {used:.1f} of {cores} cores busy"
-        return why, "use fewer --procs, or machines with more cores", loss.lost
-    why += f"; this run uses {used:.1f} of {cores} cores, so others use the rest"
-    return why, "end the other programs on this machine", loss.lost
+    processes, quota = evidence.processes_here, evidence.environment.get("cpu_quota")
+    if processes is None:
+        return why, "use fewer processes per machine or machines with more cores, or end other programs there", loss.lost
+    cores = min(evidence.environment.get("cores", 1), quota or math.inf)
+    # The mean of all processes: where machines have different numbers of them, those of one may seem to use more.
+    used = min(evidence.mean.get("cpu_ms", 0.0) * processes / evidence.mean["step_ms"], cores)
+    of = f"{used:.1f} of {cores:.3g} core{'s' * (cores != 1)}{_each(evidence)}"
+    if used >= _MOST_CORES * cores:
+        fewer = "use fewer --procs, or " if processes > 1 else "use "
+        remedy = f"{fewer}machines with more cores" if quota is None else _RAISE_LIMIT
+        return f"{why}; this run's own threads keep {of} busy", remedy, loss.lost
+    remedy = "end the other programs on this machine" if evidence.world_size == processes else "end the other programs there"
+    if quota is not None:
+        remedy += ", or give the container more of it (on a cluster: --cpu)"
+    return f"{why}; this run uses {of}, so others use the rest", remedy, loss.lost
+
+
+def _each(evidence: Evidence) -> str:
+    """Distinguishes the cores of one of several machines from those of all."""
+    return " of each machine" if evidence.processes_here != evidence.world_size else ""
 
 
 def _paused(loss: Loss, evidence: Evidence) -> _Found:

@@ -17,6 +17,7 @@ from worldsize.runs import history
 from worldsize.runs.run_folder import RunFolder
 from worldsize.track.base import Window
 
+LOCAL_LAUNCHERS = ("none", "worldsize --procs")  # on one machine
 _FEW = 4  # windows, of which the first is counted too
 
 Times = dict[str, float]
@@ -25,17 +26,27 @@ Times = dict[str, float]
 @dataclass(frozen=True)
 class Evidence:
     """The windows of a run, and what it ran. ``damaged`` counts the lines that could not be read, ``left_out`` the steps
-    with another number of processes, before the run was resumed with that of ``environment``."""
+    with another number of processes, before the run was resumed with that of ``environment``. ``most_on_a_host``: the
+    largest number of processes of one host, None if it is unknown."""
 
     recipe: Mapping[str, Any]
     environment: Mapping[str, Any]
     windows: Sequence[Window]
     damaged: int = 0
     left_out: int = 0
+    most_on_a_host: int | None = None
 
     @property
     def world_size(self) -> int:
         return int(self.environment.get("world_size", 1))
+
+    @property
+    def processes_here(self) -> int | None:
+        """How many processes share the ``cores`` of ``environment``, those of rank 0's machine; None if it is unknown."""
+        if self.world_size == 1 or self.environment.get("launcher") in LOCAL_LAUNCHERS:
+            return self.world_size
+        recorded = self.environment.get("processes_here")  # not by older versions
+        return self.most_on_a_host if recorded is None else int(recorded)
 
     @property
     def counted(self) -> Sequence[Window]:
@@ -137,7 +148,7 @@ def read(folder: RunFolder) -> Evidence:
     # Windows of different sizes have no common ranks or speed.
     kept = [window for window in windows if window.step > before]
     left_out = sum(window.steps for window in windows if window.step <= before)
-    evidence = Evidence(recipe, environment, kept, damaged, left_out)
+    evidence = Evidence(recipe, environment, kept, damaged, left_out, history.most_on_a_host(folder.history))
     if not evidence.steps and left_out:
         raise UserError(f"{folder.path}: no step was recorded yet since the run was resumed at another world size")
     if not evidence.steps:

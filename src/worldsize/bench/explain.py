@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _SMALL = 32  # images per forward pass: more may be faster
-_LOCAL = ("none", "worldsize --procs")  # launchers on one machine
 _COMPUTING = 0.3  # of the run's time: less is not worth measuring
 _COLUMNS = {
     **dict(zip(PARTS, ("read", "decode", "copy", "compute", "transfer", "waiting", "save", "metrics", "loop"), strict=True)),
@@ -104,7 +103,7 @@ def _small_passes(seen: Evidence, tell: Callable[[str], None]) -> list[Advice]:
 
 def _machine(seen: Evidence) -> str | None:
     """The device of a run that worldsize started on one machine; None if a launcher did, perhaps on several."""
-    return seen.environment.get("device") if seen.environment.get("launcher") in _LOCAL else None
+    return seen.environment.get("device") if seen.environment.get("launcher") in evidence.LOCAL_LAUNCHERS else None
 
 
 def _merges(recipe: Recipe) -> bool:

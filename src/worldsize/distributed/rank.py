@@ -263,12 +263,18 @@ def first_host(nodelist: str) -> str:
 def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Number of CPU cores this process may use: its affinity, or the cgroup quota (v2 or v1) if that is smaller."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(cgroup)
+    return available if quota is None else min(available, max(1, int(quota)))
+
+
+def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The cores that a container's limit allows, such as 0.8: the quota of its cgroup (v2 or v1). None: no limit."""
     for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         with suppress(OSError, ValueError):
             quota, period = (int(word) for name in files for word in (cgroup / name).read_text().split())
             if quota > 0:
-                available = min(available, max(1, quota // period))
-    return available
+                return quota / period
+    return None
 
 
 def threads_per_process(rank_info: RankInfo, env: Mapping[str, str] = os.environ) -> int:

@@ -45,6 +45,18 @@ def steps_at_other_sizes(path: Path) -> int:
     return found
 
 
+def most_on_a_host(path: Path) -> int | None:
+    """The largest number of processes on one host at the last start; None if it is not recorded."""
+    try:
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return None
+    starts = list(filter(None, map(_started, lines)))
+    hosts = starts[-1].get("hosts") if starts else None
+    counts = hosts.values() if isinstance(hosts, dict) else ()
+    return max((count for count in counts if isinstance(count, int)), default=None)
+
+
 def _started(line: str) -> dict[str, Any] | None:
     """The line if it is a complete one about a start."""
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import worldsize
 from worldsize.data.images import native
-from worldsize.distributed.rank import cores, discover_rank_info, threads_per_process
+from worldsize.distributed.rank import cores, cpu_quota, discover_rank_info, threads_per_process
 from worldsize.distributed.world import World
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def describe(world: World, precision: str, strategy: Strategy, compiled: bool, g
         "devices_here": torch.cuda.device_count() if world.device.type == "cuda" else 0,
         "threads_per_process": world.threads,
         "cores": cores(),
+        "cpu_quota": cpu_quota(),
+        "processes_here": world.rank_info.local_size,
         "precision": precision,
         "compiled": compiled,
         "cuda_graphs": graphs,
