@@ -6,10 +6,10 @@ from worldsize.cluster.jobs.follow import Note
 from worldsize.cluster.objects import labels
 
 
-def pod(fake_cluster, index, *, exit_code=None, restarts=0, logs=(), logs_before=(), **status):
+def pod(fake_cluster, index, *, exit_code=None, message="", restarts=0, logs=(), logs_before=(), **status):
     """A worker of r50 whose container is running, or exited with this code."""
     name = f"r50-worker-{index}"
-    ended = {"exitCode": exit_code, "finishedAt": f"2026-01-01T00:00:{30 - index}Z"}
+    ended = {"exitCode": exit_code, "finishedAt": f"2026-01-01T00:00:{30 - index}Z", "message": message}
     state = {"running": {}} if exit_code is None else {"terminated": ended}
     role = {"training.kubeflow.org/replica-type": "worker", "training.kubeflow.org/replica-index": str(index)}
     phase = {None: "Running", 0: "Succeeded"}.get(exit_code, "Failed")

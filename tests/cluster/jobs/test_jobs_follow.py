@@ -17,6 +17,7 @@ from worldsize import cli
 from worldsize.cluster.api import logs
 from worldsize.cluster.jobs import follow
 from worldsize.cluster.jobs.follow import Follower, Line, Note
+from worldsize.cluster.jobs.scheduler import Jobs
 
 FAKE_CLUSTER = KeepingCluster
 
@@ -80,6 +81,17 @@ def test_a_failed_job_exits_with_1_and_reports_the_first_failure_first(fake_clus
     assert cli.main(["wait", "r50", "--namespace", "team"]) == 1
     err = capsys.readouterr().err.splitlines()
     assert err[-3:] == ["failed: it is Failed", "  worker-1 failed with exit code 64", "  worker-0 failed with exit code 70"]
+
+
+def test_the_status_of_a_failed_pod_has_the_first_line_of_its_message(fake_cluster):
+    is_in(fake_cluster, "PyTorchJob", "Failed")
+    pod(fake_cluster, 0, exit_code=64, message="/mnt/data/x: no such folder\nand more\n")
+    pod(fake_cluster, 1, exit_code=70)
+    parts = Jobs.of(fake_cluster.cluster).find("r50").parts()
+    assert [part.reason for part in parts] == [
+        "failed with exit code 64: /mnt/data/x: no such folder",
+        "failed with exit code 70",
+    ]
 
 
 def test_following_a_job_that_keeps_running_times_out_with_3(fake_cluster, tmp_path):

@@ -56,7 +56,7 @@ class KubernetesJob(Job):
                     phase="Terminating" if one["metadata"].get("deletionTimestamp") else str(one["status"].get("phase", "")),
                     restarts=sum(status.get("restartCount", 0) for status in one["status"].get("containerStatuses", [])),
                     machine=str(one["spec"].get("nodeName", "")),
-                    reason=reasons[0].partition(" ")[2].splitlines()[0] if reasons else "",
+                    reason=_one_line(reasons[0].partition(" ")[2]) if reasons else "",
                 )
             )
         return found
@@ -97,6 +97,12 @@ class KubernetesJob(Job):
 
     def delete(self) -> None:
         manage.delete(self._cluster, self._job)
+
+
+def _one_line(reason: str) -> str:
+    """The first line, with the one after it that a colon announces, such as the message after an exit code."""
+    first, *more = [line.strip() for line in reason.splitlines() if line.strip()] or [""]
+    return f"{first} {more[0]}" if more and first.endswith(":") else first.removesuffix(":")
 
 
 class Jobs(Scheduler):
