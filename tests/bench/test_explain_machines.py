@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from worldsize.attribution import advice, causes, evidence
+from worldsize.attribution import advice, causes, evidence, verdict
 from worldsize.attribution.evidence import Evidence
 from worldsize.attribution.step_time import PARTS, USAGE
+from worldsize.config import job_pod
 from worldsize.config.recipe import Recipe
 from worldsize.runs.history import History
 from worldsize.runs.run_folder import RunFolder
@@ -29,6 +30,14 @@ def advised(seen: Evidence) -> advice.Advice:
     loss = causes.losses(seen)[0]
     assert loss.cause in ("busy processors", "decoding")
     return advice.on(loss, seen)
+
+
+def recorded(path: Path, seen: Evidence) -> RunFolder:
+    run = RunFolder(path)
+    run.recipe.write_text(json.dumps(seen.recipe))
+    run.environment.write_text(json.dumps(seen.environment))
+    run.timing.write_text(json.dumps(vars(seen.windows[0])) + "\n")
+    return run
 
 
 def test_two_nodes_with_a_process_each_do_not_share_the_cores_of_one():
@@ -73,13 +82,17 @@ def test_workers_are_compared_with_the_cores_of_their_machine():
 )
 def test_older_runs_have_the_processes_of_each_host_in_their_history(tmp_path: Path, hosts, launcher, expected):
     seen = busy(4, 95, {"cores": 1, "launcher": launcher})
-    run = RunFolder(tmp_path)
-    run.recipe.write_text(json.dumps(seen.recipe))
-    run.environment.write_text(json.dumps(seen.environment))
-    run.timing.write_text(json.dumps(vars(seen.windows[0])) + "\n")
+    run = recorded(tmp_path, seen)
     History(run.history).add("started", 0, world_size=4, **({} if hosts is None else {"hosts": hosts}))
     read = evidence.read(run)
     assert read.processes_here == expected
     assert ("of each machine" in advised(read).why) == (hosts is not None)
     if expected is None:
         assert "cores busy" not in advised(read).why and "fewer processes per machine" in advised(read).remedy
+
+
+def test_in_the_pods_of_a_job_no_command_names_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = recorded(tmp_path, busy(1, 95, {"cores": 1}))
+    assert str(verdict.of(run)).endswith(f"More: worldsize explain {tmp_path}")
+    monkeypatch.setattr(job_pod, "RECIPE", PurePosixPath(run.recipe))
+    assert str(verdict.of(run)).endswith("cores (+100%).")

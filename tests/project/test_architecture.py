@@ -186,6 +186,7 @@ def test_manifests_are_pure():
             "cluster.manifests",
             "cluster.objects",
             "cluster.kinds",
+            "config.job_pod",
             "errors",
             "launch.entry_point",
             "data.fetch",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from worldsize.attribution import advice, causes, evidence
 from worldsize.attribution.advice import Advice
+from worldsize.config import job_pod
 from worldsize.config.wording import quoted
 from worldsize.errors import UserError
 from worldsize.runs.run_folder import RunFolder
@@ -26,4 +27,5 @@ def of(folder: RunFolder) -> str | None:
     much = [advice.on(loss, seen) for loss in causes.losses(seen) if loss.lost >= _MUCH]
     if not much:
         return None
-    return f"Lost {line(max(much, key=lambda found: found.saved))}. More: worldsize explain {quoted(folder.path)}"
+    more = "" if job_pod.inside() else f" More: worldsize explain {quoted(folder.path)}"
+    return f"Lost {line(max(much, key=lambda found: found.saved))}.{more}"

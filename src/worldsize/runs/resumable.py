@@ -7,6 +7,7 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
+from worldsize.config import job_pod
 from worldsize.config.wording import count
 from worldsize.errors import CheckpointError, UserError
 from worldsize.runs.run_folder import CHECKPOINT_NAME, RunFolder, checkpoint_folders, open_existing
@@ -42,10 +43,11 @@ def check(folder: RunFolder) -> None:
     if newest(folder) is not None:
         return
     if (step := _saved(folder)) is not None:
+        again = f"worldsize train {shlex.quote(str(folder.recipe))}"
+        new = f"{job_pod.AGAIN} with another --name" if job_pod.inside() else again
         raise CheckpointError(
             f"{folder.path} has recorded {count(step, 'step')}, but {folder.checkpoints} holds no checkpoint. "
-            "Nothing was changed. Restore that folder, or mount the storage that it is on; or start a new run: "
-            f"worldsize train {shlex.quote(str(folder.recipe))}"
+            f"Nothing was changed. Restore that folder, or mount the storage that it is on; or start a new run: {new}"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from worldsize.config import live_output, tables
+from worldsize.config import job_pod, live_output, tables
 from worldsize.config.recipe import Track
 from worldsize.config.wording import count, form, quoted
 from worldsize.runs.run_folder import RunFolder
@@ -144,7 +144,7 @@ def _summary_lines(summary: base.Summary, folder: RunFolder) -> list[str]:
         *_result_lines(summary),
         f"{folder.path} contains",
         *(f"  {name:<{width}}  {description}" for name, description in folder.contents()),
-        f"Next: worldsize eval {quoted(folder.path)}",
+        *([] if job_pod.inside() else [f"Next: worldsize eval {quoted(folder.path)}"]),
     ]
 
 

@@ -19,9 +19,8 @@ from torch import nn
 from worldsize import checkpoint, parallel, track
 from worldsize.attribution import verdict
 from worldsize.checkpoint import retention
-from worldsize.config import recipe_files
+from worldsize.config import job_pod, recipe_files
 from worldsize.config.recipe import Recipe, own_network
-from worldsize.config.wording import quoted
 from worldsize.data import open_dataset
 from worldsize.data.images import crops
 from worldsize.data.images.normalize import Normalise
@@ -323,8 +322,7 @@ def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: fl
         _note(trainer.world, folder.result, asdict(summary))
         return summary
     except Stopped as stopped:
-        again = f"worldsize train --resume {quoted(folder.path)}"
-        raise Stopped(f"{stopped}; the state is saved. Continue with: {again}") from None
+        raise Stopped(f"{stopped}; the state is saved. Continue with: {job_pod.continuing(folder.path)}") from None
     finally:
         peers.leave()  # what follows may take long on one rank, such as a tracker's last upload
         trainer.stop.disarm()

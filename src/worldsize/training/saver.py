@@ -10,8 +10,8 @@ from typing import Any
 
 from worldsize import checkpoint
 from worldsize.checkpoint import writer
+from worldsize.config import job_pod
 from worldsize.config.recipe import Checkpoint
-from worldsize.config.wording import quoted
 from worldsize.distributed.world import World
 from worldsize.errors import CheckpointError, NotSaved
 from worldsize.optim import optimizers
@@ -157,7 +157,7 @@ class Saver:
         if failed := self._world.from_main(self._writer.failed):
             raise NotSaved(
                 f"the last state could not be saved ({failed}). Last good checkpoint: {self.newest() or 'none'}. Once that "
-                f"can be written, continue the run: worldsize train --resume {quoted(self._folder.parent)}"
+                f"can be written, continue the run: {job_pod.continuing(self._folder.parent)}"
             )
 
     def newest(self, finite: bool = False) -> Path | None:

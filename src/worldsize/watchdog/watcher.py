@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from worldsize.config.wording import quoted
+from worldsize.config import job_pod
 from worldsize.distributed.stop_signals import SIGNALS
 from worldsize.errors import Stalled
 from worldsize.launch.local import report
@@ -233,8 +233,7 @@ class _Voice:
         """Report why the run ends."""
         run = Path(self._task.folder)
         message = (
-            f"{finding.message}. What its threads do is in {run / STALLS}. "
-            f"Resume the run with: worldsize train --resume {quoted(run)}"
+            f"{finding.message}. What its threads do is in {run / STALLS}. Resume the run with: {job_pod.continuing(run)}"
         )
         report(message, Stalled.exit_code)
         if not self._task.launched:

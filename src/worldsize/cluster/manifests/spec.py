@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import PurePosixPath
 
 from worldsize.cluster.manifests import syntax
+from worldsize.config import job_pod
 from worldsize.jobs.quantities import quantity
 from worldsize.jobs.spec import JobSpec, Resources, shape_problems
 
-# Paths inside a pod, shared by the container image and the manifests.
-VOLUMES = PurePosixPath("/mnt")
-RECIPE = PurePosixPath("/run/worldsize/recipe.yaml")
+VOLUMES, RECIPE = job_pod.VOLUMES, job_pod.RECIPE
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 # Set by the operators, the launchers, worldsize and the container image.
