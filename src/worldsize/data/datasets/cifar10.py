@@ -11,7 +11,7 @@ import numpy as np
 
 from worldsize.config.recipe import Data
 from worldsize.data import shards
-from worldsize.data.datasets import folder
+from worldsize.data.datasets import folder, missing
 from worldsize.data.samples import ArraySamples, Dataset
 from worldsize.errors import UserError
 
@@ -40,8 +40,11 @@ def _official(root: Path, train: bool, download: bool) -> ArraySamples:
     except RuntimeError:
         raise UserError(
             f"{root} contains neither the official CIFAR-10 files (cifar-10-batches-py, with the published checksums) "
-            f"nor {root}/train/CLASS/IMAGE; download them with `worldsize data fetch cifar10 --to DIR`, or in training "
-            "with --data.download"
+            f"nor {root}/train/CLASS/IMAGE"
+            + (
+                missing.on_volume(root)
+                or "; download them with `worldsize data fetch cifar10 --to DIR`, or in training with --data.download"
+            )
         ) from None
     except OSError as error:
         raise UserError(f"cannot download CIFAR-10 into {root}: {error}") from None

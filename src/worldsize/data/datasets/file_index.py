@@ -13,7 +13,7 @@ import numpy as np
 
 from worldsize.config.wording import count
 from worldsize.data.confusable_names import look_alikes
-from worldsize.data.datasets import listing_cache
+from worldsize.data.datasets import listing_cache, missing
 from worldsize.data.file_samples import FileSamples
 from worldsize.data.images.pillow import looks_like_image, unsupported_format
 from worldsize.data.unused_files import Unused, unsupported
@@ -34,7 +34,7 @@ def class_folders(root: Path) -> list[str]:
         with os.scandir(root) as entries:
             folders = [e.name for e in entries if not e.name.startswith(".") and is_folder(e)]
     except FileNotFoundError:
-        raise UserError(f"{root}: no such folder") from None
+        raise missing.error(root) from None
     except NotADirectoryError:
         raise UserError(f"{root} is a file, not a folder of class folders") from None
     except OSError as error:

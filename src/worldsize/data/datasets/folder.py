@@ -12,7 +12,7 @@ from worldsize.config.recipe import Data
 from worldsize.config.wording import quoted
 from worldsize.data import shards
 from worldsize.data.confusable_names import look_alikes
-from worldsize.data.datasets import file_index, label_list
+from worldsize.data.datasets import file_index, label_list, missing
 from worldsize.data.datasets.validation_split import by_list
 from worldsize.data.file_samples import FileSamples
 from worldsize.data.samples import Dataset, Samples
@@ -113,8 +113,7 @@ def required_root(settings: Data) -> Path:
         raise UserError(f"dataset {settings.name!r} requires the folder of its images: pass --data.root FOLDER")
     root = settings.root.expanduser()
     if not root.exists():
-        # Commands name it by different flags. A run may be resumed from another folder than the one that it began in.
-        raise UserError(f"{settings.root}: no such folder" + ("" if root.is_absolute() else f" in {Path.cwd()}"))
+        raise missing.error(root, named=settings.root)
     if not root.is_dir():
         raise UserError(f"{settings.root} is a file, not a folder")
     return root
