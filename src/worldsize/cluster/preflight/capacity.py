@@ -115,8 +115,10 @@ def memory(context: Context) -> Iterable[Finding]:
         return
     left, needed = (scheduling.formatted("memory", Fraction(amount)) for amount in (each, _MIN_PROCESS_MEMORY))
     what = f"{own} with --procs {procs} leaves {left} per process; at least {needed} is needed"
-    remedy = "request more: a pod that runs out of memory before training starts is restarted without limit"
-    yield Finding("warning", what, remedy)
+    ends = "is restarted, by a PyTorchJob without limit"
+    if "PyTorchJob" not in context.kinds:
+        ends = "is restarted until the job's retries are used up"
+    yield Finding("warning", what, f"request more: a pod that runs out of memory before training starts {ends}")
 
 
 def admission(context: Context) -> Iterable[Finding]:
