@@ -11,7 +11,16 @@ from typing import Literal
 
 import tyro
 
-from worldsize.cluster.manifests.spec import RECIPE, VOLUMES, Placement, PodJobSpec, PodResources, SecretKey, Toleration
+from worldsize.cluster.manifests.spec import (
+    RECIPE,
+    VOLUMES,
+    Placement,
+    PodJobSpec,
+    PodResources,
+    SecretKey,
+    Toleration,
+    elastic_problems,
+)
 from worldsize.config.command_line import Flat, RecipeFlags
 from worldsize.config.recipe import Recipe
 from worldsize.errors import UserError
@@ -127,7 +136,9 @@ def to_spec(recipe: Recipe, stem: str, on: str, namespace: str, job: JobOptions)
     if not job.image:
         raise UserError("--image is required; to build one: worldsize image build --push REPOSITORY")
     refuse_empty(job)
-    check_recipe(recipe, _node_counts(job), job.procs)
+    # Before the recipe, which would be refused for numbers of nodes that nobody asked for.
+    refuse(elastic_problems(_range(job.elastic) if job.elastic and on == "pytorchjob" else None, job.nodes))
+    check_recipe(recipe, _node_counts(job) if on == "pytorchjob" else range(job.nodes, job.nodes + 1), job.procs)
     gpus = gpus_per_node(recipe, job.gpus, job.procs)
     home = VOLUMES / job.volume[0] if job.volume else VOLUMES
     refuse(_local_paths(recipe, job.volume))

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from worldsize.cluster.kinds import header
 from worldsize.cluster.manifests import pod
 from worldsize.cluster.manifests.base import ReplicaTarget, agent_command
-from worldsize.cluster.manifests.spec import PodJobSpec
+from worldsize.cluster.manifests.spec import PodJobSpec, elastic_problems
 from worldsize.cluster.objects import Object
 
 _ROLE = "training.kubeflow.org/replica-type"
@@ -32,8 +32,7 @@ class Target(ReplicaTarget):
 
     def problems(self, spec: PodJobSpec) -> Iterable[str]:
         yield from super().problems(spec)
-        if spec.elastic and not 1 <= spec.elastic[0] <= spec.nodes <= spec.elastic[1]:
-            yield f"--elastic {spec.elastic[0]}:{spec.elastic[1]} must start at 1 or more and include --nodes {spec.nodes}"
+        yield from elastic_problems(spec.elastic, spec.nodes)
 
     def last_suffix(self, spec: PodJobSpec) -> str:
         return f"-worker-{spec.bounds[1] - 1}"

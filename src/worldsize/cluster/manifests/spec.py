@@ -125,6 +125,12 @@ def general_problems(spec: PodJobSpec) -> Iterable[str]:
         yield f"--env or --secret {', '.join(sorted(duplicates))}: set more than once"
 
 
+def elastic_problems(elastic: tuple[int, int] | None, nodes: int) -> Iterable[str]:
+    """The problem of a range that does not include the number of nodes."""
+    if elastic is not None and not 1 <= elastic[0] <= nodes <= elastic[1]:
+        yield f"--elastic {elastic[0]}:{elastic[1]} must start at 1 or more and include --nodes {nodes}"
+
+
 def _names(spec: PodJobSpec) -> Iterable[str]:
     if not _NAME.fullmatch(spec.name):
         yield f"--name {spec.name!r}: use lowercase letters, digits and '-'; start with a letter, do not end with '-'"
