@@ -185,7 +185,13 @@ ERRORS = {
     "no queue": Fault(
         "LocalQueue a does not exist in namespace team", "existing queues: team", with_kueue, placed(queue="a")
     ),
-    "no Volcano queue": Fault("Volcano queue a does not exist", "kubectl get queues", spec=placed(volcano_queue="a")),
+    "no Volcano": Fault("Volcano is not installed", "omit --volcano-queue", spec=placed(volcano_queue="a")),
+    "no Volcano queue": Fault(
+        "Volcano queue a does not exist",
+        "kubectl get queues",
+        lambda fake: fake.served.update({"scheduling.volcano.sh/v1beta1": ["queues"]}),
+        placed(volcano_queue="a"),
+    ),
     "too many GPUs": Fault(
         "capacity for 0 of 2 pods even on empty nodes: 16 nvidia.com/gpu per node requested; the largest node that accepts "
         r"this pod has 8 free \(of 8\)",

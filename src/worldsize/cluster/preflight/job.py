@@ -14,6 +14,7 @@ from worldsize.cluster.preflight.base import Context, Finding, concurrently, den
 from worldsize.cluster.storage.volumes import is_raw_block
 from worldsize.jobs.state import Phase
 
+_VOLCANO = "/apis/scheduling.volcano.sh/v1beta1"
 _DOCKER = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 # (regular expression for the server's error, remedy)
 _REMEDIES = (
@@ -137,11 +138,15 @@ def queue(context: Context) -> Iterable[Finding]:
             yield _local_queue(placement.queue, existing[placement.queue])
     if placement.volcano_queue:
         name = placement.volcano_queue
-        found = get_optional(cluster, f"/apis/scheduling.volcano.sh/v1beta1/queues/{name}")
-        if found is None:
-            yield Finding("error", f"Volcano queue {name} does not exist", "to list the queues: kubectl get queues")
-        else:
+        if get_optional(cluster, f"{_VOLCANO}/queues/{name}") is not None:
             yield Finding("ok", f"Volcano queue {name}")
+        elif get_optional(cluster, _VOLCANO) is None:
+            what = f"--volcano-queue {name}: Volcano is not installed on this cluster"
+            yield Finding("error", what, "omit --volcano-queue")
+        else:
+            # The plain name may be that of another scheduler's queues.
+            remedy = "to list the queues: kubectl get queues.scheduling.volcano.sh"
+            yield Finding("error", f"Volcano queue {name} does not exist", remedy)
 
 
 def _local_queue(name: str, queue: Object) -> Finding:
