@@ -26,3 +26,31 @@ def test_a_range_without_the_number_of_nodes_is_refused_before_the_batch():
         options.to_spec(recipe, "digits", "pytorchjob", "team", job)
     # Other kinds refuse the option, with everything else that is wrong.
     assert options.to_spec(recipe, "digits", "mpijob", "team", job).elastic == (3, 4)
+
+
+def static(*volumes: dict) -> dict:
+    return {"items": [{"metadata": {"name": f"pv{i}"}, "spec": spec} for i, spec in enumerate(volumes)]}
+
+
+LATE = replace(SPEC, volumes=("late",))
+PVS = "/api/v1/persistentvolumes"
+
+
+@pytest.mark.parametrize(
+    ("volumes", "level"),
+    [
+        ([{"storageClassName": "nfs"}], "warning"),
+        ([{"storageClassName": "nfs", "claimRef": {"namespace": "team", "name": "late"}}], "warning"),
+        ([{"storageClassName": "nfs", "claimRef": {"namespace": "other", "name": "late"}}, {}], "error"),
+        (None, "warning"),  # no permission
+    ],
+)
+def test_a_new_claim_of_a_static_volume_needs_no_storage_class(fake_cluster, volumes, level):
+    fake_cluster.volume("late", "ReadWriteMany", phase="Pending", storageClassName="nfs")
+    if volumes is None:
+        fake_cluster.denied.add(("get", "v1"))  # the URL of all PersistentVolumes
+    else:
+        fake_cluster.objects[PVS] = static(*volumes)
+    found = only_problem(preflight(fake_cluster.cluster, LATE), level)
+    assert "volume late uses StorageClass nfs, which does not exist" in found.what
+    assert ("describe pvc late" in found.remedy) == (level == "warning")

@@ -112,13 +112,38 @@ def _binding(context: Context, name: str, storage: str) -> Finding:
         return Finding("error", f"volume {name} has no StorageClass and is not bound", "recreate it with --class")
     found = context.cluster.get("StorageClass", storage)
     if found is None:
-        what = f"volume {name} uses StorageClass {storage}, which does not exist"
-        existing = names(context.cluster.list("StorageClass"))
-        return Finding("error", what, f"recreate it with --class; existing StorageClasses: {existing}")
+        return _static(context, name, storage)
     if found.get("volumeBindingMode") == "WaitForFirstConsumer":
         return Finding("ok", f"volume {name} will be bound when the first pod uses it")
     remedy = f"a new volume may need a moment; for details: kubectl -n {context.cluster.namespace} describe pvc {name}"
     return Finding("warning", f"volume {name} is not bound yet; the pods wait for it", remedy)
+
+
+def _static(context: Context, name: str, storage: str) -> Finding:
+    """Check an unbound volume whose class has no object: it is bound to a volume that an administrator created."""
+    what = f"volume {name} uses StorageClass {storage}, which does not exist"
+    try:
+        found = get_optional(context.cluster, "/api/v1/persistentvolumes") or {"items": []}
+    except ClusterError as error:
+        if not denied(error):
+            raise
+    else:
+        if not any(_may_be_bound(one, context.cluster.namespace, name, storage) for one in found["items"]):
+            existing = names(context.cluster.list("StorageClass"))
+            remedy = f"recreate it with --class; existing StorageClasses: {existing}"
+            return Finding("error", f"{what}, and no PersistentVolume has this class and is free", remedy)
+    remedy = (
+        f"the pods wait for a PersistentVolume of that class: kubectl -n {context.cluster.namespace} describe pvc {name}"
+    )
+    return Finding("warning", f"{what}, and is not bound yet", remedy)
+
+
+def _may_be_bound(volume: Object, namespace: str, claim: str, storage: str) -> bool:
+    """Whether the PersistentVolume is of the class, and free or reserved for the claim."""
+    if volume["spec"].get("storageClassName") != storage:
+        return False
+    reserved = volume["spec"].get("claimRef")
+    return reserved is None or (reserved.get("namespace"), reserved.get("name")) == (namespace, claim)
 
 
 def queue(context: Context) -> Iterable[Finding]:
