@@ -111,6 +111,20 @@ def test_a_disk_without_room_for_two_checkpoints_is_a_sign(machine, tmp_path, ca
     assert not early_signs.EarlySigns(tmp_path / "nowhere").begun(free)
 
 
+def test_a_disk_that_is_small_from_the_start_is_not_filled_with_the_first_step(machine, tmp_path, caplog):
+    free = shutil.disk_usage(tmp_path).free
+    signs = early_signs.EarlySigns(tmp_path)
+    assert not signs.begun(0)  # unknown
+    for _ in range(3):
+        machine.after(100)
+        assert not signs.begun(free)
+    [record] = caplog.records
+    assert "beside the one before: free some" in record.getMessage() and "early" not in record.getMessage()
+    fill(machine.cgroup, 9.8)
+    machine.after(2)
+    assert signs.begun(free)  # for the memory
+
+
 def test_without_cgroups_there_are_no_signs(machine, tmp_path):
     shutil.rmtree(machine.cgroup)
     assert not early_signs.EarlySigns(tmp_path).begun(1)

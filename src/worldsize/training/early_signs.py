@@ -37,9 +37,13 @@ class EarlySigns:
         self._cgroup = own_cgroup()
         self._next = time.monotonic()
         self._known: set[str] = set()
+        self._seen_disk = False
 
     def begun(self, checkpoint_bytes: int) -> bool:
         """Whether there is a sign that was not there before, which is logged.
+
+        A disk that is small from the start is only logged: a checkpoint after the first step would be worth nothing, and
+        take the room of one that is worth more.
 
         Args:
             checkpoint_bytes: of the newest checkpoint; 0 if it is unknown.
@@ -49,11 +53,13 @@ class EarlySigns:
             return False
         signs = self._memory() | self._disk(checkpoint_bytes)
         new = signs.keys() - self._known
+        small = new & ({"disk"} if not self._seen_disk else set())
+        self._seen_disk = self._seen_disk or checkpoint_bytes > 0
         self._known = set(signs)
         self._next = now + (_QUIET_S if new else _LOOK_S)
         for name in sorted(new):
-            log.warning("%s; saving a checkpoint early", signs[name])
-        return bool(new)
+            log.warning("%s%s", signs[name], "" if name in small else "; saving a checkpoint early")
+        return bool(new - small)
 
     def _memory(self) -> dict[str, str]:
         if self._cgroup is None:
@@ -77,7 +83,7 @@ class EarlySigns:
             if free < 2 * checkpoint_bytes:
                 return {
                     "disk": f"{self._folder} has {_amount(free)} of free space, and a checkpoint needs "
-                    f"{_amount(checkpoint_bytes)}: free some, or lower --checkpoint.keep"
+                    f"{_amount(checkpoint_bytes)} beside the one before: free some, or lower --checkpoint.keep"
                 }
         return {}
 
