@@ -37,14 +37,15 @@ def test_prove_finds_equal_bits_and_names_the_difference_of_other_strategies(tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "number"),
+    ("words", "numbers"),
     [
-        (("prove", "digits", "--procs", "2,1", "--steps", "1000"), signal.SIGINT),
-        (("prove", "digits", "--procs", "2,1", "--steps", "1000"), signal.SIGTERM),
-        (("tune", "digits", "--procs", "2", "--steps", "1000"), signal.SIGTERM),
+        (("prove", "digits", "--procs", "2,1", "--steps", "1000"), [signal.SIGINT]),
+        (("prove", "digits", "--procs", "2,1", "--steps", "1000"), [signal.SIGTERM]),
+        (("prove", "digits", "--procs", "2,1", "--steps", "1000"), [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]),
+        (("tune", "digits", "--procs", "2", "--steps", "1000"), [signal.SIGTERM]),
     ],
 )
-def test_an_interrupted_command_leaves_nothing_behind(tmp_path, words, number):
+def test_an_interrupted_command_leaves_nothing_behind(tmp_path, words, numbers):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = start_python(*words, cwd=tmp_path, TMPDIR=str(temporary))
@@ -53,9 +54,10 @@ def test_an_interrupted_command_leaves_nothing_behind(tmp_path, words, number):
         "the first step is done", 300, running=process,
     )  # fmt: skip
     assert len(users(temporary)) >= 2  # the launcher, its two workers
-    process.send_signal(number)
+    for number in numbers:
+        process.send_signal(number)
     said, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + number, said
+    assert process.returncode in [128 + number for number in numbers], said
     assert said.endswith("worldsize: stopped before its end, without a result\n")
     # Importing torch creates its compiler's cache.
     left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")]

@@ -22,6 +22,7 @@ from worldsize.errors import Stopped
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
 ECHO_S = 2.0  # a signal to the process tree arrives twice
+_received: list[int] = []  # signals within `interruptible`
 _temporary: list[Path] = []  # folders that `ends_at_once` removes
 
 
@@ -120,14 +121,23 @@ class Interrupted(KeyboardInterrupt):
 def interruptible(message: str) -> Iterator[None]:
     """Within this context, a signal raises `Interrupted`, so that `with` blocks clean up.
 
-    For work that starts other processes, which must end with it.
+    For work that starts other processes, which must end with it. Signals after the first do not interrupt the cleanup, which
+    would leave folders behind; see `hurried`.
     """
+    _received.clear()
 
     def interrupt(number: int, frame: object) -> None:
-        raise Interrupted(message, number)
+        _received.append(number)
+        if len(_received) == 1:
+            raise Interrupted(message, number)
 
     with handled_by(interrupt):
         yield
+
+
+def hurried() -> bool:
+    """Whether another signal has arrived since `interruptible` raised: what is still waited for should end at once."""
+    return len(_received) > 1
 
 
 @contextmanager

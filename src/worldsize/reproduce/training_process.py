@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from worldsize.config import live_output
-from worldsize.distributed.stop_signals import SIGNALS
+from worldsize.distributed.stop_signals import SIGNALS, hurried
 from worldsize.errors import SIGNAL_BASE, SUCCESS, Stopped, WorldsizeError
 from worldsize.launch import entry_point, local
 
 _POLL_S = 0.2
 _LOG_EVERY_S = 15.0
+_ENDING_S = 10.0  # for ending at once
 # What happened to a training with this exit code. After saving, it does not tell which signal it was.
 _STOPPED = {Stopped.exit_code: "stopped"} | {SIGNAL_BASE + number: f"stopped by {number.name}" for number in SIGNALS}
 
@@ -116,9 +117,19 @@ def last_step(metrics: Path) -> int:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Let the process end after its step; if this process is interrupted once more, at once."""
+    """Let the process end after its step; if this process is interrupted once more, at once.
+
+    Returns when it has ended: what it still wrote would remain in the folder that is deleted next.
+    """
     process.terminate()
     try:
-        process.wait()
+        while not hurried() and process.poll() is None:
+            time.sleep(_POLL_S)
+        deadline = time.monotonic() + _ENDING_S
+        while process.poll() is None and time.monotonic() < deadline:
+            # A launcher passes the second signal on, but takes one soon after the first for the same.
+            process.terminate()
+            time.sleep(_POLL_S)
     finally:
         process.kill()  # does nothing if it has ended; processes that it started end with it
+    process.wait()
