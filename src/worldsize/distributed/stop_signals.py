@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from worldsize.errors import Stopped
+from worldsize.errors import SIGNAL_BASE, Stopped
 
 # SIGUSR1 is what batch scripts often ask a scheduler for (`sbatch --signal=USR1@120`), and what mpirun passes on without
 # ending the job.
@@ -168,11 +168,19 @@ def undo_inherited() -> None:
 
     A process that starts with SIGCHLD ignored learns no exit code: its children seem to end with 0, and failures to be none.
     One that starts with signals blocked cannot be stopped. Signals that are ignored stay so (``nohup``).
+
+    The first process of a container (PID 1) gets only the signals that it handles: the others are lost. Until a command
+    handles them itself, they end the process, as they end any other.
     """
     if threading.current_thread() is not threading.main_thread():  # of a program that calls a command; it may not do this
         return
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if os.getpid() == 1:
+        for number in handled():
+            if signal.getsignal(number) is signal.SIG_DFL:
+                # It may arrive during an import, where an exception could be caught.
+                signal.signal(number, lambda received, _: os._exit(SIGNAL_BASE + received))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
