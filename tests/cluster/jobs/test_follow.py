@@ -14,7 +14,7 @@ from worldsize.cluster.api.errors import ClusterError, Unreachable
 from worldsize.cluster.api.log_cursor import LogCursor
 from worldsize.cluster.api.logs import Run
 from worldsize.cluster.jobs import diagnose
-from worldsize.cluster.jobs.follow import Line, _line
+from worldsize.cluster.jobs.follow import Line, _lines_of
 from worldsize.cluster.manifests import load_target
 
 
@@ -156,10 +156,23 @@ def test_a_container_that_a_lost_node_still_reports_as_running_has_ended(monkeyp
 
 
 def test_lines_know_their_rank():
-    assert _line("worker-1", "[3] epoch 1") == Line("worker-1", 3, "epoch 1")
-    assert _line("launcher", "[1,12]<stdout>: epoch 1") == Line("launcher", 12, "epoch 1")
-    assert _line("launcher", "[1,0]<stderr>:") == Line("launcher", 0, "")
-    assert _line("worker-1", "worldsize: waiting") == Line("worker-1", None, "worldsize: waiting")
+    assert _lines_of("worker-1", "[3] epoch 1") == [Line("worker-1", 3, "epoch 1")]
+    assert _lines_of("launcher", "[1,12]<stdout>: epoch 1") == [Line("launcher", 12, "epoch 1")]
+    assert _lines_of("launcher", "[1,0]<stderr>:") == [Line("launcher", 0, "")]
+    assert _lines_of("worker-1", "worldsize: waiting") == [Line("worker-1", None, "worldsize: waiting")]
+
+
+def test_what_open_mpi_writes_into_one_line_are_lines_of_each_rank():
+    """It ends a rank's output with no line break if the rank was killed or did not write one."""
+    text = "[1,1]<stderr>:worldsize: /data: no such folder[1,0]<stderr>:worldsize: /data: no such folder[1,2]<stdout>:"
+    lines = [Line("launcher", rank, "worldsize: /data: no such folder") for rank in (1, 0)]
+    assert _lines_of("launcher", text) == [*lines, Line("launcher", 2, "")]
+    assert _lines_of("launcher", "mpirun: killed[1,0]<stderr>:bye") == [
+        Line("launcher", None, "mpirun: killed"),
+        Line("launcher", 0, "bye"),
+    ]
+    for plain in ("[0] x[1] y [1,2]", "shape [1,224] and a[1,2]<std>:"):
+        assert len(_lines_of("worker-0", plain)) == 1
 
 
 def pod(index: int, **status) -> dict:

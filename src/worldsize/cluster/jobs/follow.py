@@ -20,6 +20,7 @@ from worldsize.cluster.manifests.pod import ENDED, queue_of
 from worldsize.cluster.objects import Object
 from worldsize.jobs.state import JobState, Line, Note
 
+_MPI_TAG = re.compile(r"(?=\[1,\d+\]<std(?:out|err)>:)")
 # Log lines with a rank, from worldsize's agent and from mpirun --tag-output.
 _RANKED = re.compile(r"\[(?:1,)?(\d+)\](?:<std(?:out|err)>:)? ?(.*)", re.DOTALL)
 _DRAIN_S = 15.0  # without a further line, after the job has ended
@@ -264,9 +265,9 @@ class Follower:
     def _lines(self, pod: str, place: str, run: Run, missed: bool) -> Iterator[Line]:
         if missed:
             for text in self._cluster.previous_log(pod, self._target.container, tail=20):
-                yield _line(place, text)
+                yield from _lines_of(place, text)
         for text in self._cluster.logs(pod, self._target.container, run, self._stopped.is_set):
-            yield _line(place, text)
+            yield from _lines_of(place, text)
 
     def _over(self) -> bool:
         """Whether the job has ended, or was stopped and its pods have ended. In a queue it only waits."""
@@ -288,6 +289,8 @@ def _new(texts: list[str], announced: set[str]) -> Iterator[Note]:
             yield Note(text)
 
 
-def _line(pod: str, text: str) -> Line:
-    match = _RANKED.fullmatch(text)
-    return Line(pod, int(match[1]), match[2]) if match else Line(pod, None, text)
+def _lines_of(pod: str, text: str) -> list[Line]:
+    """A line of a pod's log, or the lines in it: mpirun writes no line break after the last words of a rank."""
+    parts = _MPI_TAG.split(text)
+    matches = [(part, _RANKED.fullmatch(part)) for part in parts if part or len(parts) == 1]
+    return [Line(pod, int(match[1]), match[2]) if match else Line(pod, None, part) for part, match in matches]
