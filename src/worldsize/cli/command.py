@@ -6,6 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
+from worldsize.distributed.stop_signals import nothing_was
 from worldsize.launch import garbage
 
 
@@ -29,7 +30,7 @@ class Command:
 
     def run(self, argv: list[str]) -> int:
         """Run it with these arguments; returns the exit code."""
-        with garbage.not_sought():
+        with garbage.not_sought(), nothing_was("done"):
             function = load(self.function)
         if not self.on_cluster:
             code: int = function(argv)

@@ -26,8 +26,10 @@ def train(argv: list[str]) -> int:
     """``worldsize train``."""
     on = command_line.value_of("--on", argv)
     if on not in (None, "local"):
-        from worldsize.jobs.commands import train_on
+        from worldsize.distributed.stop_signals import nothing_was
 
+        with nothing_was("submitted"):
+            from worldsize.jobs.commands import train_on
         return train_on(argv)
     with garbage.not_sought():
         from worldsize import parallel

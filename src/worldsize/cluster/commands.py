@@ -12,8 +12,9 @@ from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
 from worldsize.cluster.options import Where
 from worldsize.config import command_line
+from worldsize.distributed.stop_signals import nothing_was
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS
-from worldsize.jobs.commands import follow, recipe_argument
+from worldsize.jobs.commands import detached, follow, recipe_argument
 from worldsize.jobs.terminal import note
 
 if TYPE_CHECKING:
@@ -22,27 +23,33 @@ if TYPE_CHECKING:
 
 def train_on(argv: list[str]) -> int:
     """``worldsize train RECIPE --on KIND``."""
-    stem, recipe, rest = recipe_argument(argv, "train")
-    asked = command_line.parse(options.Submit, rest, options.Submit(settings=recipe), f"train {stem} --on KIND")
-    cluster = _cluster(asked.where)
-    spec, manifests = _rendered(asked, stem, cluster.namespace)
-    if asked.preflight or asked.check_only:
-        from worldsize.cluster.preflight import runner
+    with nothing_was("submitted"):
+        stem, recipe, rest = recipe_argument(argv, "train")
+        asked = command_line.parse(options.Submit, rest, options.Submit(settings=recipe), f"train {stem} --on KIND")
+        cluster = _cluster(asked.where)
+        spec, manifests = _rendered(asked, stem, cluster.namespace)
+        if asked.preflight or asked.check_only:
+            from worldsize.cluster.preflight import runner
 
-        if not runner.run(cluster, asked.on, spec, manifests, quiet=not asked.check_only):
-            return PREFLIGHT_FAILED
-    if asked.check_only:
-        return SUCCESS
-    from worldsize.cluster.jobs import manage
-    from worldsize.cluster.jobs.scheduler import Jobs
+            if not runner.run(cluster, asked.on, spec, manifests, quiet=not asked.check_only):
+                return PREFLIGHT_FAILED
+        if asked.check_only:
+            return SUCCESS
+        from worldsize.cluster.jobs import manage
+        from worldsize.cluster.jobs.scheduler import Jobs
 
-    manage.submit(cluster, spec, manifests)
+        interrupted = manage.submit(cluster, spec, manifests)
     note(f"Created {load_target(asked.on).kind} {spec.name} in namespace {cluster.namespace}")
     if asked.detach:
         note(f"Follow it with: {cluster.command('logs', spec.name)}")
         return SUCCESS
     scheduler = Jobs.of(cluster)
-    code = follow(scheduler, scheduler.find(spec.name), asked.timeout, None)
+    try:
+        if interrupted:
+            raise KeyboardInterrupt
+        code = follow(scheduler, scheduler.find(spec.name), asked.timeout, None)
+    except KeyboardInterrupt:
+        return detached(scheduler, spec.name, "stop" if spec.placement.queue is None else "delete")
     if code == SUCCESS:
         download = ("cluster", "files", "get", f"{spec.volumes[0]}:/runs/{spec.name}", "--image", spec.image)
         note(f"Download the run with: {cluster.command(*download)}")

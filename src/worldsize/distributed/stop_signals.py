@@ -141,6 +141,29 @@ def hurried() -> bool:
 
 
 @contextmanager
+def nothing_was(done: str) -> Iterator[None]:
+    """Within this context, Ctrl-C raises `Interrupted`, which says that nothing was ``done``."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; nothing was {done}", signal.SIGINT) from None
+
+
+@contextmanager
+def interrupts_held() -> Iterator[list[int]]:
+    """Within this context, Ctrl-C only adds to the list: for steps that must not be left half done."""
+    held: list[int] = []
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield held
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield held
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def temporary_folder(prefix: str = "worldsize-") -> Iterator[Path]:
     """A new folder, removed with its content at the end of this context, and by a signal that ends the process at once."""
     with tempfile.TemporaryDirectory(prefix=prefix) as name:

@@ -15,6 +15,7 @@ import tyro
 from worldsize.config import command_line, recipe_files
 from worldsize.config.command_line import Flat
 from worldsize.config.recipe import Recipe
+from worldsize.distributed.stop_signals import nothing_was
 from worldsize.errors import DETACHED, FAILED, SUCCESS, TIMED_OUT, UserError, WorldsizeError, did_you_mean
 from worldsize.jobs import display, targets
 from worldsize.jobs.base import Job, Scheduler, Where
@@ -30,7 +31,9 @@ def train_on(argv: list[str]) -> int:
     """``worldsize train RECIPE --on TARGET``."""
     on = command_line.value_of("--on", argv)
     assert on is not None
-    return targets.load(on, "train_on")(argv)
+    with nothing_was("submitted"):
+        train_on_target = targets.load(on, "train_on")
+    return train_on_target(argv)
 
 
 def render(argv: list[str]) -> int:
@@ -239,11 +242,16 @@ def follow(scheduler: Scheduler, job: Job, timeout: float | None, rank: int | No
         )
         return TIMED_OUT
     except KeyboardInterrupt:
-        note(f"Detached; {name} keeps running. Follow it with: {scheduler.command('logs', name)}")
-        note(f"End it with: {scheduler.command(job.end_command, name)}")
-        return DETACHED
+        return detached(scheduler, name, job.end_command)
     display.ending(state, follower.failures())
     return SUCCESS if state.phase == "Succeeded" else FAILED
+
+
+def detached(scheduler: Scheduler, name: str, end_command: str) -> int:
+    """Print that the job keeps running after Ctrl-C. Returns the exit code."""
+    note(f"Detached; {name} keeps running. Follow it with: {scheduler.command('logs', name)}")
+    note(f"End it with: {scheduler.command(end_command, name)}")
+    return DETACHED
 
 
 def older_than(jobs: Sequence[Job], limit: timedelta) -> list[Job]:

@@ -67,7 +67,8 @@ def submit(script: Path) -> str:
     Raises:
         SlurmError: Slurm refuses it.
     """
-    return _run("sbatch", "--parsable", str(script), without=overriding(script)).strip().partition(";")[0]
+    # Ctrl-C must not end sbatch, which may have submitted the job already.
+    return _run("sbatch", "--parsable", str(script), without=overriding(script), apart=True).strip().partition(";")[0]
 
 
 def would_accept(script: Path) -> str | None:
@@ -150,10 +151,19 @@ def on_nodes(nodes: int, options: Sequence[str], command: Sequence[str]) -> str:
     return _run("srun", *words, timeout=180.0)
 
 
-def _run(command: str, *words: str, timeout: float = _TIMEOUT_S, without: Collection[str] = ()) -> str:
+def _run(command: str, *words: str, timeout: float = _TIMEOUT_S, without: Collection[str] = (), apart: bool = False) -> str:
+    """The output of a command; with ``apart``, signals of the terminal do not reach it."""
     env = {name: value for name, value in os.environ.items() if name not in without} | _WHOLE_ARRAYS
     try:
-        done = subprocess.run([command, *words], env=env, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(
+            [command, *words],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            start_new_session=apart,
+        )
     except FileNotFoundError:
         raise UserError(f"Slurm's {command} is {_MISSING}") from None
     except subprocess.TimeoutExpired:

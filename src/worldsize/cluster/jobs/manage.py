@@ -14,6 +14,7 @@ from worldsize.cluster.manifests import TARGETS, load_target, pod
 from worldsize.cluster.manifests.base import Target
 from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import OURS, Object
+from worldsize.distributed.stop_signals import interrupts_held
 from worldsize.errors import UserError
 from worldsize.jobs.state import JobState
 from worldsize.jobs.terminal import note, seconds_since
@@ -124,8 +125,13 @@ def _not_listed(cluster: Cluster, refused: dict[str, ClusterError]) -> ClusterEr
     )
 
 
-def submit(cluster: Cluster, spec: PodJobSpec, manifests: list[Object]) -> None:
+def submit(cluster: Cluster, spec: PodJobSpec, manifests: list[Object]) -> bool:
     """Create the job's objects. A failed or stopped job of the same name is deleted first, and its run resumes.
+
+    Ctrl-C before the job exists raises KeyboardInterrupt and leaves no objects.
+
+    Returns:
+        Whether Ctrl-C arrived after the job was created.
 
     Raises:
         UserError: a job of this name is active, or has succeeded.
@@ -142,10 +148,13 @@ def submit(cluster: Cluster, spec: PodJobSpec, manifests: list[Object]) -> None:
         refused = isinstance(error, ClusterError) and 400 <= error.status < 500
         _undo(cluster, created, None if refused else next(iter(manifests[len(created) :]), None))
         raise
-    try:
-        _adopt(cluster, created[-1], created[:-1])
-    except ClusterError as error:
-        note(f"Submitted {spec.name} without owner references, so only `worldsize delete` removes all its objects: {error}")
+    with interrupts_held() as held:
+        try:
+            _adopt(cluster, created[-1], created[:-1])
+        except ClusterError as error:
+            without = "without owner references, so only `worldsize delete` removes all its objects"
+            note(f"Submitted {spec.name} {without}: {error}")
+    return bool(held)
 
 
 def _undo(cluster: Cluster, created: list[Object], unsure: Object | None) -> None:
