@@ -139,6 +139,16 @@ def test_a_log_ends_with_its_pod_and_not_with_the_pod_that_replaces_it(monkeypat
     assert followed(monkeypatch, [[A], [A, CUT]], [reported(), after])[0] == ["a", "c"]
 
 
+def test_the_log_of_a_pod_ends_when_the_one_that_replaces_it_has_none_yet(monkeypatch):
+    """The API server knows pods by name."""
+    waits = ClusterError('container "c" in pod "j-worker-0" is waiting to start: ContainerCreating', 400)
+    replacement = reported("waiting", uid="its replacement", phase="Pending")
+    assert followed(monkeypatch, [waits], [replacement])[0] == []
+    assert followed(monkeypatch, [[A], waits], [reported(), replacement])[0] == ["a"]
+    with pytest.raises(ClusterError, match="waiting to start"):
+        followed(monkeypatch, [waits], [reported()])
+
+
 def test_the_rest_of_a_log_whose_container_was_restarted_is_read_and_nothing_of_the_next_run(monkeypatch):
     lost = Unreachable("lost")
     monkeypatch.setattr(logs, "wait_for_server", lambda *_: 0.0)

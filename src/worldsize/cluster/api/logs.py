@@ -41,6 +41,7 @@ def follow(request: Request, look: Look, container: str, run: Run | None, stop: 
     over, rest = "", b""
     while not stop():
         fresh, before, rest = False, rest, b""
+        refusal: ClusterError | None = None
         try:
             for line in request(_query(container, over) | cursor.since):
                 lost_since, pause = None, _SETTLING_S
@@ -52,8 +53,9 @@ def follow(request: Request, look: Look, container: str, run: Run | None, stop: 
             complete, lost_since = bool(over) and not fresh, None
         except ClusterError as error:
             # A kubelet that has just started does not know its pods yet, so only the pod's status shows which are gone. A
-            # restarted container's previous log may be removed at any time.
-            missing = error.status == 404 or (over == "restarted" and error.status == 400)
+            # restarted container's previous log may be removed at any time. A pod of the same name, which replaces this
+            # one, has no log before it starts.
+            missing, refusal = error.status in (400, 404), error if error.status == 400 else None
             if missing and over:
                 return
             complete, lost_since = False, None if missing else wait_for_server(error, lost_since)
@@ -65,6 +67,8 @@ def follow(request: Request, look: Look, container: str, run: Run | None, stop: 
                 continue
             run = run or _current(pod, container)
             over = _end(pod, container, run)
+            if refusal is not None and over not in ("removed", "restarted"):
+                raise refusal
         if complete or over == "removed":
             if (text := cursor.last(decoded(rest), decoded(before))) is not None:
                 yield text
