@@ -239,3 +239,30 @@ def test_a_setback_that_is_over_costs_the_lines_after_it_nothing(fake_cluster, m
             break
     assert lines == 60
     assert len(calls) <= sum(what != "line" for what in news) + 2
+
+
+def test_each_failure_of_a_pod_is_reported_once_while_others_replace_it(fake_cluster, clock):
+    is_in(fake_cluster, "TrainJob")
+    follower, texts = Follower(fake_cluster.cluster, load_target("trainjob"), "r50", logs=False), []
+
+    def fails(uid: str, code: int, **more) -> None:
+        end = {"exitCode": code, "finishedAt": "2026-01-01T00:00:05Z", "message": "the log's end"} | more
+        state = {"name": "node", "restartCount": 0, "state": {"terminated": end}}
+        name = f"r50-node-0-1-{uid}"
+        about = {"labels": labels("r50") | {"jobset.sigs.k8s.io/jobset-name": "r50"}, "uid": uid}
+        about["labels"]["batch.kubernetes.io/job-completion-index"] = "1"
+        fake_cluster.add("Pod", name, metadata=about, spec={}, status={"phase": "Failed", "containerStatuses": [state]})
+
+    wanted = "node-1 failed with exit code 137 (out of memory)"
+    fails("aaaaa", 137, reason="OOMKilled")
+    fails("ccccc", 143)  # it was evicted
+    for seen, event in enumerate(follower.events()):
+        assert seen < 1000
+        texts += [event.text] if isinstance(event, Note) else []
+        count = texts.count(wanted)
+        if count == 1:
+            fails("bbbbb", 137, reason="OOMKilled")
+        if count == 2:
+            is_in(fake_cluster, "TrainJob", "Complete")
+        assert count < 3
+    assert [text for text in texts if "failed" in text] == [wanted] * 2

@@ -6,6 +6,7 @@ import re
 
 from worldsize.cluster.manifests.base import Target
 from worldsize.cluster.objects import Object, event_time
+from worldsize.launch.agent import RETRYABLE
 
 # Waiting reasons of a normal start.
 _NORMAL = ("ContainerCreating", "PodInitializing")
@@ -46,6 +47,25 @@ def failures(target: Target, pods: list[Object]) -> list[str]:
         if pod["status"].get("phase") == "Failed" and pod["status"].get("reason"):
             ended.append(("", f"{name}: {pod['status']['reason']}: {pod['status'].get('message', '')}".rstrip(": ")))
     return [text for _, text in sorted(ended)]
+
+
+def losses(target: Target, pods: list[Object]) -> list[tuple[str, str]]:
+    """(text, key) of the failures of pods and containers until now, earliest first: one line each, with the exit code.
+
+    Runs of a container before it was restarted in place are included, pods that were asked to leave are not.
+    """
+    found = []
+    for pod in pods:
+        name, uid = target.place(pod)[1], pod["metadata"].get("uid", pod["metadata"]["name"])
+        for status in pod["status"].get("containerStatuses", []):
+            for end in (status.get(state, {}).get("terminated") or {} for state in ("lastState", "state")):
+                if end.get("exitCode") and end["exitCode"] != RETRYABLE:
+                    at = end.get("finishedAt") or ""
+                    found.append((at, f"{name} failed with {_code(end)}", f"{uid} {at}"))
+        if pod["status"].get("phase") == "Failed" and pod["status"].get("reason"):
+            reason = pod["status"]["reason"]
+            found.append(("", f"{name}: {reason}: {pod['status'].get('message', '')}".rstrip(": "), f"{uid} {reason}"))
+    return [(text, key) for _, text, key in sorted(found)]
 
 
 def warnings(target: Target, events: list[Object], job: Object) -> list[tuple[str, str, str]]:
@@ -96,10 +116,12 @@ def _why_not_running(pod: Object) -> str:
 
 
 def _ending(end: Object) -> str:
-    code = end["exitCode"]
-    hint = " (out of memory)" if end.get("reason") == "OOMKilled" else ""
     message = str(end.get("message") or "").strip()
-    return f"exit code {code}{hint}" + (f":\n{message}" if message else "")
+    return _code(end) + (f":\n{message}" if message else "")
+
+
+def _code(end: Object) -> str:
+    return f"exit code {end['exitCode']}" + (" (out of memory)" if end.get("reason") == "OOMKilled" else "")
 
 
 def _summary(names: list[str]) -> str:

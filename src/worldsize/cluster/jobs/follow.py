@@ -181,9 +181,18 @@ class Follower:
             seen.headline, seen.headline_at = headline, time.monotonic()
             yield Note(headline)
         if not self.state.ended:
+            if self.state.phase != "Suspended":
+                yield from self._losses()
             yield from _new(diagnose.waiting(target, seen.pods), seen.announced)
         if self._queue_name():
             yield from _new(diagnose.queued(seen.workloads or [], seen.job), seen.announced_by_queue)
+
+    def _losses(self) -> Iterator[Note]:
+        """Each failure of a pod, once: while others replace the pods, the job does not end, and nothing else shows why."""
+        for text, key in diagnose.losses(self._target, self._seen.pods):
+            if key not in self._seen.announced:
+                self._seen.announced.add(key)
+                yield Note(text)
 
     def _is_final(self, reason: str) -> bool:
         """Whether a warning with this reason means that the job will never start."""
