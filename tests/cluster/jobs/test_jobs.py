@@ -271,6 +271,16 @@ def test_a_refused_list_is_not_an_empty_one(fake_cluster, capsys):
         assert "you have no permission to list pytorchjobs, trainjobs, jobs in namespace team" in err
 
 
+@pytest.mark.parametrize("command", [["jobs"], ["stop", "r50"], ["delete", "--all"]])
+def test_a_namespace_that_does_not_exist_is_not_an_empty_one(fake_cluster, capsys, command):
+    assert cli.main([*command, "--namespace", "nosuch"]) == 64
+    assert "namespace nosuch does not exist; pass another --namespace" in capsys.readouterr().err
+    fake_cluster.denied = {("get", "namespaces")}
+    assert cli.main([*command, "--namespace", "nosuch"]) == (64 if command[0] == "stop" else 0)
+    said = "".join(capsys.readouterr())
+    assert "does not exist" not in said and ("namespace nosuch" in said or "nothing to delete" in said)
+
+
 def test_a_kind_that_the_cluster_does_not_have_is_not_a_missing_permission(fake_cluster, capsys):
     """An API server checks permissions first, also for kinds that it does not serve."""
     fake_cluster.served["kubeflow.org/v2beta1"] = []

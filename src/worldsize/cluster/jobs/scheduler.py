@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import ClusterError, Unreachable
@@ -10,6 +11,7 @@ from worldsize.cluster.jobs import diagnose, manage
 from worldsize.cluster.jobs.follow import Follower
 from worldsize.cluster.jobs.manage import ClusterJob
 from worldsize.cluster.manifests.spec import RECIPE
+from worldsize.errors import UserError
 from worldsize.jobs.base import Job, Part, Scheduler, Where
 from worldsize.jobs.progress import TAIL
 from worldsize.jobs.state import JobState
@@ -125,7 +127,17 @@ class Jobs(Scheduler):
         return f"in namespace {self._cluster.namespace}"
 
     def jobs(self) -> list[Job]:
-        return [KubernetesJob(self._cluster, job) for job in manage.list_jobs(self._cluster)]
+        found = manage.list_jobs(self._cluster)
+        if not found:
+            self._check_namespace()
+        return [KubernetesJob(self._cluster, job) for job in found]
+
+    def _check_namespace(self) -> None:
+        """Raise UserError if the namespace does not exist: the server lists objects of any name."""
+        name = self._cluster.namespace
+        with suppress(ClusterError):  # who may not read namespaces does not learn it
+            if self._cluster.get("Namespace", name) is None:
+                raise UserError(f"namespace {name} does not exist; pass another --namespace or --context")
 
     def find(self, name: str) -> KubernetesJob:
         """The job of this name, see `manage.find`."""
