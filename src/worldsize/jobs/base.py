@@ -61,6 +61,10 @@ class Job(ABC):
     def parts(self) -> Sequence[Part]:
         """Its parts, in rank order."""
 
+    def warnings(self) -> Sequence[str]:
+        """What the scheduler warned of lately that concerns a job that has not ended, such as why a part is missing."""
+        return ()
+
     @abstractmethod
     def metrics(self) -> str:
         """The end of its run's metrics.jsonl; empty if there is none, or it cannot be read from here."""

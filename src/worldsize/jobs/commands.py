@@ -100,6 +100,8 @@ def status(argv: list[str]) -> int:
     print(f"{job.kind} {job.name}: {job.state.phase}, {age(job.age_s)} old")
     if job.state.reason:
         print(f"  {job.state.reason}")
+    for text in job.warnings():
+        print(f"  {text}")
     if (line := progress(job.metrics(), job.recipe())) is not None:
         print(f"  {line}")
     titles = (scheduler.part, "phase", "restarts", "machine", "reason")

@@ -224,6 +224,26 @@ def test_jobs_and_status_show_what_the_cluster_has(fake_cluster, capsys):
     assert "no job 'r51' in namespace team; existing jobs: r50" in capsys.readouterr().err
 
 
+def test_status_shows_why_a_pod_is_missing(fake_cluster, capsys):
+    is_in(fake_cluster, "PyTorchJob", "Created")
+    job = fake_cluster.objects["/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/r50"]["metadata"]
+    messages = ["exceeded quota: team, used: 1", "exceeded quota: team, used: 2", "exceeded quota: team, used: 1"]
+    for number, message in enumerate(messages):
+        about = {"kind": "PyTorchJob", "name": "r50", "uid": job["uid"]}
+        event = {"involvedObject": about, "type": "Warning", "reason": "FailedCreatePod", "message": message}
+        at = datetime.now(timezone.utc) - timedelta(minutes=30 - 10 * number)
+        fake_cluster.add("Event", f"r50.{number}", lastTimestamp=f"{at:%Y-%m-%dT%H:%M:%SZ}", **event)
+    assert cli.main(["status", "r50", "--namespace", "team"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[2:4] == [
+        "  FailedCreatePod: exceeded quota: team, used: 2 (20m ago)",
+        "  FailedCreatePod: exceeded quota: team, used: 1 (10m ago)",
+    ]
+    fake_cluster.denied = {("list", "events")}
+    assert cli.main(["status", "r50", "--namespace", "team"]) == 0
+    assert "FailedCreatePod" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("on", "replicas"), [("pytorchjob", "pytorchReplicaSpecs"), ("mpijob", "mpiReplicaSpecs")])
 def test_progress_is_read_where_the_volume_is(capsys, on, replicas):
     """An MPIJob's launcher has the command, but no volume."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from worldsize.cluster.manifests.base import Target
 from worldsize.cluster.objects import Object, event_time
@@ -73,16 +74,35 @@ def warnings(target: Target, events: list[Object], job: Object) -> list[tuple[st
 
     Older events belong to an earlier job of the same name.
     """
-    since, found = job["metadata"]["creationTimestamp"], []
+    found = []
+    for event in _warning_events(target, events, job):
+        reason, message = str(event.get("reason", "")), _message(event)
+        found.append((reason, message, f"{reason} {event['involvedObject'].get('kind')} {message}"))
+    return found
+
+
+def last_warnings(target: Target, events: list[Object], job: Object, count: int = 3) -> list[tuple[str, str]]:
+    """(text, time of its last event) of the newest of the `warnings`, the newest last."""
+    last: dict[str, str] = {}
+    for event in _warning_events(target, events, job):
+        text = f"{event.get('reason', '')}: {_message(event)}"
+        last.pop(text, None)
+        last[text] = event_time(event)
+    return [*last.items()][-count:]
+
+
+def _warning_events(target: Target, events: list[Object], job: Object) -> Iterator[Object]:
+    since = job["metadata"]["creationTimestamp"]
     for event in sorted(events, key=_second):
-        about = event["involvedObject"]
         recent = _second(event) >= since[:19]
-        if not recent or not _concerns(target, about, job["metadata"]):
+        if not recent or not _concerns(target, event["involvedObject"], job["metadata"]):
             continue
         if event.get("type") == "Warning" and event.get("reason") not in _IN_POD_STATUS:
-            message = str(event.get("message", "")).strip()
-            found.append((str(event.get("reason", "")), message, f"{event.get('reason')} {about.get('kind')} {message}"))
-    return found
+            yield event
+
+
+def _message(event: Object) -> str:
+    return str(event.get("message", "")).strip()
 
 
 def _concerns(target: Target, about: Object, job: Object) -> bool:

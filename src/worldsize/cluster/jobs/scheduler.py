@@ -15,6 +15,7 @@ from worldsize.errors import UserError
 from worldsize.jobs.base import Job, Part, Scheduler, Where
 from worldsize.jobs.progress import TAIL
 from worldsize.jobs.state import JobState
+from worldsize.jobs.terminal import age, seconds_since
 
 
 class KubernetesJob(Job):
@@ -62,6 +63,17 @@ class KubernetesJob(Job):
                 )
             )
         return found
+
+    def warnings(self) -> Sequence[str]:
+        """Of the job's events: a pod that could not be created is not among the parts."""
+        if self._job.inactive:
+            return ()
+        try:
+            events = self._cluster.list("Event")
+        except ClusterError:  # no permission
+            return ()
+        last = diagnose.last_warnings(self._job.target, events, self._job.object)
+        return [f"{text} ({age(seconds_since(at))} ago)" for text, at in last]
 
     def metrics(self) -> str:
         """From the volume, through a running pod."""
