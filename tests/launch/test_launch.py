@@ -13,11 +13,13 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import api
 
-from processes import environment
-from waiting import all_end
+from interruptions import start_until
+from processes import environment, workers
+from waiting import all_end, until
 from worldsize.distributed.rank import LAUNCHED, LOCAL_LAUNCH
 from worldsize.launch import agent_signals, entry_point, failure, local_async
 from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause
+from worldsize.watchdog.process import is_alive
 
 EXPECTED, INTERNAL = Outcome(64, "wrong"), Outcome(70, "lost a peer")
 
@@ -125,6 +127,20 @@ def test_only_the_first_signal_interrupts_and_a_later_one_ends_all(tmp_path, mon
         handle(signal.SIGINT, None)
     assert ends == [130] and not (tmp_path / "logs").exists()
     assert api._terminate_process_handler is before
+
+
+def test_no_worker_outlives_a_launcher_that_ends_at_once(tmp_path):
+    """Not even one that does not answer: who waits for the launcher may delete the folder that the workers write to."""
+    process = start_until(tmp_path, "a", 2, 2)
+    pids = workers(process.pid)
+    os.kill(pids[1], signal.SIGSTOP)
+
+    def ended() -> bool:
+        process.send_signal(signal.SIGTERM)  # the launcher takes one soon after the first for the same
+        return process.poll() is not None
+
+    until(ended, "the launcher has ended", 60)
+    assert [pid for pid in pids if is_alive(pid)] == [] and process.returncode == 128 + signal.SIGTERM
 
 
 def test_a_report_that_cannot_be_written_is_printed(tmp_path, monkeypatch, capsys):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from processes import start_python, worldsize
+from processes import start_python, workers, worldsize
 from waiting import until
 from worldsize.config import recipe_files
 from worldsize.errors import UserError
 from worldsize.reproduce import prove, scratch_runs
 from worldsize.reproduce.scratch_runs import Steps
+from worldsize.watchdog.process import is_alive
 
 
 @pytest.mark.slow
@@ -47,21 +51,43 @@ def test_prove_finds_equal_bits_and_names_the_difference_of_other_strategies(tmp
 )
 def test_an_interrupted_command_leaves_nothing_behind(tmp_path, words, numbers):
     temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    process = start_python(*words, cwd=tmp_path, TMPDIR=str(temporary))
-    until(
-        lambda: any(path.stat().st_size for path in temporary.rglob("metrics.jsonl")),
-        "the first step is done", 300, running=process,
-    )  # fmt: skip
+    process = start_until_first_step(words, tmp_path, temporary)
     assert len(users(temporary)) >= 2  # the launcher, its two workers
     for number in numbers:
         process.send_signal(number)
     said, _ = process.communicate(timeout=120)
     assert process.returncode in [128 + number for number in numbers], said
     assert said.endswith("worldsize: stopped before its end, without a result\n")
+    # The workers have ended by now; their watchers do when they notice it.
+    until(lambda: users(temporary) == [], "the watchers have ended")
     # Importing torch creates its compiler's cache.
-    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
-    assert users(temporary) == [] and left == []
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor")] == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_command_ends_a_frozen_launcher_and_its_workers(tmp_path):
+    temporary = tmp_path / "temporary"
+    process = start_until_first_step(("prove", "digits", "--procs", "2,1", "--steps", "1000"), tmp_path, temporary)
+    [launcher] = workers(process.pid)
+    pids = workers(launcher)
+    for pid in (launcher, pids[1]):
+        os.kill(pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert said.endswith("worldsize: stopped before its end, without a result\n")
+    assert len(pids) == 2 and [pid for pid in (launcher, *pids) if is_alive(pid)] == []
+
+
+def start_until_first_step(words: Sequence[str], cwd: Path, temporary: Path) -> subprocess.Popen[str]:
+    """Start a command with this folder for temporary files, and wait until its first training has done a step."""
+    temporary.mkdir()
+    process = start_python(*words, cwd=cwd, TMPDIR=str(temporary))
+    until(
+        lambda: any(path.stat().st_size for path in temporary.rglob("metrics.jsonl")),
+        "the first step is done", 300, running=process,
+    )  # fmt: skip
+    return process
 
 
 def users(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Signals to a launcher: the first one interrupts torch's agent, which passes it on and waits; a later one ends all at once.
+"""Signals to a launcher: the first one interrupts torch's agent, which passes it on and waits; a later one ends the workers.
 
 torch's own handler raises an exception at each signal, also where the first one is being handled.
 """
@@ -9,13 +9,13 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from worldsize.distributed.stop_signals import ECHO_S
 from worldsize.errors import SIGNAL_BASE
-from worldsize.launch.unkillable import workers
+from worldsize.launch import children
 
 
 @contextmanager
@@ -29,16 +29,17 @@ def interrupting_once(logs: Path) -> Iterator[None]:
 
     interrupt = api._terminate_process_handler
     first_at: float | None = None
+    ending = False
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        nonlocal first_at
+        nonlocal first_at, ending
         if first_at is None:
             first_at = time.monotonic()
             interrupt(signum, frame)
-        elif time.monotonic() - first_at >= ECHO_S:
-            for pid in workers():
-                with suppress(OSError):
-                    os.kill(pid, signum)
+        elif not ending and time.monotonic() - first_at >= ECHO_S:
+            ending = True
+            # Whoever waits for this process may delete the folders that the workers write to.
+            children.end(children.workers(), signum)
             shutil.rmtree(logs, ignore_errors=True)
             os._exit(SIGNAL_BASE + signum)
 

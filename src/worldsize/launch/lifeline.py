@@ -26,7 +26,7 @@ from pathlib import Path
 
 from worldsize.distributed.stop_signals import SIGNALS, end_with_parent, undo_inherited
 from worldsize.errors import SIGNAL_BASE
-from worldsize.launch.unkillable import children
+from worldsize.launch.children import children
 
 BEAT_S = 5.0
 SILENCE_S = 30.0

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from worldsize.errors import Stalled
+from worldsize.launch.children import running, workers
 
 _POLL_S = 1.0
 _WATCHERS_S = 20.0  # so long the watchers may take to end their processes
@@ -48,41 +49,14 @@ def _watch(logs: Path, reason: Callable[[], tuple[float, str] | None], left: thr
         hanging = workers()
         if left.wait(_WATCHERS_S):
             return
-        for pid in _running(hanging):
+        for pid in running(hanging):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         if left.wait(_KILLED_S):
             return
-        if still := _running(hanging):
+        if still := running(hanging):
             which = f"process{'es' * (len(still) > 1)} {', '.join(map(str, still))}"
             why = "cannot be ended now: frozen, or waiting for storage that does not answer"
             print(f"worldsize: {message}\nworldsize: {which} {why}", file=sys.stderr, flush=True)
             shutil.rmtree(logs, ignore_errors=True)
             os._exit(Stalled.exit_code)
-
-
-def workers() -> list[int]:
-    """The processes that torch's agent has started, not others of a program that uses worldsize."""
-    found = []
-    for pid in children(os.getpid()):
-        with suppress(OSError):
-            if b"TORCHELASTIC_RUN_ID=" in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-    return found
-
-
-def children(pid: int) -> list[int]:
-    """The child processes of the main thread of a process; none where the system does not say."""
-    with suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def _running(pids: list[int]) -> list[int]:
-    """Those that have not ended."""
-    found = []
-    for pid in pids:
-        with suppress(OSError, IndexError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found.append(pid)
-    return found

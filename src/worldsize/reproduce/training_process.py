@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from worldsize.config import live_output
 from worldsize.distributed.stop_signals import SIGNALS, hurried
 from worldsize.errors import SIGNAL_BASE, SUCCESS, Stopped, WorldsizeError
-from worldsize.launch import entry_point, local
+from worldsize.launch import children, entry_point, local
 
 _POLL_S = 0.2
 _LOG_EVERY_S = 15.0
@@ -131,5 +132,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.terminate()
             time.sleep(_POLL_S)
     finally:
-        process.kill()  # does nothing if it has ended; processes that it started end with it
-    process.wait()
+        if process.poll() is None:
+            workers = children.children(process.pid)
+            process.kill()
+            process.wait()
+            children.end(workers, signal.SIGKILL)
