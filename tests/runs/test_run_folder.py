@@ -6,11 +6,12 @@ import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Barrier
 
 import pytest
 
+from worldsize.config import job_pod
 from worldsize.errors import UserError
 from worldsize.runs import atomic, run_folder
 
@@ -86,9 +87,11 @@ def test_an_out_that_cannot_be_written_is_refused_before_any_work(tmp_path, monk
     assert not any(tmp_path.iterdir())
 
 
-def test_a_volume_that_cannot_be_written_is_named_with_the_user(monkeypatch):
-    """In a pod nobody passed --out."""
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+def test_a_volume_that_cannot_be_written_is_named_with_the_user(tmp_path, monkeypatch):
+    """In a job's pod nobody passed --out, not even in the ranks of mpirun, which lack the variables of Kubernetes."""
+    (tmp_path / "recipe.yaml").touch()
+    monkeypatch.setattr(job_pod, "RECIPE", PurePosixPath(tmp_path / "recipe.yaml"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(Path, "exists", lambda path: str(path) in ("/mnt/data", "/mnt", "/"))
     monkeypatch.setattr(Path, "is_dir", lambda path: True)

@@ -15,8 +15,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from worldsize.config import job_pod
 from worldsize.config.wording import printable_lines, quoted
 from worldsize.errors import NoProgress, UserError, WorldsizeError, refuse_closed
 from worldsize.runs import atomic
@@ -151,10 +152,11 @@ def check_name(out: Path, name: str | None, may_exist: bool = False) -> None:
 
 def _unwritable(folder: Path, reason: str = "") -> UserError:
     """The error for a folder without permission to write; in a pod, nobody chose it with --out."""
-    parts = folder.absolute().parts
-    if "KUBERNETES_SERVICE_HOST" in os.environ and parts[:2] == ("/", "mnt") and len(parts) > 2:
+    path = PurePosixPath(folder.absolute())
+    if job_pod.inside() and job_pod.VOLUMES in path.parents:
+        volume = path.relative_to(job_pod.VOLUMES).parts[0]
         return UserError(
-            f"user {os.getuid()} with group {os.getgid()} cannot write to volume {parts[2]} ({folder}){reason}: let its "
+            f"user {os.getuid()} with group {os.getgid()} cannot write to volume {volume} ({folder}){reason}: let its "
             "owner or administrator change the permissions of that folder, or choose another --volume"
         )
     return UserError(f"cannot write to {folder}{reason}; choose another folder with --out")
