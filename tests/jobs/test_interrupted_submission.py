@@ -17,6 +17,7 @@ from worldsize.slurm import commands as slurm
 FAKE_CLUSTER = KeepingCluster
 POD = ("--on", "pytorchjob", "--image", "worldsize:1", "--volume", "data", "--name", "r50", "--gpus", "0")
 TRAIN = ("train", "digits", *POD, "--no-preflight", "--namespace", "team")
+FETCH = ("cluster", "data", "fetch", "folder", *POD[2:6], "--from", "https://example.org/a.zip", "--namespace", "team")
 SLURM = ("train", "digits", "--on", "slurm", "--name", "a", "--gpus", "0", "--no-preflight")
 
 
@@ -79,6 +80,20 @@ def test_between_submitting_and_following_a_job_it_is_left_running(fake_cluster,
     monkeypatch.setattr(manage, "submit", submitted)
     assert cli.main(TRAIN) == 130
     assert "Detached; r50 keeps running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "plural", "said"),
+    [
+        ("GET", "persistentvolumeclaims", "worldsize: interrupted; nothing was submitted"),
+        ("POST", "jobs", "Detached; fetch-folder keeps running; run the same command again to follow it"),
+    ],
+)
+def test_a_fetch_is_submitted_or_not_too(fake_cluster, monkeypatch, capsys, method, plural, said):
+    at(fake_cluster, monkeypatch, method, plural)
+    assert cli.main([*FETCH]) == 130
+    assert capsys.readouterr().err == f"{said}\n"
+    assert [*ours(fake_cluster)] == (["jobs"] if "Detached" in said else [])
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from worldsize.config.command_line import Flat
 from worldsize.config.recipe import Recipe
 from worldsize.data.fetch.kaggle import ACCESS_TOKENS, CREATE, SECRET, TOKEN, USER_AND_KEY
 from worldsize.data.fetch.known import KAGGLE, KNOWN, Name
+from worldsize.distributed.stop_signals import interrupts_held, nothing_was
 from worldsize.errors import DETACHED, FAILED, SUCCESS, UserError
 from worldsize.jobs import display
 from worldsize.jobs.options import refuse_empty
@@ -133,16 +134,22 @@ def fetch(asked: Fetch, cluster: Cluster) -> int:
     Raises:
         UserError: no such volume or Secret, or the Job is already running a different fetch.
     """
-    spec = to_spec(asked, cluster.namespace)
-    [job] = render(spec)
-    _check_requirements(asked, spec, cluster)
-    _create(job, cluster)
+    with nothing_was("submitted"):
+        spec = to_spec(asked, cluster.namespace)
+        [job] = render(spec)
+        _check_requirements(asked, spec, cluster)
+        runs = _runs_already(job, cluster)
+        with interrupts_held() as held:
+            if not runs:
+                cluster.create(job)
     again = "run the same command again to follow it"
     if asked.detach:
         note(f"Job {spec.name} is in namespace {cluster.namespace}; {again}")
         return SUCCESS
     follower = Follower(cluster, Target(), spec.name)
     try:
+        if held:
+            raise KeyboardInterrupt
         state = display.follow(follower)
     except KeyboardInterrupt:
         note(f"Detached; {spec.name} keeps running; {again}")
@@ -187,22 +194,21 @@ def _check_requirements(asked: Fetch, spec: PodJobSpec, cluster: Cluster) -> Non
         )
 
 
-def _create(job: Object, cluster: Cluster) -> None:
-    """Create the Job. Replaces a Job that has ended or is stopped, and keeps one that is already running the same fetch."""
+def _runs_already(job: Object, cluster: Cluster) -> bool:
+    """Whether a Job runs the same fetch. Deletes a Job of this name that has ended or is stopped."""
     name, target = job["metadata"]["name"], Target()
     old = cluster.get(Target.kind, name)
-    if old is not None:
-        state = target.state(old, [])
-        stopped = state.phase == "Suspended" and pod.queue_of(old) is None
-        if not state.ended and not stopped:
-            if _work(old) != _work(job):
-                raise UserError(
-                    f"Job {name} is already running a different fetch: wait until it ends, or pass another --folder"
-                )
-            note(f"Job {name} is already running")
-            return
+    if old is None:
+        return False
+    state = target.state(old, [])
+    stopped = state.phase == "Suspended" and pod.queue_of(old) is None
+    if state.ended or stopped:
         manage.delete(cluster, manage.ClusterJob(target, old, state, []))
-    cluster.create(job)
+        return False
+    if _work(old) != _work(job):
+        raise UserError(f"Job {name} is already running a different fetch: wait until it ends, or pass another --folder")
+    note(f"Job {name} is already running")
+    return True
 
 
 def _work(job: Object) -> tuple[list[str], list[str]]:
