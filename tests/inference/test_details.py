@@ -139,6 +139,23 @@ def test_the_calibration_chart_names_no_temperature_that_is_not_fitted(tmp_path:
         assert console == [] and diagonals == [(across[0], upwards[1], ink)]
 
 
+def test_a_rare_mistake_is_seen_in_the_confusion_matrix_on_bright_and_dark_pages(tmp_path: Path):
+    """Empty cells have almost the color of the card, and a share of 1 % differs from them, but less than one of 100 %."""
+    labels = np.arange(2000) // 1000
+    wrong = np.where(np.arange(2000) < 10, 1, labels)
+    found = summary.of(Answers(np.arange(2000), labels, np.eye(2)[wrong] * 9), 2, np.zeros(2000, int))
+    charts, tables = details_charts.of(found, ("a", "b"))
+    path = tmp_path / "page.html"
+    path.write_text(page.write(page.Page("a", "b", figures=charts, data=tables)), "utf-8")
+    for shade, card in (("0", (0x1B, 0x20, 0x27)), ("1", (255, 255, 255))):  # dark and light; --card of page.css
+        dom, _ = browse(path, tmp_path, f"--blink-settings=preferredColorScheme={shade}")
+        cells = re.findall(r'share: ([\d.]+)%[^>]*fill="rgb\((\d+), (\d+), (\d+)\)"', figures(dom)["confusion"])
+        color = {float(share): np.array([int(part) for part in rgb]) for share, *rgb in cells}
+        assert sorted(color) == [0, 1, 99, 100]
+        assert np.abs(color[0] - card).max() <= 21 and np.abs(color[1] - color[0]).max() >= 15
+        assert np.abs(color[100] - color[0]).max() > 5 * np.abs(color[1] - color[0]).max()
+
+
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 9))
 @settings(max_examples=60, deadline=None)
 def test_mcnemars_test_is_the_exact_binomial_one(only_first: int, only_second: int, both: int):

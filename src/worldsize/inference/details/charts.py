@@ -69,7 +69,8 @@ def _confusion(details: Details, classes: tuple[str, ...]) -> tuple[Figure, Data
     table = _table("confusion", "images by label and prediction", rows)
     x = alt.X("prediction:N", sort=list(classes), title="prediction")
     y = alt.Y("label:N", sort=list(classes), title="label")
-    color = alt.Color("share:Q", scale=alt.Scale(scheme="blues"), legend=alt.Legend(orient="bottom", format="%"))
+    # The square root shows the few mistakes beside the many hits.
+    color = alt.Color("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1]), legend=alt.Legend(orient="bottom", format="%"))
     tooltip = ["label:N", "prediction:N", "images:Q", alt.Tooltip("share:Q", format=".1%")]
     heat = alt.Chart().mark_rect().encode(x, y, color, tooltip=tooltip)
     chart = layered(table, heat, height=max(180, 22 * len(classes)))

@@ -9,13 +9,14 @@ function theme() {
   const text = { labelColor: soft, titleColor: ink };
   const category = dark.matches ? ["#6cb0ff", "#ffa85c", "#5fd08c", "#ff8c8c", "#c8a4ff", "#d3b36e"]
                                 : ["#1667c0", "#d2620b", "#1b8a4c", "#c7343b", "#7b4bc0", "#8a6a14"];
+  const heatmap = dark.matches ? ["#202a36", "#6cb0ff"] : ["#eaf1fa", "#0b4a9e"];
   return {
     background: "transparent",
     font: "system-ui, sans-serif",
     view: { stroke: null },
     axis: { ...text, gridColor: line, domainColor: line, tickColor: line, labelFontSize: 11, titleFontWeight: "normal" },
     legend: { ...text, labelFontSize: 12, layout: { bottom: { direction: "vertical", anchor: "start" } } },
-    range: { category },
+    range: { category, heatmap },
     mark: { color: category[0] },
     rule: { color: ink },
   };
