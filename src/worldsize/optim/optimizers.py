@@ -19,6 +19,9 @@ from worldsize.optim.muon import Muon
 from worldsize.optim.nadamw import NAdamW
 from worldsize.optim.sgdw import Sgdw
 
+# What the optimizers keep of a parameter, in the order of their first step.
+_KINDS = ("step", "exp_avg", "exp_avg_sq", "square_avg", "momentum_buffer")
+
 
 def build(
     model: nn.Module, settings: Optimizer, device: torch.device, captured: bool = False, peak: float | None = None
@@ -148,13 +151,18 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, torch.Tensor]:
-    """The optimizer's state as ``KIND/PARAMETER`` (``momentum_buffer/conv1.weight``), independent of the group order."""
+    """The optimizer's state as ``KIND/PARAMETER`` (``momentum_buffer/conv1.weight``).
+
+    In the order of the groups, and of a parameter in that of `_KINDS`, whether the state was loaded or not.
+    """
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     return {
-        f"{kind}/{names[parameter]}": torch.as_tensor(value)
-        for parameter, state in optimizer.state.items()
-        for kind, value in state.items()
-        if value is not None
+        f"{kind}/{names[parameter]}": torch.as_tensor(state[kind])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        for state in [optimizer.state.get(parameter, {})]
+        for kind in sorted(state, key=_KINDS.index)
+        if state[kind] is not None
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from worldsize.parallel import base
@@ -43,6 +44,8 @@ class Strategy(base.Strategy):
     def gradients(self, last: bool) -> Iterator[None]:
         yield
         if last and self._step < self._begins:
+            if self._parts.skips:
+                self._add_missing_gradients()
             self._average([p.grad for p in self._parts.parameters if p.grad is not None])
 
     def update(self, step: Callable[[], None]) -> None:
@@ -51,7 +54,11 @@ class Strategy(base.Strategy):
         if self._agreed and self._step > self._begins:  # until then they are equal
             self._average([p.detach() for p in self._parts.parameters])
             if self._parts.settings.average_momentum:
-                self._average([t for t in self._optimizer_state().values() if t.is_floating_point() and t.ndim])
+                self._average(self._momentum())
+
+    def parameters_added(self) -> None:
+        super().parameters_added()
+        self._parts = replace(self._parts, skips=self._parts.skips_later)
 
     def begin_step(self, step: int) -> None:
         self._step = step
@@ -61,6 +68,37 @@ class Strategy(base.Strategy):
         """Whether the last step ended with all ranks at the same weights."""
         local = self._step - self._begins
         return local <= 0 or local % self._every == 0
+
+    def _add_missing_gradients(self) -> None:
+        """Zeros, on a rank that has skipped a layer in all its micro-batches while another has not."""
+        import torch
+
+        parameters = self._parts.parameters
+        for parameter, ranks in zip(parameters, self._ranks([p.grad is not None for p in parameters]), strict=True):
+            if ranks and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _momentum(self) -> list[torch.Tensor]:
+        """The optimizer's state that is averaged: of parameters that all ranks have updated."""
+        parameters = dict(self._parts.model.named_parameters())
+        known = set(parameters)
+        if self._parts.skips:
+            ranks = self._ranks([bool(self.optimizer.state.get(p)) for p in parameters.values()])
+            known = {name for name, n in zip(parameters, ranks, strict=True) if n == self._parts.world.size}
+        state = self._optimizer_state().items()
+        return [t for key, t in state if t.is_floating_point() and t.ndim and key.partition("/")[2] in known]
+
+    def _ranks(self, here: list[bool]) -> list[int]:
+        """Of how many ranks each is true."""
+        import torch
+        import torch.distributed as dist
+
+        counts = torch.tensor(here, dtype=torch.int32, device=self._parts.world.device)
+        if self._parts.world.size > 1:
+            self.exchange.sends(counts)
+            with self.exchange.waiting():
+                dist.all_reduce(counts)
+        return counts.tolist()
 
     def _average(self, tensors: list[torch.Tensor]) -> None:
         from worldsize.models.factory import average
