@@ -21,6 +21,7 @@ from worldsize.cluster.manifests.spec import Placement, PodResources, SecretKey,
 from worldsize.errors import PERMANENT, UserError
 from worldsize.launch import entry_point
 
+SINGLE_COPY = "OMPI_MCA_btl_vader_single_copy_mechanism"
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -42,6 +43,14 @@ def pod_templates(value) -> list[dict]:
 @pytest.mark.parametrize(("size", "spec"), [("plain", PLAIN), ("everything", EVERYTHING)])
 def test_golden(kind, size, spec):
     assert to_yaml(rendered(kind, spec)) == (GOLDEN / f"{kind}-{size}.yaml").read_text()
+
+
+@pytest.mark.parametrize(("env", "value"), [((), "none"), (((SINGLE_COPY, "cma"),), "cma")])
+def test_pods_of_open_mpi_do_not_read_the_memory_of_others_unless_asked_to(env, value):
+    """Pods lack the permission: Open MPI would print each message that it failed to read."""
+    [job] = [one for one in rendered("mpijob", replace(PLAIN, env=env)) if one["kind"] == "MPIJob"]
+    launcher = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    assert [one["value"] for one in launcher["env"] if one["name"] == SINGLE_COPY] == [value]
 
 
 @given(specs, targets)

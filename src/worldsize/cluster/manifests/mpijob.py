@@ -12,6 +12,7 @@ from worldsize.cluster.manifests.spec import PodJobSpec
 from worldsize.cluster.objects import Object
 from worldsize.launch import entry_point
 
+_SINGLE_COPY = "OMPI_MCA_btl_vader_single_copy_mechanism"
 _PORT = 2222  # of sshd, which does not run as root
 _HOSTFILE = "/etc/mpi/hostfile"  # written by the operator
 _ROLE = "training.kubeflow.org/job-role"
@@ -115,6 +116,11 @@ def _launcher_environment(spec: PodJobSpec) -> list[Object]:
         "PRTE_MCA_plm_ssh_args": "-o ConnectionAttempts=10",
         "PRTE_MCA_prte_default_hostfile": _HOSTFILE,
         "PRTE_MCA_prte_set_default_slots": str(spec.procs),
+        # Pods may not read the memory of other processes: Open MPI 4 would try for each message, and print that it failed.
+        _SINGLE_COPY: "none",
     }
-    variables = [*pod.environment(spec), *({"name": name, "value": value} for name, value in extra.items())]
+    own = pod.environment(spec)
+    if any(variable["name"] == _SINGLE_COPY for variable in own):  # --env
+        del extra[_SINGLE_COPY]
+    variables = [*own, *({"name": name, "value": value} for name, value in extra.items())]
     return sorted(variables, key=lambda variable: str(variable["name"]))
