@@ -195,6 +195,15 @@ def test_what_preflight_refuses_ends_with_2_and_is_not_sent(fake_cluster, capsys
     assert ("pytorchjobs", "r50") in created(fake_cluster)
 
 
+def test_a_job_that_somebody_else_submits_at_the_same_moment_is_named_and_left_alone(fake_cluster):
+    *first, last = TORCH.render(SPEC)
+    fake_cluster.cluster.create(last)  # the PyTorchJob, after this command has looked for one
+    before = dict(fake_cluster.objects)
+    with pytest.raises(UserError, match=r"PyTorchJob r50 already exists .*: somebody else may be submitting that job"):
+        manage.submit(fake_cluster.cluster, replace(SPEC, name="other"), [*first, last])
+    assert fake_cluster.objects == before
+
+
 def test_check_only_shows_every_finding_and_submits_nothing(fake_cluster, capsys):
     fake_cluster.add("PersistentVolumeClaim", "data", spec={"accessModes": ["ReadWriteMany"]}, status={"phase": "Bound"})
     job = ("--on", "pytorchjob", "--image", "worldsize:1", "--volume", "data", "--gpus", "0")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fake_cluster import is_in
 from findings import SPEC, only_problem, preflight
 from worldsize.cluster import options
 from worldsize.config.recipe import Recipe
@@ -54,3 +55,19 @@ def test_a_new_claim_of_a_static_volume_needs_no_storage_class(fake_cluster, vol
     found = only_problem(preflight(fake_cluster.cluster, LATE), level)
     assert "volume late uses StorageClass nfs, which does not exist" in found.what
     assert ("describe pvc late" in found.remedy) == (level == "warning")
+
+
+def test_a_job_that_somebody_else_submits_meanwhile_is_not_left_over(fake_cluster, monkeypatch):
+    """Deleting its objects, as what is left over of an earlier job, would damage it."""
+    fake_cluster.add("ConfigMap", "r50", metadata={"labels": {"app.kubernetes.io/managed-by": "worldsize"}})
+    answer = fake_cluster.answer
+
+    def answers(method, path, query, body):
+        answered = answer(method, path, query, body)
+        if path.endswith("/pytorchjobs/r50") and answered[0] == 404:
+            is_in(fake_cluster, "PyTorchJob", "Running")
+        return answered
+
+    monkeypatch.setattr(fake_cluster, "answer", answers)
+    found = only_problem(preflight(fake_cluster.cluster))
+    assert found.what == "PyTorchJob r50 already exists and is Running" and "delete configmaps" not in found.remedy

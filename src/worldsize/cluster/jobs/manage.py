@@ -134,7 +134,7 @@ def submit(cluster: Cluster, spec: PodJobSpec, manifests: list[Object]) -> bool:
         Whether Ctrl-C arrived after the job was created.
 
     Raises:
-        UserError: a job of this name is active, or has succeeded.
+        UserError: a job of this name is active, or has succeeded, or somebody else submits one.
         ClusterError: the API server rejects an object, or does not answer. No objects are left if it can be reached.
     """
     for old in (job for job in list_jobs(cluster) if job.name == spec.name):
@@ -147,6 +147,12 @@ def submit(cluster: Cluster, spec: PodJobSpec, manifests: list[Object]) -> bool:
     except BaseException as error:
         refused = isinstance(error, ClusterError) and 400 <= error.status < 500
         _undo(cluster, created, None if refused else next(iter(manifests[len(created) :]), None))
+        if isinstance(error, ClusterError) and error.reason == "AlreadyExists":
+            kind, name = manifests[len(created)]["kind"], manifests[len(created)]["metadata"]["name"]
+            raise UserError(
+                f"{kind} {name} already exists in namespace {cluster.namespace}: somebody else may be submitting that job. "
+                "Run the same command again to see what it is, or choose another --name"
+            ) from None
         raise
     with interrupts_held() as held:
         try:

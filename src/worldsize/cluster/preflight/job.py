@@ -196,29 +196,48 @@ def runtime(context: Context) -> Iterable[Finding]:
 
 def leftovers(context: Context) -> Iterable[Finding]:
     """Check that the name is free. A failed or stopped job of that name is replaced, and its run resumes."""
-    name, cluster = context.spec.name, context.cluster
     rendered = [(one["kind"], one["metadata"]["name"]) for one in context.manifests]
-    jobs = [(load_target(on).kind, name) for on in TARGETS] if rendered else []
-    keys = list(dict.fromkeys([*jobs, *rendered]))
+    if not rendered:
+        return
+    jobs = [(load_target(on).kind, context.spec.name) for on in TARGETS]
+    existing = _existing(context, [*jobs, *rendered])
+    found = _job_among(context, existing)
+    if not found and (found := _left(context, existing)):
+        # Somebody else may have submitted the job after the first look.
+        found = _job_among(context, _existing(context, jobs)) or found
+    yield from found
+
+
+def _existing(context: Context, keys: list[tuple[str, str]]) -> dict[str, Object]:
+    """The objects of these kinds and names that exist, by kind."""
+    keys = list(dict.fromkeys(keys))
     found = concurrently(lambda key: _get(context, *key), keys)
-    existing = {kind: one for (kind, _), one in zip(keys, found, strict=True) if one}
-    for on in TARGETS:
-        target = load_target(on)
+    return {kind: one for (kind, _), one in zip(keys, found, strict=True) if one}
+
+
+def _job_among(context: Context, existing: dict[str, Object]) -> list[Finding]:
+    for target in map(load_target, TARGETS):
         if target.kind in existing:
-            job, pods = existing[target.kind], cluster.list("Pod", target.selector(name))
-            yield _existing_job(cluster, target.kind, job, target.state(job, pods).phase)
-            return
-    made = load_target(context.kinds[0].lower()).created(context.spec) if rendered and len(context.kinds) == 1 else ()
-    for kind, taken in made:
+            job, pods = existing[target.kind], context.cluster.list("Pod", target.selector(context.spec.name))
+            return [_existing_job(context.cluster, target.kind, job, target.state(job, pods).phase)]
+    return []
+
+
+def _left(context: Context, existing: dict[str, Object]) -> list[Finding]:
+    """What keeps the name although there is no such job."""
+    name, cluster = context.spec.name, context.cluster
+    found = []
+    for kind, taken in load_target(context.kinds[0].lower()).created(context.spec) if len(context.kinds) == 1 else ():
         if (one := _get(context, kind, taken)) is not None and not one["metadata"].get("deletionTimestamp"):
             what = f"{kind} {taken} exists, but job {name} does not: its operator could not create its own"
             delete = f"kubectl -n {cluster.namespace} delete {KINDS[kind].plural}/{taken}"
-            yield Finding("error", what, f"choose another --name, or delete it: {delete}")
+            found.append(Finding("error", what, f"choose another --name, or delete it: {delete}"))
     if existing:
-        yield _other_objects(cluster.namespace, name, existing)
-    elif rendered and (pods := cluster.list("Pod", base.training_pods(name))):
+        found.append(_other_objects(cluster.namespace, name, existing))
+    elif pods := cluster.list("Pod", base.training_pods(name)):
         what = f"pods of an earlier job {name} are still terminating: {names(pods)}"
-        yield Finding("error", what, "wait a moment and retry")
+        found.append(Finding("error", what, "wait a moment and retry"))
+    return found
 
 
 def _get(context: Context, kind: str, name: str) -> Object | None:
