@@ -10,6 +10,7 @@ import pytest
 from fake_cluster import KeepingCluster, is_in
 from followed import notes, pod
 from specs import TORCH
+from worldsize.cluster.api import client
 from worldsize.cluster.api.errors import ClusterError
 from worldsize.cluster.jobs import follow
 from worldsize.cluster.jobs.follow import Follower, Line, Note
@@ -65,6 +66,28 @@ def test_following_works_without_permission_to_read_events(fake_cluster):
         assert time.monotonic() - started < 120
     assert follower.state.phase == "Succeeded"
     assert any("you have no permission to read events" in text for text in texts)
+
+
+def test_an_outage_of_the_server_is_told_once_and_its_end_too(fake_cluster, monkeypatch):
+    is_in(fake_cluster, "PyTorchJob", "Running")
+    monkeypatch.setattr(client, "_MOMENT_S", 0.0)
+    answer, refused = fake_cluster.answer, []
+
+    def answers(method, path, query, body):
+        if path.endswith("/pytorchjobs") and len(refused) < 4:
+            refused.append(path)
+            return 503, {"message": "no response"}
+        return answer(method, path, query, body)
+
+    monkeypatch.setattr(fake_cluster, "answer", answers)
+    texts, started = [], time.monotonic()
+    for event in Follower(fake_cluster.cluster, TORCH, "r50", logs=False).events():
+        texts += [event.text] if isinstance(event, Note) else []
+        if "PyTorchJob r50: Running" in texts:
+            is_in(fake_cluster, "PyTorchJob", "Succeeded")
+        assert time.monotonic() - started < 120
+    told = [text for text in texts if "respon" in text]
+    assert told == ["no response; trying again for up to 5 minutes", "the API server responds again"]
 
 
 def queued(fake_cluster):

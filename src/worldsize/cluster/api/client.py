@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
@@ -31,6 +32,7 @@ Lines = list[str]
 
 FIELD_MANAGER = "worldsize"
 _CONNECT_S, _READ_S = 10.0, 30.0
+_MOMENT_S = 5.0  # an outage that takes longer is told
 _WATCH_S = 290  # the server ends the watch, and we list again
 _IDLE_S, _PROBE_S, _PROBES = 60, 15, 6  # TCP keepalive
 
@@ -232,20 +234,33 @@ class Cluster:
 
     # Following --------------------------------------------------------------------------------------------------------
 
-    def watch(self, kind: str, selector: str = "", fields: str = "", stop: Callable[[], bool] = bool) -> Iterator[Objects]:
+    def watch(
+        self,
+        kind: str,
+        selector: str = "",
+        fields: str = "",
+        stop: Callable[[], bool] = bool,
+        outage: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[Objects]:
         """Yield all matching objects, again after every change, until ``stop()``.
 
         When the watch ends or expires (410), or after a server outage of up to five minutes, all objects are listed again.
+
+        Args:
+            outage: told once of each outage that takes longer than a moment, and of its end.
 
         Raises:
             ClusterError: the server rejects the request, or is down for longer.
         """
         watched = KINDS[kind]
         lost_since: float | None = None
+        told = False
         while not stop():
             try:
                 items, version = self._list(watched, selector, fields)
-                lost_since = None
+                if told:
+                    outage("the API server responds again")
+                lost_since, told = None, False
                 known = {item["metadata"]["uid"]: item for item in items}
                 yield list(known.values())
                 query = {"labelSelector": selector, "fieldSelector": fields, "watch": "true", "resourceVersion": version}
@@ -258,6 +273,9 @@ class Cluster:
             except ClusterError as error:
                 if error.status != 410:
                     lost_since = wait_for_server(error, lost_since)
+                    if not told and time.monotonic() - lost_since > _MOMENT_S:
+                        told = True
+                        outage(f"{error}; trying again for up to 5 minutes")
 
     def logs(self, pod: str, container: str, run: logs.Run | None = None, stop: Callable[[], bool] = bool) -> Iterator[str]:
         """Yield every line of the log of one ``run`` of the container, see `logs.follow`."""

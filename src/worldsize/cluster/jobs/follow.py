@@ -76,8 +76,11 @@ class Follower:
         Yields None at least twice a second.
         """
         watch, name = self._cluster.watch, self._name
-        self._feed("job", lambda: watch(self._target.kind, fields=f"metadata.name={name}", stop=self._stopped.is_set))
-        self._feed("pods", lambda: watch("Pod", self._target.selector(name), stop=self._stopped.is_set))
+        stop, fields = self._stopped.is_set, f"metadata.name={name}"
+        self._feed(
+            "job", lambda: watch(self._target.kind, fields=fields, stop=stop, outage=lambda text: self._put("note", text))
+        )
+        self._feed("pods", lambda: watch("Pod", self._target.selector(name), stop=stop))
         self._feed("events", self._events)
         drain_since: float | None = None
         try:
