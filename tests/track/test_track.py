@@ -185,9 +185,10 @@ def test_each_recipe_trains_a_step_and_its_checkpoint_holds_every_parameter(reci
 
 def test_the_last_lines_of_a_run_that_ended_within_its_first_epoch():
     one = Summary(0.5, 1.0, 0.7, 0.5, 1, 1, 0.333, 36.4, 65.0, None)
-    assert console._result_lines(one) == [
+    assert console._result_lines(one, 0) == [
         "top-1 50.00%, top-5 100.00% after 1 step (0.333 epochs); best 50.00% in epoch 1",
         "36 images/s on average during training, 1:05 in total",
     ]
     whole = Summary(0.5, 1.0, 0.7, 0.5, 1, 3, 1.0, 36.4, 65.0, None)
-    assert console._result_lines(whole)[0].endswith(" after 3 steps (1 epoch); best 50.00% after epoch 1")
+    assert console._result_lines(whole, 0)[0].endswith(" after 3 steps (1 epoch); best 50.00% after epoch 1")
+    assert console._result_lines(whole, 2)[1] == "36 images/s on average during training, 1:05 since step 2"

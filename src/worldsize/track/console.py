@@ -36,7 +36,7 @@ def say(text: str) -> None:
 class Tracker(base.Tracker):
     def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None:
         self._console = _Console(highlight=False, soft_wrap=True)
-        self._folder = folder
+        self._folder, self._resumed_step = folder, resumed_step
         self._live: Progress | None = None
         self._task = TaskID(0)
         self._facts: base.RunFacts | None = None
@@ -101,7 +101,7 @@ class Tracker(base.Tracker):
         if self._live is not None:
             self._live.stop()
         if summary is not None:
-            for line in _summary_lines(summary, self._folder):
+            for line in _summary_lines(summary, self._folder, self._resumed_step):
                 self._console.print(line, markup=False)
 
 
@@ -137,26 +137,28 @@ def _worker_line(details: dict[str, Any]) -> str:
     return f"             updates by staleness {ages}; {details['dropped']:,} dropped; images/s by worker {speeds}"
 
 
-def _summary_lines(summary: base.Summary, folder: RunFolder) -> list[str]:
+def _summary_lines(summary: base.Summary, folder: RunFolder, resumed_step: int) -> list[str]:
     width = max(len(name) for name, _ in folder.contents())
     return [
         "",
-        *_result_lines(summary),
+        *_result_lines(summary, resumed_step),
         f"{folder.path} contains",
         *(f"  {name:<{width}}  {description}" for name, description in folder.contents()),
         *([] if job_pod.inside() else [f"Next: worldsize eval {quoted(folder.path)}"]),
     ]
 
 
-def _result_lines(summary: base.Summary) -> list[str]:
+def _result_lines(summary: base.Summary, resumed_step: int) -> list[str]:
+    span = f"since step {resumed_step:,}" if resumed_step else "in total"
+    took = f"{_duration(summary.seconds)} {span}"
     accuracies = _accuracies(summary.top1, summary.top5, summary.map, summary.f1)
     if not summary.steps:
-        return [f"{accuracies} of the initial weights, {_duration(summary.seconds)} in total"]
+        return [f"{accuracies} of the initial weights, {took}"]
     best = summary.best_top1 if summary.best_map is None else summary.best_map
     return [
         f"{accuracies} after {count(summary.steps, 'step')} ({summary.epochs:g} {form(summary.epochs, 'epoch')}); "
         f"best {best:.2%} {_best_at(summary)}",
-        f"{summary.images_per_s:,.0f} images/s on average during training, {_duration(summary.seconds)} in total",
+        f"{summary.images_per_s:,.0f} images/s on average during training, {took}",
     ]
 
 
