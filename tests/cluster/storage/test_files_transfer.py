@@ -6,13 +6,9 @@ import hashlib
 import io
 import os
 import random
-import select
 import stat
-import subprocess
-import sys
 import tarfile
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,53 +16,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trees import snapshot
+from two_ends import download, other_end, upload
 from worldsize.cluster.api.errors import Unreachable
 from worldsize.cluster.storage import files, transfer
-
-PROGRAM = Path(transfer.__file__).read_bytes()
-
-
-@contextmanager
-def other_end(**request):
-    """Messages exchanged with the program, started as in a pod, after it has received the request."""
-    command = [sys.executable, "-c", transfer.LOADER, str(len(PROGRAM))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", bufsize=0) as process:
-
-        def write(content):
-            while content:
-                content = content[process.stdin.write(content) :]
-
-        def read(count):
-            content = b""
-            while len(content) < count:
-                assert select.select([process.stdout], [], [], 10)[0], "no output within 10 s"
-                content += process.stdout.read(count - len(content)) or pytest.fail("the process closed its output")
-            return content
-
-        messages = transfer.Messages(read, write)
-        write(PROGRAM)
-        messages.send(**request)
-        yield messages
-        # It waits until its last output was read, because a container's last output can be lost.
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.05)
-        process.stdin.close()
-        assert process.wait(240) == 0
-
-
-def download(volume: Path, path: str, target: Path, force: bool = False) -> dict:
-    with other_end(root=str(volume), do="get", path=path, skip=0) as messages:
-        assert messages.receive_fields()["scanned"]
-        return transfer.unpack(messages.receive, target, force)
-
-
-def upload(local: Path, volume: Path, path: str, force: bool = False) -> dict:
-    size = transfer.scan(local)["bytes"]
-    with other_end(root=str(volume), do="put", path=path, name=local.name, replace=force, bytes=size) as messages:
-        messages.receive_fields()
-        messages.send(**transfer.pack(local, messages))
-        return messages.receive_fields()
-
 
 NAMES = st.binary(min_size=1, max_size=120).filter(lambda name: not set(name) & set(b"/\0") and name not in (b".", b".."))
 FILES = st.tuples(st.binary(max_size=3000), st.sampled_from([0o600, 0o644, 0o755, 0o640]))
@@ -245,9 +197,15 @@ def test_replacing_keeps_other_files_and_checks_before_the_first_write(tmp_path)
         ({"do": "get", "path": "/nix/nix", "skip": 0}, "/nix/nix does not exist; / contains: out, runs"),
         ({"do": "get", "path": "/out", "skip": 0}, "points outside the volume"),
         ({"do": "get", "path": "/runs/pipe/../two", "skip": 0}, "neither a file nor a folder"),
-        ({"do": "put", "path": "/runs", "name": "one", "replace": False, "bytes": 1}, "/runs/one already exists"),
-        ({"do": "put", "path": "/out/x", "name": "x", "replace": False, "bytes": 1}, "points outside the volume"),
-        ({"do": "put", "path": "/new", "name": "x", "replace": False, "bytes": 1 << 60}, "not enough space"),
+        (
+            {"do": "put", "path": "/runs", "name": "one", "run": None, "replace": False, "bytes": 1},
+            "/runs/one already exists",
+        ),
+        (
+            {"do": "put", "path": "/out/x", "name": "x", "run": None, "replace": False, "bytes": 1},
+            "points outside the volume",
+        ),
+        ({"do": "put", "path": "/new", "name": "x", "run": None, "replace": False, "bytes": 1 << 60}, "not enough space"),
     ],
 )
 def test_other_end_reports_impossible_requests(tmp_path, request_, message):
@@ -262,7 +220,7 @@ def test_other_end_reports_impossible_requests(tmp_path, request_, message):
 
 def test_error_of_the_other_end_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
-    request = {"do": "put", "path": "/file/x", "name": "x", "replace": False, "bytes": 1}
+    request = {"do": "put", "path": "/file/x", "name": "x", "run": None, "replace": False, "bytes": 1}
     with other_end(root=str(tmp_path), **request) as messages, pytest.raises(transfer.Failed, match=r"^/file: ") as caught:
         messages.receive_fields()
     assert not caught.value.user_error

@@ -188,6 +188,34 @@ def test_upload_and_download_over_a_websocket(server, tmp_path, capsys):
     assert server.pods == {} and len(set(server.deleted)) == 3
 
 
+def test_a_run_moves_to_the_volume_and_back(server, tmp_path, capsys):
+    """With the same commands, however often; get creates missing folders."""
+    volume = tmp_path / "mnt/vol"
+    run = tmp_path / "runs/relay"
+    run.mkdir(parents=True)
+    (run / "recipe.yaml").write_text("")
+    put = files.FilesPut(Path("runs/relay"), "vol:/runs/relay", force=True, pod=POD)
+    get = files.FilesGet("vol:/runs/relay", Path("other/runs/relay"), force=True, pod=POD)
+    there, back = volume / "runs/relay", tmp_path / "other/runs/relay"
+    for step in (1, 2, 3):
+        (run / "metrics.jsonl").write_text(json.dumps({"step": step}))
+        assert files.put(put, Cluster()) == files.get(get, Cluster()) == 0
+        assert capsys.readouterr().out == "vol:/runs/relay\nother/runs/relay\n"
+        assert sorted(os.listdir(there)) == sorted(os.listdir(back)) == ["metrics.jsonl", "recipe.yaml"]
+        assert json.loads((back / "metrics.jsonl").read_text()) == {"step": step}
+    (back / "metrics.jsonl").write_text(json.dumps({"step": 4}))
+    with pytest.raises(
+        UserError, match=r"^other/runs/relay has steps that the run to copy lacks.* ends at step 4, in the run"
+    ):
+        files.get(get, Cluster())
+    with pytest.raises(UserError, match=r"^runs/relay already exists; pass --force to replace the whole run"):
+        files.get(files.FilesGet("vol:/runs/relay", Path("runs/relay"), pod=POD), Cluster())
+    (there / "metrics.jsonl").write_text(json.dumps({"step": 4}))
+    with pytest.raises(UserError, match=r"^volume vol: /runs/relay has steps that the run to copy lacks"):
+        files.put(put, Cluster())
+    assert json.loads((there / "metrics.jsonl").read_text()) == {"step": 4}
+
+
 def user(name, node, image="trainer:1", ours=True, created="2026-01-01", **spec):
     """A pod that uses the volume."""
     labels = pod.labels("run") if ours else {}
@@ -250,8 +278,6 @@ def test_errors_are_reported_before_anything_is_sent(server, tmp_path):
         files.put(files.FilesPut(Path("mine"), "vol:/existing", pod=POD), Cluster())
     with pytest.raises(UserError, match="mine already exists; pass --force"):
         files.get(files.FilesGet("vol:/existing", Path("mine"), pod=POD), Cluster())
-    with pytest.raises(UserError, match="folder no does not exist"):
-        files.get(files.FilesGet("vol:/existing", Path("no/mine"), pod=POD), Cluster())
     with pytest.raises(UserError, match="nix does not exist"):
         files.put(files.FilesPut(Path("nix"), "vol:/x", pod=POD), Cluster())
     with pytest.raises(UserError, match="--image is required"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 import secrets
@@ -21,7 +20,7 @@ from worldsize.cluster.api.client import Cluster
 from worldsize.cluster.api.errors import Answered, ClusterError, Unreachable
 from worldsize.cluster.manifests.spec import VOLUMES
 from worldsize.cluster.options import Where
-from worldsize.cluster.storage import file_pod, transfer
+from worldsize.cluster.storage import file_pod, placing, transfer
 from worldsize.cluster.storage.transfer import Messages
 from worldsize.config import live_output
 from worldsize.config.command_line import Flat
@@ -32,7 +31,7 @@ from worldsize.jobs.terminal import note
 _RemotePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="VOLUME:/PATH")]
 _MAX_NAMES = 5  # per message
 _RETRY_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each retry
-_PROGRAM = package_files("worldsize.cluster.storage").joinpath("transfer.py").read_bytes()
+_SOURCES = [package_files("worldsize.cluster.storage").joinpath(name).read_bytes() for name in transfer.SOURCES]
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class FilesGet:
     remote: _RemotePath
     """The volume and the path on it."""
     local: Annotated[Path, tyro.conf.Positional] = Path()
-    """Local destination; inside it if it is an existing folder."""
+    """Local destination; inside it if it is an existing folder. Missing folders are created."""
     force: bool = False
-    """Overwrite existing local files."""
+    """Overwrite existing local files; a run folder is replaced as a whole, unless it has steps that the copy lacks."""
     pod: Flat[PodOptions] = field(default_factory=PodOptions)
     where: Flat[Where] = field(default_factory=Where)
 
@@ -82,7 +81,7 @@ class FilesPut:
     remote: _RemotePath
     """The volume and the destination path on it; inside it if it is an existing folder. Missing folders are created."""
     force: bool = False
-    """Overwrite existing files on the volume."""
+    """Overwrite existing files there; a run folder is replaced as a whole, unless it has steps that the copy lacks."""
     pod: Flat[PodOptions] = field(default_factory=PodOptions)
     where: Flat[Where] = field(default_factory=Where)
 
@@ -101,16 +100,17 @@ def get(options: FilesGet, cluster: Cluster) -> int:
     """``worldsize cluster files get``; for errors see `_connected`.
 
     Raises:
-        UserError: the target exists and --force is missing, its parent folder does not exist, or there is no space.
+        UserError: the target exists and --force is missing, or is a run with steps that the volume's lacks; a run would be
+            inside another one's folder; or there is no space.
     """
     volume, path = parse(options.remote)
-    target = options.local / (posixpath.basename(path.rstrip("/")) or volume) if options.local.is_dir() else options.local
-    if not target.parent.is_dir():
-        raise UserError(f"folder {target.parent} does not exist")
-    if os.path.lexists(target) and not options.force:
-        raise UserError(f"{target} already exists; pass --force to overwrite it")
+    name = posixpath.basename(path.rstrip("/")) or volume
+    if not placing.is_run(options.local):  # otherwise it depends on what is on the volume
+        _local_target(options, name, None)
     with _connected(cluster, volume, options.pod, read_only=True) as request:
         stream = ResumingStream(lambda skip: request(do="get", path=path, skip=skip))
+        target = _local_target(options, name, stream.totals["run"])
+        target.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(target.parent).free < stream.totals["bytes"]:
             raise UserError(f"not enough free space for {target}: {stream.totals['bytes']:,} bytes are needed")
         with _progress_bar(str(target), stream.totals["stream"]) as advance:
@@ -124,7 +124,8 @@ def put(options: FilesPut, cluster: Cluster) -> int:
     """``worldsize cluster files put``; for errors see `_connected`.
 
     Raises:
-        UserError: the target exists and --force is missing, the source does not exist, or there is no space.
+        UserError: the target exists and --force is missing, or is a run with steps that the local one lacks; a run would be
+            inside another one's folder; the source does not exist, or there is no space.
     """
     volume, path = parse(options.remote)
     local = options.local.resolve()
@@ -133,7 +134,8 @@ def put(options: FilesPut, cluster: Cluster) -> int:
         raise UserError(f"{options.local} does not exist")
     with _connected(cluster, volume, options.pod, read_only=False) as request:
         totals = transfer.scan(local)
-        messages = request(do="put", path=path, name=name, replace=options.force, bytes=totals["bytes"])
+        facts = {"name": name, "run": placing.run_state(local), "bytes": totals["bytes"]}
+        messages = request(do="put", path=path, replace=options.force, **facts)
         messages.receive_fields()
         # If the pod ends the upload early, its response contains the reason.
         with suppress(Answered), _progress_bar(str(options.local), totals["stream"]) as advance:
@@ -143,6 +145,16 @@ def put(options: FilesPut, cluster: Cluster) -> int:
     _summarize(summary)
     print(printable(f"{volume}:{remote['path']}"))
     return 0
+
+
+def _local_target(options: FilesGet, name: str, run: placing.RunState | None) -> Path:
+    """Where a download goes; raises UserError if it must not."""
+    try:
+        target = placing.destination(options.local, name, run)
+        placing.check(target, run, options.force)
+    except transfer.Failed as error:
+        raise UserError(printable(str(error))) from None
+    return target
 
 
 def parse(remote: str) -> tuple[str, str]:
@@ -216,6 +228,11 @@ class ResumingStream:
         return messages
 
 
+def pod_program() -> tuple[list[str], bytes]:
+    """The arguments of the pod's Python, and the program that it reads first: the pod's side of `transfer`."""
+    return ["-c", transfer.LOADER, *(str(len(source)) for source in _SOURCES)], b"".join(_SOURCES)
+
+
 @contextmanager
 def _connected(cluster: Cluster, volume: str, pod: PodOptions, read_only: bool) -> Iterator[Callable[..., Messages]]:
     """Run a pod that mounts the volume; yields a function that sends it a request and returns the message channel.
@@ -230,11 +247,12 @@ def _connected(cluster: Cluster, volume: str, pod: PodOptions, read_only: bool) 
     with file_pod.running(cluster, settings, pod.wait, note) as pod_name, ExitStack() as sessions:
 
         def request(**fields: Any) -> Messages:
-            session = cluster.exec(pod_name, file_pod.CONTAINER, ["python3", "-c", transfer.LOADER, str(len(_PROGRAM))])
+            command, program = pod_program()
+            session = cluster.exec(pod_name, file_pod.CONTAINER, ["python3", *command])
             sessions.callback(session.close)
             messages = Messages(session.read, session.write)
             with suppress(Answered):
-                session.write(_PROGRAM)
+                session.write(program)
                 messages.send(root=str(VOLUMES / volume), **fields)
             return messages
 

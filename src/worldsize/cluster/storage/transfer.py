@@ -19,29 +19,29 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# The container runs this. It reads the source of this module from stdin; the argument is its length in bytes. Files of
-# the working folder, which may be the volume, must not replace modules.
+# Of this form only: in the pod, `LOADER` provides this module, and the packages around it do not exist.
+from worldsize.cluster.storage.placing import Failed as Failed
+from worldsize.cluster.storage.placing import check, destination, move_into_place, run_state, walk
+
+# The container runs this. It reads the sources of `placing` and of this module from stdin; the arguments are their lengths
+# in bytes. Files of the working folder, which may be the volume, must not replace modules.
 LOADER = (
-    "import sys; sys.path[:1] = filter(None, sys.path[:1]); text = sys.stdin.buffer.read(int(sys.argv[1])); "
-    "exec(compile(text, 'transfer.py', 'exec'), {'__name__': '__main__'})"
+    "import sys; sys.path[:1] = filter(None, sys.path[:1]); from types import ModuleType; "
+    "read = lambda length: sys.stdin.buffer.read(int(length)); name = 'worldsize.cluster.storage.placing'; "
+    "placing = sys.modules[name] = ModuleType(name); "
+    "exec(compile(read(sys.argv[1]), 'placing.py', 'exec'), vars(placing)); "
+    "exec(compile(read(sys.argv[2]), 'transfer.py', 'exec'), {'__name__': '__main__'})"
 )
+SOURCES = ("placing.py", "transfer.py")
 
 _HEADER = struct.Struct(">cI")
 _CHUNK = 1 << 18
 _HEARTBEAT_S = 5.0
 _MAX_NAMES = 10  # per message
-
-
-class Failed(Exception):
-    """The transfer is impossible or was interrupted. ``user_error``: the user can fix the cause."""
-
-    def __init__(self, message: str, user_error: bool = False) -> None:
-        super().__init__(message)
-        self.user_error = user_error
 
 
 class Messages:
@@ -81,16 +81,6 @@ class Messages:
         message = self.receive()
         assert isinstance(message, dict), "expected JSON, received a chunk"
         return message
-
-
-def walk(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (name inside the tree, path) for the root, named ".", and everything below it; sorted, parents first."""
-    yield ".", root
-    for folder, folders, files in os.walk(root, onerror=_ignore_missing):
-        folders.sort()
-        for name in sorted(folders + files):
-            path = Path(folder, name)
-            yield path.relative_to(root).as_posix(), path
 
 
 def scan(root: Path, heartbeat: Callable[..., Any] = lambda **_: None) -> dict[str, int]:
@@ -153,7 +143,8 @@ def unpack(
 
     Args:
         receive: returns the next message.
-        replace: whether existing files may be overwritten; other files in an existing folder ``target`` stay.
+        replace: whether existing files may be overwritten; other files in an existing folder ``target`` stay, except in a
+            run folder, which is replaced as a whole.
         advance: called with the number of bytes received.
 
     Returns:
@@ -167,7 +158,7 @@ def unpack(
         except tarfile.TarError as error:
             raise Failed(f"the stream is damaged: {error}") from None
         fields = stream.finish()
-        _move_into_place(scratch / "new", target, replace)
+        move_into_place(scratch / "new", target, replace)
         return fields
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -280,32 +271,6 @@ def _extract(stream: _Incoming, root: Path) -> None:
         path.symlink_to(link)
 
 
-def _move_into_place(new: Path, target: Path, replace: bool) -> None:
-    if not os.path.lexists(target):
-        new.rename(target)
-        return
-    if not replace:
-        raise Failed(f"{target} already exists", user_error=True)
-    moves = [(path, target / name) for name, path in walk(new)]
-    for path, existing in moves:
-        if os.path.lexists(existing) and _is_folder(path) != _is_folder(existing):
-            raise Failed(f"{existing}: cannot replace a folder with a file, or a file with a folder", user_error=True)
-    for path, existing in moves:
-        if _is_folder(path):
-            existing.mkdir(stat.S_IMODE(path.lstat().st_mode), exist_ok=True)
-        else:
-            path.replace(existing)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
-
-
-def _ignore_missing(error: OSError) -> None:
-    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        raise error
-
-
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Pod side: answer one request, then wait until the other end disconnects.
 
@@ -329,7 +294,8 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         try:
             messages.send(**{"ls": _ls, "get": _get, "put": _put}[request["do"]](volume, request, messages))
         except Failed as error:
-            messages.send(error=str(error), user_error=error.user_error)
+            # Paths as the user writes them: from the root of the volume.
+            messages.send(error=str(error).replace(f"{volume}/", "/"), user_error=error.user_error)
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
@@ -352,16 +318,15 @@ def _ls(volume: Path, request: dict[str, Any], messages: Messages) -> dict[str, 
 
 def _get(volume: Path, request: dict[str, Any], messages: Messages) -> dict[str, Any]:
     path = _existing(volume, request["path"])
-    messages.send(scanned=True, **scan(path, lambda **progress: messages.send(scanned=False, **progress)))
+    totals = scan(path, lambda **progress: messages.send(scanned=False, **progress))
+    messages.send(scanned=True, run=run_state(path), **totals)
     return pack(path, messages, skip=request["skip"])
 
 
 def _put(volume: Path, request: dict[str, Any], messages: Messages) -> dict[str, Any]:
-    path = _inside(volume, request["path"])
-    if path.is_dir() or request["path"].endswith("/"):
-        path = path / request["name"]
-    if os.path.lexists(path) and not request["replace"]:
-        raise Failed(f"{_from_root(volume, path)} already exists; pass --force to overwrite it", user_error=True)
+    named, as_folder = request["path"], request["path"].endswith("/")
+    path = destination(_inside(volume, named), request["name"], request["run"], as_folder)
+    check(path, request["run"], request["replace"])
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent)
     if free.total and free.free < request["bytes"]:
