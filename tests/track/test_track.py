@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,20 @@ def test_lines_after_the_resumed_step_are_dropped(tmp_path):
         file.write('{"kind": "step", "st')
     jsonl.Tracker(Track(), RunFolder(tmp_path), 3).steps([step(4)])
     assert [r["step"] for r in records(tmp_path, "step")] == [1, 2, 3, 4]
+
+
+def test_steps_that_are_missing_before_the_resumed_one_are_a_warning(tmp_path, caplog):
+    """Two states of the run were mixed: its newest checkpoint is of a later one than its metrics."""
+    first = jsonl.Tracker(Track(), RunFolder(tmp_path), 0)
+    first.steps([replace(step(n), chain=f"{n:064}") for n in range(1, 6)])
+    first.end(None)
+    jsonl.Tracker(Track(), RunFolder(tmp_path), 5)
+    assert not caplog.records
+    jsonl.Tracker(Track(), RunFolder(tmp_path), 7)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}/metrics.jsonl ends at step 5 although the run continues after step 7: the steps between are lost, and "
+        "`worldsize audit` will find the run inconsistent"
+    ]
 
 
 LARGEST = 1 << 20

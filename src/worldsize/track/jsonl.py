@@ -31,7 +31,9 @@ class Tracker(base.Tracker):
     def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None:
         for path in (folder.metrics, folder.timing):
             if path.exists():
-                _drop(path, lambda record: record["step"] > resumed_step)
+                kept = _drop(path, lambda record: record["step"] > resumed_step)
+                if path == folder.metrics:
+                    _warn_of_gap(path, kept, resumed_step)
         self._metrics, self._timing = _Lines(folder.metrics), _Lines(folder.timing)
 
     def begin(self, facts: base.RunFacts) -> None:
@@ -96,8 +98,12 @@ def _rounded(value: Any, exact: bool = False) -> Any:
     return [_rounded(v) for v in value] if isinstance(value, list) else value
 
 
-def _drop(path: Path, lost: Callable[[dict[str, Any]], bool]) -> None:
-    """Drop the lines that are ``lost``: a crash came before a checkpoint had them, so they are computed again."""
+def _drop(path: Path, lost: Callable[[dict[str, Any]], bool]) -> list[str]:
+    """Drop the lines that are ``lost``: a crash came before a checkpoint had them, so they are computed again.
+
+    Returns:
+        The other lines.
+    """
     kept = []
     with atomic.naming(path):
         lines = path.read_text("utf-8", errors="replace").splitlines(keepends=True)
@@ -109,3 +115,18 @@ def _drop(path: Path, lost: Callable[[dict[str, Any]], bool]) -> None:
             continue
     if len(kept) < len(lines):
         atomic.write_text(path, "".join(kept))
+    return kept
+
+
+def _warn_of_gap(path: Path, lines: Sequence[str], resumed_step: int) -> None:
+    """Warn if the last step with a fingerprint is before the resumed one: files of two states of the run were mixed."""
+    steps = (record for record in map(json.loads, reversed(lines)) if record.get("kind") == "step")
+    last = next(steps, None)
+    if last is not None and last.get("chain") and last["step"] < resumed_step:
+        log.warning(
+            "%s ends at step %s although the run continues after step %s: the steps between are lost, and `worldsize audit` "
+            "will find the run inconsistent",
+            path,
+            f"{last['step']:,}",
+            f"{resumed_step:,}",
+        )
