@@ -60,6 +60,27 @@ def test_upload_and_download_of_a_tree(cluster, volume, pod, tmp_path, capsys):
     no_file_pods_are_left(cluster)
 
 
+@pytest.mark.cluster
+def test_a_run_is_replaced_on_a_volume_and_back(cluster, volume, pod, tmp_path):
+    run, back = tmp_path / "runs/relay", tmp_path / "back/runs/relay"
+    put = files.FilesPut(run, f"{volume}:/runs/relay", force=True, pod=pod)
+    get = files.FilesGet(f"{volume}:/runs/relay", back, force=True, pod=pod)
+    run.mkdir(parents=True)
+    (run / "recipe.yaml").write_text("")
+    for step in (8, 9):
+        for old in run.glob("*.txt"):
+            old.unlink()
+        (run / f"log.rank{step}.txt").write_text("")
+        (run / "metrics.jsonl").write_text(f'{{"step": {step}}}')
+        files.put(put, cluster)
+        files.get(get, cluster)
+        assert snapshot(back) == snapshot(run)
+    (run / "metrics.jsonl").write_text('{"step": 8}')
+    with pytest.raises(UserError, match=r"volume vol: /runs/relay has steps that the run to copy lacks: .* ends at step 9"):
+        files.put(put, cluster)
+    no_file_pods_are_left(cluster)
+
+
 @contextmanager
 def breaking_proxy(host: str, port: int, after: int):
     """A local port that forwards to the server; cuts every connection after ``after`` bytes of response."""
