@@ -22,7 +22,7 @@ from typing import Any
 
 from worldsize.distributed.rank import LOCAL_LAUNCH, cores
 from worldsize.errors import PERMANENT, SIGNAL_BASE, SUCCESS, Stopped, UserError, first_line
-from worldsize.launch import nodes, route
+from worldsize.launch import failed_workers, nodes, route
 from worldsize.launch.local import Outcome, cause, reports, run_elastic
 
 AGENT = "WORLDSIZE_AGENT"
@@ -175,7 +175,8 @@ def _once(argv: Sequence[str], node: Node) -> Outcome:
             "max_restarts": _MAX_RESTARTS,
         }
         try:
-            run_elastic(argv, node.procs, logs, settings, tee=True)
+            with failed_workers.named():
+                run_elastic(argv, node.procs, logs, settings, tee=True)
         except ChildFailedError as error:
             return _retryable_if_stopped(
                 cause({rank: f.exitcode for rank, f in error.failures.items()}, reports(logs), time.time())

@@ -23,7 +23,7 @@ from worldsize.launch import agent_signals, entry_point, unkillable
 ERROR_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 # What a rank may report because another one has ended.
 EFFECTS = (INTERNAL_ERROR, PeersUnreachable.exit_code)
-_AGENT_KILL_S = 20  # a rank killed later than this after the first report may have been killed by the agent
+AGENT_KILL_S = 20  # a rank killed later than this after the first report may have been killed by the agent
 _SHUTDOWN_TIMEOUT_S = 3600  # a step can take long on a slow machine; a second signal ends the wait
 
 
@@ -150,7 +150,7 @@ def cause(exit_codes: dict[int, int], reports: list[tuple[float, Outcome]], now:
     deaths = [(rank, code) for rank, code in exit_codes.items() if code < 0 and code != -signal.SIGTERM]
     if reports:
         at, first = reports[0]
-        if first.code not in EFFECTS or not deaths or now - at > _AGENT_KILL_S:
+        if first.code not in EFFECTS or not deaths or now - at > AGENT_KILL_S:
             return first
     exits = [(rank, code) for rank, code in exit_codes.items() if code > 0]
     # NCCL aborts the ranks that lost one on a GPU: of two deaths, an abort is the later one.

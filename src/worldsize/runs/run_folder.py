@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from worldsize.config import job_pod
 from worldsize.config.wording import printable_lines, quoted
 from worldsize.errors import NoProgress, UserError, WorldsizeError, refuse_closed
+from worldsize.launch.failed_workers import LAST_FAILURE
 from worldsize.runs import atomic
 from worldsize.runs.atomic import write_json
 
@@ -226,10 +227,17 @@ def count_start(folder: RunFolder, step: int, retries: int) -> None:
                 raise NoProgress(
                     f"{folder.path} was started {starts} times from step {step:,} without reaching its next checkpoint; "
                     f"check {folder.log_file(0)}, fix the cause, and allow one more start with --retries {starts}"
+                    f"{_last_failure()}"
                 )
             write_json(folder.starts, {"step": step, "starts": starts + 1})
             return
     write_json(folder.starts, {"step": step, "starts": 1})
+
+
+def _last_failure() -> str:
+    """How the last start ended, where the agent of this machine knows it: no log has the end of a killed process."""
+    failure = os.environ.get(LAST_FAILURE)
+    return f". The last time, {failure}" if failure else ""
 
 
 class _Lines(logging.Formatter):
