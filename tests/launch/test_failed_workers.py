@@ -45,6 +45,14 @@ def test_a_killed_process_of_an_agent_is_named_once_and_the_run_goes_on(tmp_path
     assert re.search(r"^\[0\] .*resuming after step \d+", output, re.MULTILINE), output
 
 
+def test_an_unknown_option_ends_the_agent_and_is_not_tried_again(tmp_path):
+    place = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": "0", "WORLDSIZE_ADDRESS": "127.0.0.1"}
+    place |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
+    process = start("agent", "--id", "job", "--", "train", "digits", "--optimizer.lrr", "1", cwd=tmp_path, **place)
+    output = process.communicate(timeout=240)[0]
+    assert process.returncode == 64 and output.count("Unrecognized options: --optimizer.lrr") == 1, output
+
+
 # Two processes that take no time to start. `report` is called as worldsize's own processes do.
 AGENT = """
 import sys

@@ -50,9 +50,14 @@ def _printed(words: list[str]) -> int:
     """Run one command; what it printed has reached the reader, or OSError says why not."""
     try:
         code = _run(words)
-    except SystemExit:  # after --help
+    except SystemExit as stop:  # after --help, and after a printed error of the command line
         sys.stdout.flush()
-        raise
+        if stop.code != UserError.exit_code:
+            raise
+        from worldsize.launch.failure import fail
+
+        # Without a report, an agent would start this process again and again.
+        raise SystemExit(fail("", UserError.exit_code)) from None
     sys.stdout.flush()
     return code
 
