@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -191,8 +191,10 @@ class Forked:
         return "".join(texts), None
 
     def send_signal(self, number: int) -> None:
+        """Send it, unless the process has ended, as that of `subprocess.Popen` does."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended, and its parent, the fork server, has noticed
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
