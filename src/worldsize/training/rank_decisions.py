@@ -23,7 +23,11 @@ _Queue = queue.SimpleQueue[tuple[torch.Tensor, Future[None]] | None]
 
 @dataclass(frozen=True)
 class Decision:
-    """Identical on all ranks. ``new_broken`` is the number of broken images in this epoch, summed over ranks."""
+    """Identical on all ranks.
+
+    ``new_broken`` is the number of broken images that ranks have found but not shared, summed over ranks: an image that
+    several found, one of them as a replacement of another, counts several times.
+    """
 
     stop: bool
     collect: bool

@@ -111,12 +111,16 @@ class Trainer(BaseTrainer):
         self._meter.restart()
         while progress.epoch_step < self.steps_per_epoch and progress.step < self.total_steps:
             self._after_step(self._step(batches))
-        heartbeat.beat(heartbeat.COLLECTING)
-        self.train_loader.broken.share(self.world)
-        self.check_broken(len(self.train_loader.broken.known), self.train_loader)
+        self._share_broken()
         self.train_loader.samples.share(self.world)
         self._collect()
         self._merge_margins()
+
+    def _share_broken(self) -> None:
+        """Exchange the broken images that ranks found; raise DataError if together they are too many."""
+        heartbeat.beat(heartbeat.COLLECTING)
+        self.train_loader.broken.share(self.world)
+        self.check_broken(len(self.train_loader.broken.known), self.train_loader)
 
     def _merge_margins(self) -> None:
         """Here and in checkpoints, so that no rank keeps more than those of an epoch."""
@@ -149,12 +153,12 @@ class Trainer(BaseTrainer):
 
     def _after_step(self, decision: Decision) -> None:
         progress = self.progress
-        broken = len(self.train_loader.broken.known) + decision.new_broken
-        self.check_broken(broken, self.train_loader)
+        if decision.new_broken:
+            self._share_broken()
         save = decision.save or self._save_due()
         stop = decision.stop or progress.step == self.stop_after
         if decision.collect or stop or save:
-            self._collect(broken, rest=stop or save)
+            self._collect(rest=stop or save)
         if stop:
             self._save(wait=True)
             raise Stopped(f"stopped after step {progress.step:,} of {self.total_steps:,}")
@@ -173,7 +177,7 @@ class Trainer(BaseTrainer):
         every = self.recipe.checkpoint.every_steps
         return (every is not None and self.progress.step % every == 0) or self.epoch_save_due()
 
-    def _collect(self, broken: int | None = None, rest: bool = True) -> None:
+    def _collect(self, rest: bool = True) -> None:
         """Pass the steps since the last call, over all ranks, to the trackers; raise Diverged if they are not finite.
 
         Args:
@@ -182,8 +186,7 @@ class Trainer(BaseTrainer):
         self._collected = time.monotonic()
         heartbeat.beat(heartbeat.COLLECTING)
         with self._meter.spending("metrics"):
-            broken = len(self.train_loader.broken.known) if broken is None else broken
-            steps, windows = self._meter.collect(broken, rest)
+            steps, windows = self._meter.collect(len(self.train_loader.broken.known), rest)
             steps = self.progress.chained(steps)
             self.progress.add(steps)
             self.trackers.steps(steps)

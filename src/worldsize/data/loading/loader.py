@@ -94,13 +94,10 @@ class BrokenImages:
 
     def share(self, world: World) -> None:
         """Exchange the new broken images between all ranks. A collective: every rank must call it."""
-        with self._lock:
-            for rank, new in enumerate(world.gather(self.new)):
-                for index in new.keys() - self.known:
-                    if world.is_main and rank != world.rank:  # the main rank's log lists the broken images of all ranks
-                        self._log(index, new[index])
-                self.known |= new.keys()
-            self.new.clear()
+        own = self.take()
+        for rank, new in enumerate(world.gather(own)):
+            if rank != world.rank:
+                self.merge(new, world.is_main)  # the main rank's log lists the broken images of all ranks
 
     def take(self) -> dict[int, str]:
         """What this rank found since the last call, with the reasons: a part of ``known`` from now on."""
@@ -109,12 +106,13 @@ class BrokenImages:
             self.known |= found.keys()
         return found
 
-    def merge(self, found: Mapping[int, str]) -> None:
-        """Add what another rank has taken, and log it here."""
+    def merge(self, found: Mapping[int, str], logged: bool = True) -> None:
+        """Add what another rank has taken, and log it here unless it is not to be ``logged``."""
         with self._lock:
             unknown = found.keys() - self.known - self.new.keys()
-            self.known |= unknown
-        for index in sorted(unknown):
+            self.known |= found.keys()
+            self.new = {index: reason for index, reason in self.new.items() if index not in found}
+        for index in sorted(unknown if logged else ()):
             self._log(index, found[index])
 
     @property
