@@ -96,14 +96,14 @@ def failing(world: World, folder: Path) -> None:
 
         def save(tensors, path, full=full):
             if world.rank == full:
-                raise OSError(28, "No space left on device")
+                raise OSError(28, "No space left on device", "\N{GRINNING FACE}" * 500)  # up to 12 bytes each
             save_file(tensors, path)
 
         writer.save_file = save
         writing.save(snapshot(world.rank, step))
         writing.wait()
         if world.is_main:
-            reason = {2: "rank 2: [Errno 28] No space left on device (on ", 3: "No space left"}.get(step)
+            reason = {2: "rank 2: [Errno 28] No space left on device", 3: "No space left"}.get(step)
             assert (reason in writing.failed) if reason else writing.failed is None
         world.barrier()
         expected = [f"step-0000000{s}" for s in ((1, 4) if step == 4 else (1,))]
@@ -113,6 +113,25 @@ def failing(world: World, folder: Path) -> None:
 
 def test_a_rank_that_cannot_write_costs_this_checkpoint_only(tmp_path):
     start(failing, tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed_costs_no_checkpoint(tmp_path, monkeypatch, caplog):
+    writing = writer.Writer(tmp_path, Checkpoint(keep=1))
+    writing.save(snapshot(0, 1))
+    writing.wait()
+
+    def stale(folder, step, settings):
+        raise OSError(116, "Stale file handle", str(folder))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(writer.retention, "prune", stale)
+        writing.save(snapshot(0, 2))
+        assert writing.wait() == tmp_path / "step-00000002"
+    assert writing.failed is None
+    assert "older checkpoints were not deleted ([Errno 116] Stale file handle" in caplog.text
+    writing.save(snapshot(0, 3))
+    writing.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
 def losing(world: World, folder: Path) -> None:

@@ -10,9 +10,12 @@ from worldsize.config.recipe import Checkpoint as Retention
 
 
 def prune(folder: Path, step: int, settings: Retention) -> None:
-    """Delete all checkpoints up to ``step`` that the settings do not keep.
+    """Delete the checkpoints that the settings do not keep, and all after ``step``, the run's current position.
 
-    Checkpoints after ``step``, the run's current position, are damaged ones that were skipped when the run resumed.
+    Those after it are damaged ones that were skipped when the run resumed.
+
+    Raises:
+        OSError: the folder cannot be listed.
     """
     everything = checkpoint.list_checkpoints(folder)
     checkpoints = [path for path in everything if checkpoint.step_of(path) <= step]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _REPORT_BYTES = 4096
+_REASON_CHARACTERS = 300  # each has up to 12 bytes in JSON
 
 # The entries of the manifest: {"bytes": ..., "sha256": ...} by file name.
 Files = dict[str, dict[str, Any]]
@@ -312,7 +313,10 @@ class Writer:
             return
         self._failed, self._newest = None, path
         self._written(snapshot.step)
-        retention.prune(self._folder, snapshot.step, self._settings)
+        try:
+            retention.prune(self._folder, snapshot.step, self._settings)
+        except OSError as error:
+            log.warning("older checkpoints were not deleted (%s); the next save tries again", error)
 
     def _flush_record(self) -> None:
         """After a loss of power, the run continues from its checkpoint: the lines of the steps before it must be there."""
@@ -328,7 +332,7 @@ class Writer:
             snapshot.wait()
             report: dict[str, Any] = {"files": write_own(self._folder, snapshot, f"{team.token}-{save}")}
         except Exception as error:  # rank 0 reports it
-            report = {"failed": f"{error} (on {socket.gethostname()})"[:500]}
+            report = {"failed": f"{error} (on {socket.gethostname()})"[:_REASON_CHARACTERS]}
         try:
             team.tell(report)
         except RuntimeError as error:
