@@ -19,16 +19,17 @@ def test_the_new_content_replaces_the_old_at_the_end(tmp_path, durable):
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_after_an_error_the_old_content_is_left_alone(tmp_path):
+@pytest.mark.parametrize("error", [OSError("disk"), ValueError("disk"), KeyboardInterrupt("disk")])
+def test_after_an_error_the_old_content_is_left_alone(tmp_path, error):
     path = tmp_path / "file"
     path.write_text("old")
 
     def interrupted() -> None:
         with replacing(path) as temporary:
             temporary.write_text("ne")
-            raise OSError("disk")
+            raise error
 
-    with pytest.raises(OSError, match="disk"):
+    with pytest.raises(type(error), match="disk"):
         interrupted()
     assert path.read_text() == "old"
     assert [*tmp_path.iterdir()] == [path]

@@ -12,13 +12,21 @@ import pytest
 from processes import losses, newest
 from three_steps import THREE_STEPS
 from worldsize import cli
+from worldsize.runs.resumable import newest as newest_of
 from worldsize.runs.resumable import opened
+from worldsize.runs.run_folder import RunFolder
 
 
 @pytest.fixture
 def run(trained, tmp_path) -> Path:
     """A copy of the trained run, for tests that damage it."""
     return Path(shutil.copytree(trained, tmp_path / "some" / "a"))
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):
+    for step in (99_999_999, 100_000_000):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    assert newest_of(RunFolder(tmp_path)) == "step-100000000"
 
 
 def content(folder: Path) -> dict[str, str]:

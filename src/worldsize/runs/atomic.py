@@ -36,7 +36,7 @@ def replacing(path: Path, temporary: Path | None = None, durable: bool = False) 
             if durable:
                 flush(written)
             os.replace(written, path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             written.unlink()
         raise

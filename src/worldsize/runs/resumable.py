@@ -10,7 +10,7 @@ from pathlib import Path
 from worldsize.config import job_pod
 from worldsize.config.wording import count
 from worldsize.errors import CheckpointError, UserError
-from worldsize.runs.run_folder import CHECKPOINT_NAME, RunFolder, checkpoint_folders, open_existing
+from worldsize.runs.run_folder import CHECKPOINT_NAME, RunFolder, checkpoint_folders, open_existing, step_of
 
 
 def opened(path: Path) -> RunFolder:
@@ -82,7 +82,8 @@ def has_begun(folder: RunFolder) -> bool:
 
 def newest(folder: RunFolder) -> str | None:
     """The name of the newest checkpoint; None without one."""
-    return max((path.name for path in checkpoint_folders(folder.checkpoints)), default=None)
+    found = [(step_of(path), path.name) for path in checkpoint_folders(folder.checkpoints)]
+    return max(found)[1] if found else None
 
 
 def _foreign(path: Path) -> list[str]:

@@ -154,7 +154,7 @@ told=no        # whether it got SIGUSR1: from `worldsize stop`, when preempted, 
 
 trap 'cancelled=yes; signalled=yes{forward}' TERM
 {also}
-checkpoint() {{ ls -1 "$out/$run/checkpoints" 2>/dev/null | grep '^step-' | sort | tail -n 1; }}
+checkpoint() {{ ls -1 "$out/$run/checkpoints" 2>/dev/null | grep -xE 'step-[0-9]+' | sort -t - -k 2n | tail -n 1; }}
 
 # When the time limit ends this allocation, in seconds since 1970; asked now, because a preemption changes the answer.
 ends=$(squeue -h -j "$id" -o %e 2>/dev/null)
