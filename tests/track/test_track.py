@@ -145,6 +145,20 @@ def test_tensorboard_has_the_curves(two_ranks):
     assert len(events.Scalars("val/top1")) == 3
 
 
+def test_tensorboard_shows_a_run_that_starts_again_once(tmp_path):
+    """A run that was killed before its first checkpoint begins with step 1 again."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from worldsize.track import tensorboard
+
+    for last in (5, 3):
+        tracker = tensorboard.Tracker(Track(), RunFolder(tmp_path), 0)
+        tracker.steps([step(n) for n in range(1, last + 1)])
+        tracker.end(None)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert all([e.step for e in events.Scalars(name)] == [1, 2, 3] for name in events.Tags()["scalars"])
+
+
 def test_wandb_is_one_offline_run_and_its_key_is_nowhere(two_ranks):
     run, printed = two_ranks
     assert len(list((run / "wandb").glob("offline-run-*"))) == 1

@@ -13,7 +13,8 @@ from worldsize.track import base
 
 class Tracker(base.Tracker):
     def __init__(self, settings: Track, folder: RunFolder, resumed_step: int) -> None:
-        self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=resumed_step + 1 if resumed_step else None)
+        # Also of a run that starts again because it was killed before its first checkpoint.
+        self._writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=resumed_step + 1)
 
     def begin(self, facts: base.RunFacts) -> None:
         self._writer.add_text("run", f"{facts.model}, global batch {facts.global_batch}", facts.first_step)
