@@ -145,7 +145,9 @@ def test_a_second_signal_exits_immediately(tmp_path):
 def test_a_finished_run_has_nothing_left_to_do(resume, uninterrupted):
     run = uninterrupted(1)
     before = newest(run)
-    assert "nothing to do" in resume(run, 1)
+    assert resume(run, 1).rstrip().endswith("has already reached its last step; nothing to do")
+    limited = resume(run, 1, "--max-steps", "5")
+    assert "reached its last step (it ends at --max-steps 5; --max-steps None trains all epochs); nothing to do" in limited
     assert newest(run) == before
 
 

@@ -49,7 +49,9 @@ def train(argv: list[str]) -> int:
             from worldsize.training.build import train
 
         if train(request, rank_info, stop) is None and rank_info.rank == 0:
-            print(f"{request.folder} has already reached its last step; nothing to do")
+            limit = request.recipe.max_steps
+            further = "" if limit is None else f" (it ends at --max-steps {limit}; --max-steps None trains all epochs)"
+            print(f"{request.folder} has already reached its last step{further}; nothing to do")
         return 0
 
     may_fail = parallel.strategy_class(request.recipe.parallel).asynchronous
