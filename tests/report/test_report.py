@@ -264,6 +264,19 @@ def test_runs_and_compare(tmp_path, capsys, monkeypatch):
     assert main(["compare", str(a), str(again)]) == 0
 
 
+def test_compare_counts_the_packages_that_only_one_run_had(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    runs = [make(tmp_path, "a"), make(tmp_path, "b")]
+    for run, packages in zip(runs, ({"timm": "1", "rich": "14"}, {"timm": "2", "six": "1", "pip": "23"}), strict=True):
+        environment = json.loads((run / "environment.json").read_text())
+        (run / "environment.json").write_text(json.dumps(environment | {"packages": packages}))
+    assert main(["compare", *map(str, runs)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"packages.timm +1 +2\b", shown)
+    assert re.search(r"packages that not all have +1 +2\b", shown)
+    assert "six" not in shown
+
+
 def test_the_page_in_a_browser(tmp_path, capsys):
     paths = [make(tmp_path, "a"), make(tmp_path, "s", label_smoothing=0.2)]
     before = [snapshot(path) for path in paths]

@@ -21,8 +21,15 @@ def recipes(runs: Sequence[Run]) -> list[Row]:
 
 
 def environments(runs: Sequence[Run]) -> list[Row]:
-    """The same for the machine, its versions and the digests of the dataset."""
-    return _rows(runs, lambda run: flat({name: value for name, value in run.environment.items() if name != "command"}))
+    """The same for the machine, its versions and the digests of the dataset; packages that not all have are only counted."""
+    everywhere = set.intersection(*({*_packages(run)} for run in runs))
+    own = [("packages that not all have", *(str(len(_packages(run).keys() - everywhere)) for run in runs))]
+
+    def compared(run: Run) -> Record:
+        common = {name: version for name, version in _packages(run).items() if name in everywhere}
+        return flat({name: value for name, value in run.environment.items() if name != "command"} | {"packages": common})
+
+    return [*_rows(runs, compared), *(own if any(_packages(run).keys() > everywhere for run in runs) else [])]
 
 
 def results(runs: Sequence[Run]) -> list[Row]:
@@ -33,6 +40,11 @@ def results(runs: Sequence[Run]) -> list[Row]:
 def speeds(runs: Sequence[Run]) -> list[Row]:
     """The speed of each run, which never counts as a difference."""
     return [("median images/s", *(f"{value:,.4g}" if (value := speed(run)) else "" for run in runs))]
+
+
+def _packages(run: Run) -> Record:
+    found = run.environment.get("packages")
+    return found if isinstance(found, dict) else {}
 
 
 def _result(run: Run) -> Record:
