@@ -68,7 +68,7 @@ def test_following_works_without_permission_to_read_events(fake_cluster):
     assert any("you have no permission to read events" in text for text in texts)
 
 
-def test_an_outage_of_the_server_is_told_once_and_its_end_too(fake_cluster, monkeypatch):
+def test_an_outage_of_the_server_is_reported_once_and_its_end_too(fake_cluster, monkeypatch):
     is_in(fake_cluster, "PyTorchJob", "Running")
     monkeypatch.setattr(client, "_MOMENT_S", 0.0)
     answer, refused = fake_cluster.answer, []
@@ -86,8 +86,8 @@ def test_an_outage_of_the_server_is_told_once_and_its_end_too(fake_cluster, monk
         if "PyTorchJob r50: Running" in texts:
             is_in(fake_cluster, "PyTorchJob", "Succeeded")
         assert time.monotonic() - started < 120
-    told = [text for text in texts if "respon" in text]
-    assert told == ["no response; trying again for up to 5 minutes", "the API server responds again"]
+    reported = [text for text in texts if "respon" in text]
+    assert reported == ["no response; trying again for up to 5 minutes", "the API server responds again"]
 
 
 def queued(fake_cluster):

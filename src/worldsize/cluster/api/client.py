@@ -32,7 +32,7 @@ Lines = list[str]
 
 FIELD_MANAGER = "worldsize"
 _CONNECT_S, _READ_S = 10.0, 30.0
-_MOMENT_S = 5.0  # an outage that takes longer is told
+_MOMENT_S = 5.0  # an outage that takes longer is reported
 _WATCH_S = 290  # the server ends the watch, and we list again
 _IDLE_S, _PROBE_S, _PROBES = 60, 15, 6  # TCP keepalive
 
@@ -247,20 +247,20 @@ class Cluster:
         When the watch ends or expires (410), or after a server outage of up to five minutes, all objects are listed again.
 
         Args:
-            outage: told once of each outage that takes longer than a moment, and of its end.
+            outage: called once for each outage that takes longer than a moment, and once for its end.
 
         Raises:
             ClusterError: the server rejects the request, or is down for longer.
         """
         watched = KINDS[kind]
         lost_since: float | None = None
-        told = False
+        reported = False
         while not stop():
             try:
                 items, version = self._list(watched, selector, fields)
-                if told:
+                if reported:
                     outage("the API server responds again")
-                lost_since, told = None, False
+                lost_since, reported = None, False
                 known = {item["metadata"]["uid"]: item for item in items}
                 yield list(known.values())
                 query = {"labelSelector": selector, "fieldSelector": fields, "watch": "true", "resourceVersion": version}
@@ -273,8 +273,8 @@ class Cluster:
             except ClusterError as error:
                 if error.status != 410:
                     lost_since = wait_for_server(error, lost_since)
-                    if not told and time.monotonic() - lost_since > _MOMENT_S:
-                        told = True
+                    if not reported and time.monotonic() - lost_since > _MOMENT_S:
+                        reported = True
                         outage(f"{error}; trying again for up to 5 minutes")
 
     def logs(self, pod: str, container: str, run: logs.Run | None = None, stop: Callable[[], bool] = bool) -> Iterator[str]:
