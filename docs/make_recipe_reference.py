@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import typing
@@ -52,7 +53,8 @@ def _section(model: type[BaseModel], prefix: str, title: str) -> list[str]:
 
 
 def _first_line(model: type[BaseModel]) -> str:
-    return (model.__doc__ or "").strip().splitlines()[0].rstrip(".").lower()
+    line = (model.__doc__ or "").strip().splitlines()[0].rstrip(".")
+    return line[0].lower() + line[1:]
 
 
 def _choices(annotation: object) -> str:
@@ -85,10 +87,16 @@ def platform(text: str) -> str:
     permissions += [*cluster._FILES_PERMISSIONS, *cluster._FETCH_PERMISSIONS]
     each = dict.fromkeys((verb, kind, part) for kind, part, verbs in permissions for verb in verbs)
     role = cluster._role("worldsize", each, "team").partition("\n")[2]
-    rows = ["| option | meaning |", "| --- | --- |"]
+    rows = ["| option | default | meaning |", "| --- | --- | --- |"]
     for kind in (CommonOptions, JobOptions):
-        rows += [f"| `--{name.replace('_', '-')}` | {meaning} |" for name, meaning in _meanings(kind)]
+        rows += [f"| `--{name.replace('_', '-')}` | {_shown(kind, name)} | {text} |" for name, text in _meanings(kind)]
     return _between(_between(text, "role", f"```yaml\n{role}\n```"), "options", "\n".join(rows))
+
+
+def _shown(kind: type, name: str) -> str:
+    """The default of an option; empty where there is none, or where the meaning names it."""
+    [default] = [field.default for field in dataclasses.fields(kind) if field.name == name]
+    return "" if default in (None, "", ()) else str(default)
 
 
 def _meanings(kind: type) -> list[tuple[str, str]]:

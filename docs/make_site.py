@@ -91,18 +91,17 @@ def commands() -> str:
     for section in SECTIONS:
         lines += ["", f"## {section.title}"]
         for command in section.commands:
-            if not command.hidden:
-                text = _help(command.words)
-                lines += [
-                    "",
-                    f"### {command.words}",
-                    "",
-                    f"{command.summary[0].upper()}{command.summary[1:]}.",
-                    "",
-                    "```text",
-                    text,
-                    "```",
-                ]
+            text = _help(command.words)
+            lines += [
+                "",
+                f"### {command.words}",
+                "",
+                f"{command.summary[0].upper()}{command.summary[1:]}.",
+                "",
+                "```text",
+                text,
+                "```",
+            ]
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ code   meaning
        process still trains the run of ``--autoresume`` (retry)
 70     internal error in worldsize or in a library (the traceback is in the log)
 71     no progress: restarted again and again without a new checkpoint (``--autoresume``)
-72     a process stood still; the message names it (retry)
+72     a process hung; the message names it (retry)
 73     the weights of the processes differ, because of a fault of one's machine (retry)
 74     the last state could not be saved (disk full); older checkpoints are intact
 75     stopped by a signal or Ctrl-C after saving; continue with ``--resume`` (retry)
@@ -156,7 +156,7 @@ class NoProgress(WorldsizeError):
 
 
 class Stalled(WorldsizeError):
-    """A process stood still, so that the run could not continue."""
+    """A process hung, so that the run could not continue."""
 
     exit_code = 72
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 
 @dataclass
@@ -86,7 +84,7 @@ class BenchLoader:
     """Loaders to compare with, separated by commas: torchvision, timm, torchcodec, dali, webdataset. Each runs with half,
     one and two worker processes per core."""
     recipe: str | None = None
-    """Crop and augment as this recipe, which also tells the size (default: mirror and random resized crop)."""
+    """Crop and augment as this recipe, which also sets the size (default: mirror and random resized crop)."""
     size: int | None = None
     """Side of the crops, pixels (default: the recipe's, or 224)."""
     batch: int = 64
@@ -97,7 +95,7 @@ class BenchLoader:
     """Reads in flight."""
     prefetch: int = 4
     """Batches prepared ahead."""
-    images: Annotated[int, tyro.conf.arg(aliases=["--pictures"])] = 2000
+    images: int = 2000
     """Images per pass, at most."""
     rounds: int = 5
     """How often each loader runs, after one round that is not counted."""

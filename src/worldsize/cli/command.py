@@ -26,7 +26,6 @@ class Command:
     options: str = ""
     more: tuple[tuple[str, str], ...] = ()
     on_cluster: bool = False
-    hidden: bool = False
 
     def run(self, argv: list[str]) -> int:
         """Run it with these arguments; returns the exit code."""

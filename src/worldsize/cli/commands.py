@@ -35,7 +35,6 @@ SECTIONS = (
             Command(
                 "recipes", "[NAME [--against OTHER]]", "list the recipes; print one; compare two", "config.listing:main"
             ),
-            Command("agent", "--id RUN -- train RECIPE ...", "one node of a job", "cli.train:agent", hidden=True),
         ),
     ),
     Section(
@@ -317,6 +316,13 @@ SECTIONS = (
             Command("wait", "NAME", "wait for a job's end", "jobs.commands:wait", "jobs.commands:Wait"),
             Command("stop", "NAME", "save and stop a job", "jobs.commands:stop", "jobs.commands:Stop"),
             Command("delete", "NAME", "delete a job; its runs remain", "jobs.commands:delete", "jobs.commands:Delete"),
+            Command(
+                "agent",
+                "--id RUN -- train RECIPE ...",
+                "run one node's processes (docs/hosts.md)",
+                "cli.train:agent",
+                "config.command_line:Agent",
+            ),
         ),
     ),
     Section(

@@ -58,7 +58,7 @@ def _choices(prefix: list[str]) -> Any:
     found: dict[str, list[Command]] = {}
     for command in COMMANDS:
         words = command.words.split()
-        if not command.hidden and words[: len(prefix)] == prefix:
+        if words[: len(prefix)] == prefix:
             found.setdefault(words[len(prefix)], []).append(command)
     return Union[tuple(_choice([*prefix, name], below) for name, below in found.items())]  # noqa: UP007 - made at runtime
 

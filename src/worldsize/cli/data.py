@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 
@@ -18,6 +18,7 @@ from worldsize.distributed.rank import cores
 from worldsize.distributed.stop_signals import ends_at_once, temporary_folder
 from worldsize.errors import UserError
 
+_OneLabel = Literal["imagenet", "folder", "cifar10"]  # per image
 _Kind = Literal["imagenet", "folder", "cifar10", "multilabel"]
 
 
@@ -33,8 +34,8 @@ class Pack:
     """The dataset."""
     out: Path
     """A new folder for the shards."""
-    data: _Kind | None = None
-    """Layout of the dataset (default: detected)."""
+    data: _OneLabel | None = None
+    """Layout of the dataset; images with several labels cannot be packed (default: detected)."""
     reencode: int | None = None
     """Store every image as a baseline JPEG of this quality, 1 to 100 (4:2:0). JPEGs that would not get smaller stay."""
     max_side: int | None = None
@@ -81,7 +82,7 @@ class Info:
     """Layout of the dataset (default: detected)."""
     sheet: Path | None = None
     """Write a contact sheet of training images to this file, .png or .html (self-contained)."""
-    images: Annotated[int, tyro.conf.arg(aliases=["--pictures"])] = 64
+    images: int = 64
     """Number of images on the sheet, balanced over the classes."""
     seed: int = 0
     """Seed for the choice of images."""

@@ -14,9 +14,9 @@ Help for each command: worldsize train --help
 torchrun, mpirun and srun are detected: torchrun --nproc-per-node 8 -m worldsize train RECIPE
 
 Exit codes: 0 success, 1 not verified (prove, replay, audit, export) or not equal (compare), 64 user error, 65 broken images,
-66 damaged checkpoints, 69 a process, disk or store is missing, 70 internal error, 71 no progress, 72 a process stood still,
+66 damaged checkpoints, 69 a process, disk or store is missing, 70 internal error, 71 no progress, 72 a process hung,
 73 weights differ, 74 not saved, 75 stopped and saved (continue with --resume), 76 loss not finite, 129, 130, 138 and 143
-exited immediately.
+exited immediately, 137 killed (often: out of memory), 141 the reader of the output left. More: docs/exit-codes.md.
 Following a job on a cluster or Slurm: 0 succeeded, 1 failed, 2 refused by preflight, 3 timed out, 130 detached.
 """
 
@@ -73,9 +73,8 @@ def _words_after(prefix: list[str]) -> Iterator[str]:
 def _ways(commands: Sequence[Command]) -> Iterator[tuple[str, str]]:
     """The ways to call these commands, and what each does."""
     for command in commands:
-        if not command.hidden:
-            yield f"{command.words} {command.usage}".rstrip(), command.summary
-            yield from ((f"{command.words} {usage}", summary) for usage, summary in command.more)
+        yield f"{command.words} {command.usage}".rstrip(), command.summary
+        yield from ((f"{command.words} {usage}", summary) for usage, summary in command.more)
 
 
 def _row(way: tuple[str, str]) -> str:

@@ -30,7 +30,7 @@ class CloudOptions(CommonOptions):
     gpu_type: str | None = None
     """Type of the GPUs, such as H100."""
     setup: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Shell line before training (default: pip install worldsize)."""
+    """Shell line before training, which installs worldsize (default: pip install worldsize)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,9 @@ def train_on(argv: list[str]) -> int:
 def render(argv: list[str]) -> int:
     """``worldsize render RECIPE --on skypilot|dstack``."""
     stem, recipe, rest = recipe_argument(argv, "render")
-    asked = command_line.parse(Render, rest, Render(settings=recipe), f"render {stem} --on skypilot")
+    asked = command_line.parse(
+        Render, rest, Render(settings=recipe), f"render {stem} --on {command_line.value_of('--on', argv)}"
+    )
     launcher = importlib.import_module(f"worldsize.clouds.{asked.on}")
     spec = to_spec(asked.settings, stem, asked.on, asked.job)
     refuse([*problems(spec), *launcher.problems(spec)])

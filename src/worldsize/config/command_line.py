@@ -49,8 +49,8 @@ class Train:
     allow_changes: bool = False
     """With --resume: continue although the recipe or the data changed, but never on other classes."""
     autoresume: bool = False
-    """Resume OUT/NAME if it exists, and start again after a failure that may pass; also for schedulers that restart jobs.
-    Requires --name."""
+    """Resume OUT/NAME if it exists, and restart after a temporary failure; also for schedulers that restart jobs. Requires
+    --name."""
     retries: int = 3
     """With --autoresume: give up after this many restarts in a row without a new checkpoint."""
     stop_after: int | None = None
@@ -61,8 +61,8 @@ class Train:
 class Agent:
     """Start this node's processes of a job, together with those of the other nodes, and start them again if a node is lost.
 
-    The command of the pods of a PyTorchJob or TrainJob (torchrun's PET_* variables), and for what SkyPilot, dstack, PBS
-    (pbsdsh) or LSF (blaunch -z) start once per node. Exits with 143 if it was asked to leave, or if the
+    The pods of a PyTorchJob or TrainJob run it (torchrun's PET_* variables). Let SkyPilot, dstack, PBS with pbsdsh, or LSF
+    with blaunch -z start it once per node. Exits with 143 if it was asked to leave, or if the
     other nodes did not connect within half an hour (retry), and with the run's own exit code if a retry would fail again.
     """
 
@@ -88,8 +88,8 @@ class Evaluate:
     """Evaluate on these images instead, FOLDER/CLASS/IMAGE, where CLASS is a class of the run or, as in ImageNet-V2, its
     number."""
     details: Path | None = None
-    """Also write to this folder what the network gets right and wrong: a page (page.html), details.json, classes.csv and
-    images.csv. Needs the extra `report`."""
+    """Also write to this folder what the network gets right and wrong: a page (page.html), details.json, classes.csv,
+    confusion.csv and images.csv. Needs the extra `report`."""
     against: Path | None = None
     """With --details: another run or checkpoint with the same classes, to compare with on the same images."""
     real_labels: Path | None = None
@@ -164,9 +164,9 @@ _SHOWN: set[type] = set()
 
 
 def _show_as_read(kind: type[Any]) -> None:
-    """Let ``--help`` show optional values as users read them: INT, not {None}|INT, and no default where it is None.
+    """Let ``--help`` show values as users read them: INT, not {None}|INT, and no default where it is None or empty.
 
-    What None means is in the text of the flag.
+    What None or nothing means is in the text of the flag.
     """
     if kind in _SHOWN:
         return
@@ -180,10 +180,16 @@ def _show_as_read(kind: type[Any]) -> None:
         elif NoneType in get_args(inner):
             shown = tyro.conf.arg(metavar=_metavar(inner), help_behavior_hint=_default)
             kind.__annotations__[name] = Annotated[hints[name], shown]
+        elif fields[name].default == "" or (get_origin(inner) is tuple and not _repeatable(hints[name])):
+            kind.__annotations__[name] = Annotated[hints[name], tyro.conf.arg(help_behavior_hint=_default)]
 
 
 def _without_extras(hint: Any) -> Any:
     return _without_extras(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
+
+
+def _repeatable(hint: Any) -> bool:
+    return tyro.conf.UseAppendAction in get_args(hint)  # tyro says so instead of a default
 
 
 def _metavar(hint: Any) -> str:
@@ -200,7 +206,7 @@ def _metavar(hint: Any) -> str:
 
 
 def _default(label: str) -> str:
-    return "" if label == "None" else f"(default: {label})"
+    return "" if label in ("None", "", "''") else f"(default: {label})"
 
 
 def _check_scale(recipe: object, recorded: Recipe | None) -> None:

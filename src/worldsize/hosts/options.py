@@ -31,7 +31,7 @@ class HostsOptions:
     hosts: str | None = None
     """The hosts, as ssh knows them, with their processes: h1:8,h2:8. Rank 0 is on the first."""
     hostfile: Path | None = None
-    """Or a file with one host per line: HOST, HOST:8 or HOST slots=8."""
+    """Instead of --hosts: a file with one host per line, as HOST, HOST:8 or HOST slots=8."""
     name: str | None = None
     """Name of the run (default: the recipe's name and a hash of the recipe and the number of hosts and processes)."""
     out: Path = Path("runs")
@@ -45,7 +45,7 @@ class HostsOptions:
     grace: int = 120
     """Seconds for saving when the job is stopped."""
     folder: Path | None = None
-    """Folder on the hosts to which relative paths are relative (default: the current folder)."""
+    """Folder on the hosts from which relative paths start (default: the path of the current folder)."""
     python: str | None = None
     """Python that has worldsize, on the hosts (default: the one that runs this command)."""
     interface: str | None = None

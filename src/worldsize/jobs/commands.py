@@ -23,7 +23,7 @@ from worldsize.jobs.progress import progress
 from worldsize.jobs.state import JobState
 from worldsize.jobs.terminal import age, note
 
-_Name = Annotated[str, tyro.conf.Positional]
+_Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 _On = Literal["kubernetes", "slurm", "ssh"] | None
 
 
@@ -84,8 +84,9 @@ class Status:
     """Show a job's state, how far its run is, its parts, and why they are waiting or how they ended."""
 
     name: _Name
+    """The job, by its name in `worldsize jobs`."""
     on: _On = None
-    """The scheduler that has the job (default: found by name)."""
+    """Where the job runs (default: wherever a job of this name is found)."""
     where: Flat[Where] = field(default_factory=Where)
 
 
@@ -117,12 +118,13 @@ class Logs:
     """Print the output of all ranks as one stream until the job ends. Exit codes: see `worldsize wait`."""
 
     name: _Name
+    """The job, by its name in `worldsize jobs`."""
     rank: int | None = None
     """Print only this rank."""
     timeout: float | None = None
     """Stop following after this many seconds (exit code 3)."""
     on: _On = None
-    """The scheduler that has the job (default: found by name)."""
+    """Where the job runs (default: wherever a job of this name is found)."""
     where: Flat[Where] = field(default_factory=Where)
 
 
@@ -137,10 +139,11 @@ class Wait:
     """Wait for a job to end. Exit codes: 0 succeeded, 1 failed, 3 timed out, 130 detached."""
 
     name: _Name
+    """The job, by its name in `worldsize jobs`."""
     timeout: float | None = None
     """Stop waiting after this many seconds (exit code 3)."""
     on: _On = None
-    """The scheduler that has the job (default: found by name)."""
+    """Where the job runs (default: wherever a job of this name is found)."""
     where: Flat[Where] = field(default_factory=Where)
 
 
@@ -155,8 +158,9 @@ class Stop:
     """Save a job's state and end it; `worldsize train` with the same name resumes it."""
 
     name: _Name
+    """The job, by its name in `worldsize jobs`."""
     on: _On = None
-    """The scheduler that has the job (default: found by name)."""
+    """Where the job runs (default: wherever a job of this name is found)."""
     where: Flat[Where] = field(default_factory=Where)
 
 

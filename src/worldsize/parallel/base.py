@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # The world sizes at which a strategy works.
 Processes = Literal["one", "several", "2, 4, 8, ...", "any"]
-LAUNCHERS = ("--procs", "torchrun", "mpirun", "srun")
+LAUNCHERS = ("--procs", "torchrun", "mpirun", "srun", "horovodrun")
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def _header_lines(facts: base.RunFacts) -> list[str]:
     threads = f"{e['threads_per_process']} thread{'s' * (e['threads_per_process'] > 1)} each"
     processes = f"{e['world_size']} process{'es' * (e['world_size'] > 1)}"
     strategy = f"{e['strategy']} over {e['backend']}" if e["backend"] else e["strategy"]
+    sharers = "devices" if e["strategy"] == "dataparallel" else "processes"
     return [
         f"{facts.name}: {facts.model}, {facts.parameters / 1e6:.1f} M parameters, {facts.classes} classes, "
         f"{facts.train_samples:,} training and {count(facts.val_samples, 'validation image')}",
@@ -117,7 +118,7 @@ def _header_lines(facts: base.RunFacts) -> list[str]:
         f"{processes} on {e['device']}, {threads}, {strategy}, {e['precision']}",
         *([f"images decoded by {e['decoder']}"] if e["decoder"] else []),
         f"global batch {facts.global_batch} = {facts.sharing} x {facts.accumulation} x {facts.micro_batch} "
-        f"(replicas x micro-batches x samples), peak lr {facts.peak_lr:.4g} for {facts.lr_batch}, "
+        f"({sharers} x micro-batches x samples), peak lr {facts.peak_lr:.4g} for {facts.lr_batch}, "
         f"{count(facts.total_steps, 'step')}, {facts.steps_per_epoch:,} per epoch"
         + (f"; resuming after step {facts.first_step:,}" if facts.first_step else ""),
         "",

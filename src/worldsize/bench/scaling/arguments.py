@@ -37,7 +37,7 @@ class BenchScaling:
     strategies: str = "ddp"
     """Strategies, separated by commas, by their names in `bench strategies`, such as 'ddp,ddp bf16,horovod'."""
     weak: bool = False
-    """Measure weak scaling (the default)."""
+    """Measure weak scaling, as without --strong and --both."""
     strong: bool = False
     """Measure strong scaling."""
     both: bool = False

@@ -13,7 +13,7 @@ TrackerName = Literal["tensorboard", "wandb"]
 
 
 class Parallel(Section):
-    """How replicas agree on one model; docs/strategies.md explains which strategy to choose."""
+    """How the processes combine their gradients; docs/strategies.md explains which strategy to choose."""
 
     strategy: StrategyName = operational(
         "auto", description="`worldsize strategies` explains them; auto: single for one process, ddp for more"

@@ -156,8 +156,8 @@ class Schedule(Section):
     )
     warmup_prefix: bool = Field(
         True,
-        description="cosine, linear, polynomial, exponential, restarts: the shape begins after the warmup; False: with the "
-        "run, so that the warmup hides its beginning, as in timm unless it gets --warmup-prefix",
+        description="cosine, linear, polynomial, exponential, restarts: starts after the warmup; False: starts with the "
+        "run, and the warmup replaces its first part (timm without --warmup-prefix)",
     )
     end: float = Field(
         0.0,

@@ -1,7 +1,7 @@
 """``worldsize data fetch``: download a dataset into a folder that a recipe can train on.
 
 Every step records its progress: the command can be stopped or killed at any time, and the same command resumes. Running
-it again after completion does nothing.
+it again after completion only compares the checksum.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from worldsize.errors import DataError, UserError
 class Fetch:
     """Download and verify a dataset, and lay it out in a folder for `--data.root`.
 
-    If interrupted, rerun the same command to resume. Running it again after completion does nothing.
+    If interrupted, rerun the same command to resume. Running it again after completion only compares --sha256, if given.
     """
 
     dataset: tyro.conf.Positional[Name]

@@ -107,7 +107,7 @@ class BrokenImages:
         return found
 
     def merge(self, found: Mapping[int, str], logged: bool = True) -> None:
-        """Add what another rank has taken, and log it here unless it is not to be ``logged``."""
+        """Add what another rank found, as its `take` returned it; ``logged``: also log what was unknown here."""
         with self._lock:
             unknown = found.keys() - self.known - self.new.keys()
             self.known |= found.keys()

@@ -68,7 +68,7 @@ def support(name: str, machine: Machine) -> list[StrategySupport]:
     )
     return [
         StrategySupport(name, "cpu", "MPI", ("mpirun", "horovodrun"), no_mpi),
-        StrategySupport(name, "cpu", GLOO, ("--procs", "torchrun", "horovodrun"), no_gloo),
+        StrategySupport(name, "cpu", GLOO, ("--procs", "torchrun", "srun", "horovodrun"), no_gloo),
         StrategySupport(name, "cuda", "NCCL", ("--procs", "torchrun", "mpirun", "horovodrun"), no_nccl),
     ]
 
