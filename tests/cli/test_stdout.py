@@ -110,3 +110,28 @@ def test_what_a_disk_or_permissions_refuse_is_no_internal_error(monkeypatch, cap
     monkeypatch.setattr(cli, "_run", fail)
     assert cli.main(["export"]) == UserError.exit_code
     assert capsys.readouterr().err == f"worldsize: {said}\n"
+
+
+def in_bash(script: str, *words: str, cwd: Path) -> int:
+    """The exit code of Python with these arguments, as "$@" of a script."""
+    command = ["bash", "-c", script, "-", sys.executable, *words]
+    return subprocess.run(command, cwd=cwd, env=environment(), check=False).returncode
+
+
+CLOSED = {"all": "<&- >&- 2>&-", "input": "<&-", "output": ">&-", "errors": "2>&-"}
+
+
+@pytest.mark.parametrize("closed", CLOSED)
+def test_a_command_works_with_closed_streams(closed, tmp_path):
+    """As in some daemons. So do the processes that it starts: no file of theirs gets the number of a stream."""
+    seen = "import sys; open('seen', 'w').write(str(None in (sys.stdin, sys.stdout, sys.stderr)))"
+    child = [sys.executable, "-c", seen]
+    words = f"import subprocess; from worldsize import cli; cli.main(); subprocess.run({child}, check=True)"
+    assert in_bash(f'exec "$@" {CLOSED[closed]}', "-c", words, "runs", ".", cwd=tmp_path) == 0
+    assert (tmp_path / "seen").read_text() == "False"
+
+
+def test_a_run_trains_with_closed_streams(tmp_path):
+    words = ("-m", "worldsize", "train", "digits", *QUICK, "--micro-batch", "4", "--procs", "2", "--name", "a")
+    assert in_bash(f'exec "$@" {CLOSED["all"]}', *words, cwd=tmp_path) == 0
+    assert (tmp_path / "runs" / "a" / "result.json").is_file()

@@ -20,6 +20,7 @@ from worldsize.launch import entry_point
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code, see `worldsize.errors`."""
     if argv is None:
+        entry_point.open_closed_streams()
         entry_point.speak_utf8()
     words = list(sys.argv[1:] if argv is None else argv)
     stop_signals.undo_inherited()

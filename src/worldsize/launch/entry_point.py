@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from pathlib import Path
 
 # Removes the working folder, which `python -c` adds as '', before it imports anything. Folders of PYTHONPATH stay. Without
 # single quotes, because it is quoted for shells.
@@ -31,6 +32,18 @@ def command(python: str, module: str = "worldsize.cli") -> list[str]:
 def worker(python: str, module: str = "worldsize.cli") -> list[str]:
     """The same for one of the processes that a launcher starts: Ctrl-C ends it at once until it handles signals itself."""
     return [python, "-X", "utf8", "-c", _PATH + _SIGNAL + _MAIN.format(module=module)]
+
+
+def open_closed_streams() -> None:
+    """Connect standard streams that are closed, as some daemons and cron jobs have them, to the null device.
+
+    Otherwise, Python has none, and the next file that is opened gets the number of a stream and what libraries print to it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # the lowest number that is free: the stream's own
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def speak_utf8() -> None:
