@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import pickle
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -171,14 +173,18 @@ def _read_file(path: Path) -> State:
             from safetensors.torch import load_file
 
             return load_file(path)
-        with warnings.catch_warnings():
+        # torchvision's train.py and timm's save their arguments, too. Loading a namespace executes no code.
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
             warnings.filterwarnings("ignore", ".*TorchScript archive")  # the error below says it
             content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"--model.weights {path}: file not found") from None
-    except pickle.UnpicklingError:
+    except pickle.UnpicklingError as error:
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        objects = f"objects other than tensors{f' ({refused[1]})' if refused else ''}"
         raise UserError(
-            f"--model.weights {path} contains objects other than tensors, which is not allowed; save a plain state dict"
+            f"--model.weights {path} contains {objects}, which is not allowed: save the state dict alone "
+            "(torch.save(network.state_dict(), FILE), where torch.load(..., weights_only=False) may read this file)"
         ) from None
     except EOFError:
         raise UserError(f"--model.weights {path} is empty or ends too early") from None
