@@ -16,10 +16,11 @@ from worldsize.config.importing import ffcv, timm
 from worldsize.config.importing.base import Conversion, Convert
 from worldsize.errors import UserError
 
-# The key that identifies a format, its keys, and what the trainer does without a key for it.
-_FORMATS: tuple[tuple[str, dict[str, Convert], dict[str, Any]], ...] = (
-    ("opt", timm.KEYS, {"data.name": "imagenet"}),
-    ("training", ffcv.KEYS, ffcv.ALWAYS),
+# The key that identifies a format, its keys, what the trainer takes for those that a file lacks, and what it does without a
+# key for it. timm's train.py writes all of its keys.
+_FORMATS: tuple[tuple[str, dict[str, Convert], dict[str, Any], dict[str, Any]], ...] = (
+    ("opt", timm.KEYS, {}, {"data.name": "imagenet"}),
+    ("training", ffcv.KEYS, ffcv.DEFAULTS, ffcv.ALWAYS),
 )
 # YAML 1.1 takes 1e-6 for a string: its numbers have a point.
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -36,9 +37,9 @@ def convert(path: Path, world_size: int | None) -> Conversion:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     given = recipe_files.parse(text, str(path))
-    for mark, table, fixed in _FORMATS:
+    for mark, table, defaults, fixed in _FORMATS:
         if isinstance(given, dict) and mark in given:
-            flat = _flat(given)
+            flat = defaults | _flat(given)
             conversion = Conversion(flat, world_size or flat.get("dist.world_size") or 1, dict(fixed))
             for key, value in conversion.given.items():
                 try:

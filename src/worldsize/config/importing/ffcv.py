@@ -15,6 +15,28 @@ ALWAYS: dict[str, Any] = {
 }
 
 
+# Its defaults, from the Section(...).params of train_imagenet.py (libffcv/ffcv-imagenet), for keys that the file lacks.
+DEFAULTS: dict[str, Any] = {
+    "model.arch": "resnet18",
+    "resolution.min_res": 160,
+    "resolution.max_res": 160,
+    "resolution.end_ramp": 0,
+    "resolution.start_ramp": 0,
+    "lr.lr_schedule_type": "cyclic",
+    "lr.lr": 0.5,
+    "lr.lr_peak_epoch": 2,
+    "validation.resolution": 224,
+    "validation.lr_tta": 1,
+    "training.batch_size": 512,
+    "training.optimizer": "sgd",
+    "training.momentum": 0.9,
+    "training.weight_decay": 4e-5,
+    "training.epochs": 30,
+    "training.label_smoothing": 0.1,
+    "training.use_blurpool": 0,
+}
+
+
 def _batch(conversion: Conversion, key: str, value: int) -> None:
     """Images per GPU: BatchNorm's statistics are over these."""
     batch = value * conversion.world_size
@@ -23,8 +45,8 @@ def _batch(conversion: Conversion, key: str, value: int) -> None:
 
 def _epochs(conversion: Conversion, key: str, value: int) -> None:
     conversion.settings["epochs"] = value
-    if conversion.given.get("lr.lr_schedule_type", "cyclic") == "cyclic":
-        peak = conversion.given.get("lr.lr_peak_epoch", 2)
+    if conversion.given["lr.lr_schedule_type"] == "cyclic":
+        peak = conversion.given["lr.lr_peak_epoch"]
         conversion.settings |= {
             "schedule.name": "piecewise",
             "schedule.milestones": [0, peak, value],
@@ -35,8 +57,9 @@ def _epochs(conversion: Conversion, key: str, value: int) -> None:
 
 def _size(conversion: Conversion, key: str, value: int) -> None:
     conversion.settings["data.train_crop_size"] = value
-    smallest, start, end = (conversion.given.get(f"resolution.{name}") for name in ("min_res", "start_ramp", "end_ramp"))
-    if smallest is not None and smallest != value:
+    smallest, start, end = (conversion.given[f"resolution.{name}"] for name in ("min_res", "start_ramp", "end_ramp"))
+    if smallest != value:
+        end = max(end, start + 1)  # the first epoch at full size, after that of the smallest; it need not be later there
         conversion.settings |= {"data.train_crop_sizes": [smallest, value], "data.train_crop_epochs": [start, end]}
 
 
@@ -50,6 +73,7 @@ KEYS: dict[str, Convert] = dict.fromkeys(
         *("data.gpu", "data.in_memory", "data.num_workers", "data.train_dataset", "data.val_dataset"),
         *("dist.address", "dist.port", "dist.world_size", "logging.folder", "logging.log_level"),
         *("training.distributed", "training.eval_only", "validation.batch_size", "lr.lr_peak_epoch"),
+        *("lr.step_ratio", "lr.step_length"),  # with `lr.lr_schedule_type`
     ),
     ignore,
 ) | {
