@@ -85,6 +85,25 @@ def test_without_momentum_there_is_no_nesterov(tmp_path, opt):
     assert (recipe.optimizer.momentum, recipe.optimizer.nesterov) == (0, False)
 
 
+def test_everything_that_timm_passes_on_is_converted_or_listed(tmp_path):
+    """No default is among it: false and 0 say something, too."""
+    values = {"nesterov": False, "dampening": 0, "caution": False, "fused": None}
+    recipe, left = converted(tmp_path, opt_kwargs=values, model_kwargs={"drop_path_rate": 0.1, "zero_init_last": False})
+    assert (recipe.optimizer.nesterov, recipe.model.drop_path) == (False, 0.1)
+    others = ["opt_kwargs.caution", "opt_kwargs.dampening", "opt_kwargs.fused", "model_kwargs.zero_init_last"]
+    assert sorted(left) == sorted(others)
+    assert set(left.values()) == {"not supported"}
+    assert converted(tmp_path, opt_kwargs={}, model_kwargs={})[1] == {}
+
+
+@pytest.mark.parametrize(("opt", "nesterov"), [("sgd", False), ("nesterov", False), ("momentum", True)])
+def test_the_nesterov_that_timm_passes_on_replaces_that_of_the_optimizers_name(tmp_path, opt, nesterov):
+    recipe, left = converted(tmp_path, opt=opt, opt_kwargs={"nesterov": nesterov})
+    assert not left
+    assert recipe.optimizer.nesterov is nesterov
+    assert list(converted(tmp_path, opt="adamw", opt_kwargs={"nesterov": nesterov})[1]) == ["opt_kwargs.nesterov"]
+
+
 def test_copies_of_an_image_need_gpus(tmp_path):
     recipe, left = converted(tmp_path, aug_repeats=3.0)
     assert recipe.augment.repeats == 1

@@ -22,6 +22,8 @@ _FORMATS: tuple[tuple[str, dict[str, Convert], dict[str, Any], dict[str, Any]], 
     ("opt", timm.KEYS, {}, {"data.name": "imagenet"}),
     ("training", ffcv.KEYS, ffcv.DEFAULTS, ffcv.ALWAYS),
 )
+# What timm's train.py passes on to the optimizer and the network: no default is among it.
+_PASSED_ON = ("opt_kwargs.", "model_kwargs.")
 # YAML 1.1 takes 1e-6 for a string: its numbers have a point.
 _NUMBER = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
@@ -66,5 +68,5 @@ def _number(value: Any) -> Any:
 
 
 def _unknown(conversion: Conversion, key: str, value: Any) -> None:
-    if value not in (None, False, "", 0, [], {}):
+    if key.startswith(_PASSED_ON) or value not in (None, False, "", 0, [], {}):
         conversion.left[key] = "not supported"

@@ -100,8 +100,9 @@ def _optimizer(conversion: Conversion, key: str, value: str) -> None:
         return
     conversion.settings["optimizer.name"] = name
     if nesterov is not None:
+        nesterov = conversion.given.get("opt_kwargs.nesterov", nesterov)
         # Without momentum there is nothing to look ahead along: it is plain SGD.
-        conversion.settings["optimizer.nesterov"] = nesterov and conversion.given.get("momentum") != 0
+        conversion.settings["optimizer.nesterov"] = bool(nesterov) and conversion.given.get("momentum") != 0
     if name == "rmsprop":
         conversion.settings["optimizer.alpha"] = 0.9  # timm's default; torch's is 0.99
     if name == "lion":
@@ -110,6 +111,12 @@ def _optimizer(conversion: Conversion, key: str, value: str) -> None:
         conversion.settings["optimizer.clip_norm"] = 1.0  # timm's LAMB clips by itself
     if name == "lamb" and conversion.given.get("weight_decay") == 0:
         conversion.left[key] = "without weight decay, timm's LAMB does not scale the updates of a layer; here it does"
+
+
+def _nesterov(conversion: Conversion, key: str, value: bool) -> None:
+    """Converted with `opt`, whose default it replaces."""
+    if conversion.given["opt"] not in ("sgd", "nesterov", "momentum"):
+        conversion.left[key] = "supported with sgd, nesterov and momentum"
 
 
 def _layer_decay(conversion: Conversion, key: str, value: float | None) -> None:
@@ -304,12 +311,14 @@ KEYS: dict[str, Convert] = dict.fromkeys(_IGNORED, ignore) | {
     "head_init_bias": to("model.head_bias"),
     "model_dtype": only(None, "", "float32", because="weights are float32: see precision"),
     "drop_path": to("model.drop_path"),
+    "model_kwargs.drop_path_rate": to("model.drop_path"),
     "drop": _dropout,
     "epochs": _epochs,
     "batch_size": _batch,
     "lr": _lr,
     "lr_base": _lr,
     "opt": _optimizer,
+    "opt_kwargs.nesterov": _nesterov,
     "opt_eps": to("optimizer.eps"),
     "opt_betas": to("optimizer.betas"),
     "momentum": to("optimizer.momentum"),
