@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,64 @@ def test_arguments_that_would_execute_code_are_refused(tmp_path):
     with pytest.raises(UserError, match="contains objects other than tensors"):
         loaded(tmp_path / "hostile.pth")
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_checkpoint_of_composer(tmp_path, prefix):
+    source = torchvision.models.resnet18(num_classes=4)
+    state = {prefix + key: tensor for key, tensor in source.state_dict().items()}
+    torch.save({"state": {"model": state, "optimizers": {}}, "rng": []}, tmp_path / "ep1.pt")
+    assert equals(loaded(tmp_path / "ep1.pt"), source)
+
+
+class Blurring(nn.Module):
+    """As ffcv-imagenet's and Composer's: a module around the convolution."""
+
+    def __init__(self, conv: nn.Conv2d, kernel: torch.Tensor) -> None:
+        super().__init__()
+        self.conv = conv
+        self.register_buffer("blur_filter", kernel.repeat(conv.in_channels, 1, 1, 1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        blurred = nn.functional.conv2d(images, self.blur_filter, padding=1, groups=self.conv.in_channels)
+        return self.conv(blurred)
+
+
+KERNEL = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]]) / 16
+
+
+def blurring(source: nn.Module, kernel: torch.Tensor = KERNEL) -> nn.Module:
+    """A copy whose convolutions with a stride blur, all but the first."""
+    network = copy.deepcopy(source)
+    for stage in (network.layer2, network.layer3, network.layer4):
+        stage[0].conv1 = Blurring(stage[0].conv1, kernel)
+        stage[0].downsample[0] = Blurring(stage[0].downsample[0], kernel)
+    return network
+
+
+@pytest.mark.parametrize("wrapper", [lambda network: network, nn.DataParallel])
+def test_weights_of_a_network_that_blurs(tmp_path, wrapper, caplog):
+    source = torchvision.models.resnet18(num_classes=4)
+    theirs = wrapper(blurring(source))
+    torch.save(theirs.state_dict(), tmp_path / "final_weights.pt")
+    ours = loaded(tmp_path / "final_weights.pt", blurpool=True)
+    assert equals(ours, source) and not caplog.records
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(ours.eval()(images), theirs.eval()(images))
+    with pytest.raises(UserError, match=r"blurs before convolutions: pass --model\.blurpool"):
+        loaded(tmp_path / "final_weights.pt")
+
+
+def test_a_pooling_that_blurs_is_a_warning(tmp_path, caplog):
+    source = torchvision.models.resnet18(num_classes=4)
+    state = blurring(source).state_dict() | {"maxpool.blur_filter": KERNEL.reshape(1, 1, 3, 3)}
+    torch.save({"state": {"model": state}}, tmp_path / "ep1.pt")
+    assert equals(loaded(tmp_path / "ep1.pt", blurpool=True), source)
+    assert "a maximum pooling that blurs (maxpool)" in caplog.text
+
+
+def test_another_kernel_belongs_to_another_network(tmp_path):
+    torch.save(blurring(torchvision.models.resnet18(num_classes=4), KERNEL**2).state_dict(), tmp_path / "w.pt")
+    with pytest.raises(UserError, match=r"belongs to another model: .*'layer2.0.conv1.blur_filter'"):
+        loaded(tmp_path / "w.pt", blurpool=True)

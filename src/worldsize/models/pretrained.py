@@ -48,6 +48,7 @@ def load(network: nn.Module, recipe: Recipe, classes: Sequence[str] = ()) -> Non
     weights = recipe.model.weights
     assert weights is not None
     (given, theirs), own = _read(weights, recipe), network.state_dict()
+    _compare_blur(network, state_dicts.blurred(given, own), weights)
     state = state_dicts.adapted(given, own)
     heads = networks.classifier_prefixes(network)
     different = state_dicts.missing(state, own) | {
@@ -84,6 +85,20 @@ def _warn_of_classifier(recipe: Recipe, kept: bool, lost: str, theirs: Sequence[
         )
     elif not kept and recipe.max_steps == 0:
         log.warning("the weights %s %s, so the classifier has random weights: its answers are chance", weights, lost)
+
+
+def _compare_blur(network: nn.Module, layers: set[str], weights: str) -> None:
+    """Refuse weights of convolutions that blur for some that do not; warn of a pooling that blurs, which none does here."""
+    modules = {name: module for name, module in network.named_modules() if name in layers}
+    if any(type(module) is nn.Conv2d for module in modules.values()):
+        raise UserError(f"--model.weights {weights} is of a network that blurs before convolutions: pass --model.blurpool")
+    if pools := sorted(name for name, module in modules.items() if isinstance(module, nn.MaxPool2d)):
+        log.warning(
+            "the weights %s were trained with a maximum pooling that blurs (%s); here it does not, so they classify worse "
+            "until they are trained again",
+            weights,
+            ", ".join(pools),
+        )
 
 
 def _difference(wrong: list[str], state: State, own: State) -> str:

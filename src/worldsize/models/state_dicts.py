@@ -17,8 +17,12 @@ _DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\..*)")
 _TRANSFORMER = re.compile(r"(.*\.mlp)\.linear_([12])\.(weight|bias)")
 # Auxiliary heads of GoogLeNet and Inception v3: torchvision, too, drops them unless they are asked for.
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
-# Where training scripts put the state dict in what they save: Lightning and timm, others, torchvision and DeiT.
-_PLACES = ("state_dict", "model_state_dict", "model")
+# Where training scripts put the state dict in what they save: Lightning and timm, others, torchvision and DeiT, Composer.
+_PLACES = (("state_dict",), ("model_state_dict",), ("model",), ("state", "model"))
+# What ffcv-imagenet and Composer add to the tensors of a convolution that they let blur its input, which then is inside
+# another module, `conv`; Composer also to a maximum pooling. Their kernel.
+_BLURRED = ".blur_filter"
+_KERNEL = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]]) / 16
 _COUNTER = ".num_batches_tracked"  # of BatchNorm; files of before 2018 have none
 
 
@@ -26,8 +30,15 @@ def found_in(content: Any) -> tuple[State | None, str]:
     """The state dict in what a file contains: its content, or an entry of it. Returns it, or None, and the entry's name."""
     if _is_state(content):
         return content, ""
-    places = content if isinstance(content, dict) else {}
-    return next(((places[name], name) for name in _PLACES if _is_state(places.get(name))), (None, ""))
+    found = ((_entry(content, path), ".".join(path)) for path in _PLACES)
+    return next(((state, place) for state, place in found if _is_state(state)), (None, ""))
+
+
+def _entry(content: Any, path: Iterable[str]) -> Any:
+    """What is at this path of nested dictionaries; None: nothing."""
+    for name in path:
+        content = content.get(name) if isinstance(content, dict) else None
+    return content
 
 
 def _is_state(content: Any) -> bool:
@@ -43,7 +54,15 @@ def adapted(state: State, own: Iterable[str]) -> State:
     """
     names = set(own)
     state = _unwrapped(state, names)
+    layers = _blurred(state, names)
+    state = {_without_blur(key, layers): t for key, t in state.items() if key.removesuffix(_BLURRED) not in layers}
     return {_current(key, names): tensor for key, tensor in state.items() if not _is_auxiliary(key, names)}
+
+
+def blurred(state: State, own: Iterable[str]) -> set[str]:
+    """The network's layers that blur their input, or a pooling its output, where the state dict is from."""
+    names = set(own)
+    return _blurred(_unwrapped(state, names), names)
 
 
 def auxiliary(state: State, own: Iterable[str]) -> bool:
@@ -78,6 +97,20 @@ def _unwrapped(state: State, own: set[str]) -> State:
             break
         state = {key.partition(".")[2]: tensor for key, tensor in state.items()}
     return state
+
+
+def _blurred(state: State, own: set[str]) -> set[str]:
+    """Those whose kernel is that of our networks (`blurpool`). A pooling has no other tensors, a convolution is inside."""
+    kernels = {key.removesuffix(_BLURRED): t for key, t in state.items() if key.endswith(_BLURRED) and key not in own}
+    return {
+        layer for layer, kernel in kernels.items() if kernel.shape[-2:] == _KERNEL.shape and bool((kernel == _KERNEL).all())
+    }
+
+
+def _without_blur(key: str, layers: set[str]) -> str:
+    """The key without the module that blurs, if it is of the convolution in one of these."""
+    layer, _, name = key.rpartition(".conv.")
+    return f"{layer}.{name}" if layer in layers else key
 
 
 def _current(key: str, own: set[str]) -> str:
