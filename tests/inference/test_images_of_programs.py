@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -64,3 +65,40 @@ def test_a_device_must_be_text(small_run: Path, device: object):
     for load in (worldsize.load, lambda path, device: worldsize.Run(path).load(device)):
         with pytest.raises(UserError, match=re.escape(f"device={device!r}: must be text, such as 'cpu'")):
             load(small_run, device=device)
+
+
+@pytest.mark.parametrize("images", [5, None, np.array(3)])
+def test_what_holds_no_images_is_refused(small_model: Model, images: object):
+    for use in (small_model.predict_all, small_model.logits):
+        with pytest.raises(UserError, match=rf"a list or a tensor, not {type(images).__name__}$"):
+            use(images)
+
+
+def test_an_error_of_the_programs_own_images_stays_its_own(small_model: Model):
+    with pytest.raises(TypeError, match="theirs"):
+        small_model.logits(failing())
+
+
+def failing():
+    raise TypeError("theirs")
+    yield
+
+
+class OfBytes(os.PathLike):
+    def __fspath__(self) -> bytes:
+        return b"a.png"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("a\0b", r"^'a\\x00b' cannot be the path of an image: embedded null"),
+        ("\ud800", r"^'\\ud800' cannot be the path of an image: .*surrogates"),
+        (OfBytes(), r"OfBytes object at .*> cannot be the path of an image: "),
+        ("", "^an image's path is empty$"),
+    ],
+)
+def test_what_cannot_be_a_path_is_refused(small_model: Model, path: object, message: str):
+    for use in (small_model.predict, small_model.preprocess):
+        with pytest.raises(UserError, match=message):
+            use(path)

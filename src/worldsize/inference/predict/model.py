@@ -99,7 +99,7 @@ class Model:
 
         Raises:
             DataError: an image cannot be read or decoded; the message names it.
-            UserError: an image or the tensor has another type or shape.
+            UserError: an image or the tensor has another type or shape, ``images`` are none, or a path cannot be one.
         """
         device = self._found.precision.device
         with torch.inference_mode(), self._found.precision.applied():
@@ -162,7 +162,13 @@ def _several(images: Iterable[ImageLike] | torch.Tensor) -> Sequence[ImageLike] 
     """The images, in a form that has a length."""
     if isinstance(images, (str, os.PathLike, bytes, Image.Image)):
         raise UserError("several images must be a list or a tensor; pass [image], or call predict(image)")
-    return images if isinstance(images, (torch.Tensor, Sequence)) else list(images)
+    if isinstance(images, (torch.Tensor, Sequence)):
+        return images
+    try:
+        each = iter(images)
+    except TypeError:  # a number, None, an array of no dimension
+        raise UserError(f"several images must be a list or a tensor, not {type(images).__name__}") from None
+    return list(each)
 
 
 @own_errors()
@@ -216,9 +222,13 @@ def _name(image: Any, number: int) -> str:
 def _stored(image: Any) -> Read:
     if isinstance(image, (str, os.PathLike)):
         try:
+            if not os.fspath(image):  # which Path takes for the current folder
+                raise UserError("an image's path is empty")
             return Path(image).read_bytes()
         except OSError as error:
             raise DataError(f"{os.fspath(image)}: {error.strerror}") from None
+        except (TypeError, ValueError) as error:  # of bytes, or with a NUL character
+            raise UserError(f"{image!r} cannot be the path of an image: {error}") from None
     if isinstance(image, Image.Image):
         _require_pixels(image.height, image.width)
         return _pixels(image)
