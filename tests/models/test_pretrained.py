@@ -159,6 +159,27 @@ def test_another_normalization_is_reported(caplog):
     assert "pass --data.mean 0.5 0.5 0.5 --data.std 0.5 0.5 0.5" in caplog.text
 
 
+@pytest.mark.parametrize(("mode", "shape"), [("squash", "squeezed into a square"), ("border", "with a border")])
+def test_complete_images_at_evaluation_are_reported(tmp_path, monkeypatch, caplog, mode, shape):
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    in_the_cache_of_the_hub(tmp_path, "timm/resnet18.a1_in1k", plain(timm.create_model("resnet18")))
+    build(weights="timm:resnet18.a1_in1k")
+    assert "crop_mode" not in caplog.text
+    made = timm.create_model
+
+    def of_mode(*arguments, **options):
+        network = made(*arguments, **options)
+        network.pretrained_cfg["crop_mode"] = mode
+        return network
+
+    monkeypatch.setattr(timm, "create_model", of_mode)
+    build(weights="timm:resnet18.a1_in1k")
+    assert f"timm:resnet18.a1_in1k with complete images, {shape}" in caplog.text and f"crop_mode {mode}" in caplog.text
+
+
 def test_networks_of_timm(monkeypatch):
     network = build(name="timm:vit_tiny_patch16_224", drop_path=0.1)
     assert network(torch.zeros(1, 3, 32, 32)).shape == (1, 10)

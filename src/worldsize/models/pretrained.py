@@ -168,6 +168,7 @@ def _from_timm(name: str, recipe: Recipe) -> State:
         raise UserError(f"cannot download the weights timm:{name}: {error}") from None
     config = cast(dict[str, Any], network.pretrained_cfg)
     _compare_normalization(f"timm:{name}", config["mean"], config["std"], recipe)
+    _compare_crop(f"timm:{name}", config.get("crop_mode"))
     return dict(network.state_dict())
 
 
@@ -179,6 +180,16 @@ def _compare_normalization(weights: str, mean: Sequence[float], std: Sequence[fl
             weights,
             " ".join(f"{value:g}" for value in mean),
             " ".join(f"{value:g}" for value in std),
+        )
+
+
+def _compare_crop(weights: str, mode: str | None) -> None:
+    """Warn of weights that timm evaluates with complete images: here, evaluation crops the center."""
+    if mode in (theirs := {"squash": "squeezed into a square", "border": "with a border that makes them square"}):
+        log.warning(
+            "timm evaluates the weights %s with complete images, %s (its crop_mode %s); here the center of an image is "
+            "cropped, so the accuracy differs from the published one",
+            *(weights, theirs[mode], mode),
         )
 
 
