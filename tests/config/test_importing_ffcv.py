@@ -45,3 +45,13 @@ def test_sizes_change_in_the_epochs_of_train_imagenet(tmp_path, resolution, epoc
 def test_numbers_of_another_schedule_need_no_conversion(tmp_path):
     left = converted(tmp_path, lr={"step_ratio": 0.1, "step_length": 30}).left
     assert not {"lr.step_ratio", "lr.step_length"} & left.keys()
+
+
+def test_the_norm_layers_that_decay_there_are_named(tmp_path):
+    """train_imagenet.py exempts what has "bn" in its name; it reads no bn_wd."""
+    conversion = converted(tmp_path, training={"weight_decay": 1e-4, "bn_wd": 1})
+    assert list(conversion.left) == ["training.weight_decay"]
+    assert "such as those of a ResNet's shortcuts" in conversion.left["training.weight_decay"]
+    optimizer = conversion.recipe().optimizer
+    assert (optimizer.weight_decay, optimizer.bias_weight_decay, optimizer.norm_weight_decay) == (1e-4, 1e-4, 0)
+    assert not converted(tmp_path, training={"weight_decay": 0}).left

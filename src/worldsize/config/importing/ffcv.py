@@ -68,11 +68,21 @@ def _validation(conversion: Conversion, key: str, value: int) -> None:
     conversion.settings |= {"data.val_crop_size": value, "data.val_resize_size": round(value * 256 / 224)}
 
 
+def _weight_decay(conversion: Conversion, key: str, value: float) -> None:
+    to("optimizer.weight_decay", "optimizer.bias_weight_decay")(conversion, key, value)
+    if value:
+        conversion.left[key] = (
+            'norm layers without "bn" in their names, such as those of a ResNet\'s shortcuts, have it there, too; here all '
+            "norm layers have optimizer.norm_weight_decay, 0"
+        )
+
+
 KEYS: dict[str, Convert] = dict.fromkeys(
     (
         *("data.gpu", "data.in_memory", "data.num_workers", "data.train_dataset", "data.val_dataset"),
         *("dist.address", "dist.port", "dist.world_size", "logging.folder", "logging.log_level"),
         *("training.distributed", "training.eval_only", "validation.batch_size", "lr.lr_peak_epoch"),
+        "training.bn_wd",  # of the configurations, which train_imagenet.py does not read
         *("lr.step_ratio", "lr.step_length"),  # with `lr.lr_schedule_type`
     ),
     ignore,
@@ -81,12 +91,11 @@ KEYS: dict[str, Convert] = dict.fromkeys(
     "lr.lr_schedule_type": only("cyclic", because="supported: cyclic"),
     "model.arch": to("model.name"),
     "training.batch_size": _batch,
-    "training.bn_wd": only(0, because="convert it by hand: --optimizer.norm-weight-decay"),
     "training.epochs": _epochs,
     "training.label_smoothing": to("label_smoothing"),
     "training.momentum": to("optimizer.momentum"),
     "training.optimizer": only("sgd", because="supported: sgd"),
-    "training.weight_decay": to("optimizer.weight_decay", "optimizer.bias_weight_decay"),
+    "training.weight_decay": _weight_decay,
     "training.use_blurpool": flag("model.blurpool"),
     "resolution.min_res": ignore,
     "resolution.max_res": _size,
