@@ -60,7 +60,7 @@ def adapted(state: State, own: Iterable[str]) -> State:
 
 
 def blurred(state: State, own: Iterable[str]) -> set[str]:
-    """The network's layers that blur their input, or a pooling its output, where the state dict is from."""
+    """The layers that blur their input (a pooling: its output) in the network that the state dict comes from."""
     names = set(own)
     return _blurred(_unwrapped(state, names), names)
 
@@ -100,7 +100,7 @@ def _unwrapped(state: State, own: set[str]) -> State:
 
 
 def _blurred(state: State, own: set[str]) -> set[str]:
-    """Those whose kernel is that of our networks (`blurpool`). A pooling has no other tensors, a convolution is inside."""
+    """As `blurred`, of an unwrapped state dict: only layers with the kernel of our own networks (`model.blurpool`)."""
     kernels = {key.removesuffix(_BLURRED): t for key, t in state.items() if key.endswith(_BLURRED) and key not in own}
     return {
         layer for layer, kernel in kernels.items() if kernel.shape[-2:] == _KERNEL.shape and bool((kernel == _KERNEL).all())
