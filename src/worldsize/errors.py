@@ -225,6 +225,20 @@ def unanswered(error: BaseException) -> str | None:
     return None
 
 
+# Python's message for threads, and C++'s (std::system_error), which torch passes on.
+_NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
+
+
+def no_process(error: BaseException) -> str | None:
+    """What to say if no further thread or process may start; None: it is another error."""
+    if isinstance(error, BlockingIOError) or (isinstance(error, RuntimeError) and first_line(error) in _NO_THREAD):
+        return (
+            f"cannot start another thread or process: {first_line(error)}. Raise the limit of processes (ulimit -u; of a "
+            "container, its limit of process ids) or of memory, or lower --procs and --data.workers"
+        )
+    return None
+
+
 _SHOWN = 60  # characters of a path that is too long
 # What whoever runs a command can change: a disk is full, or takes no files, or none of this size.
 _UNWRITABLE = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG") if hasattr(errno, name))
@@ -311,6 +325,8 @@ def explained(error: BaseException) -> WorldsizeError | None:
     """The error to end with in place of one of the system or of Python; None: there is no better one."""
     if (problem := unanswered(error)) is not None:
         return StoreUnreachable(problem)
+    if (problem := no_process(error)) is not None:
+        return Unavailable(problem)
     problem = unwritable(error) or forbidden(error) or no_path(error) or not_installed(error)
     return None if problem is None else UserError(problem)
 
