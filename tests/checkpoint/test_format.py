@@ -191,6 +191,7 @@ def test_what_a_killed_process_has_moved_out_of_the_way_is_a_checkpoint(tmp_path
     """Killed between the two renames of a step that is saved again: both copies are complete, under temporary names."""
     run = tmp_path / "run"
     folder = run / "checkpoints"
+    run.mkdir()
     writer.write(folder, snapshot(3))
     replaced = writer.write(folder, snapshot(7)).rename(folder / "step-00000007.tmp-old-99")
     (folder / "step-00000008").touch()  # no folder
@@ -250,8 +251,8 @@ def test_a_checkpoint_that_is_not_whole_on_disk_does_not_replace_the_older_one(t
     writing.wait()
     write = writer.write
 
-    def cut(*arguments):
-        path = write(*arguments)
+    def cut(*arguments, **options):
+        path = write(*arguments, **options)
         os.truncate(path / "optimizer.safetensors", 8)
         return path
 

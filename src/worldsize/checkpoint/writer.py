@@ -116,7 +116,7 @@ def team(world: World, folder: Path) -> Team | None:
 
 def _create(path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)
         path.touch()
     except OSError as error:
         log.warning("cannot write to %s: %s", path.parent, error.strerror)
@@ -130,20 +130,34 @@ def _opens(path: Path) -> bool:
         return False
 
 
-def write(folder: Path, snapshot: Snapshot, name: str = "", others: Callable[[], Files] = dict) -> Path:
+def _make(folder: Path) -> None:
+    """Make the temporary folder of a checkpoint, and the one around it; never that of a run, which somebody has deleted."""
+    folder.parent.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
+
+
+def write(
+    folder: Path,
+    snapshot: Snapshot,
+    name: str = "",
+    others: Callable[[], Files] = dict,
+    allowed: Callable[[], None] = lambda: None,
+) -> Path:
     """Write the snapshot as ``folder/step-XXXXXXXX``, atomically.
 
     Args:
         name: distinguishes the temporary folder from those of other processes and checkpoints; as in `write_own`.
         others: waits for what other ranks write into the temporary folder.
+        allowed: called first; raises OSError if nothing may be written.
 
     Raises:
-        OSError: it could not be written; no partial files remain.
+        OSError: it could not be written; no partial files remain. Also if the folder around ``folder`` does not exist.
     """
     final = folder / f"step-{snapshot.step:08d}"
     temporary = _temporary(folder, snapshot.step, name)
     try:
         try:
+            allowed()
             files = _write_common(temporary, snapshot) | _write_ranks(temporary, snapshot)
         finally:
             theirs = others()  # also after a failure: they may still write into the folder
@@ -185,7 +199,7 @@ def _publish(temporary: Path, final: Path) -> None:
 
 
 def _write_common(folder: Path, snapshot: Snapshot) -> Files:
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     _save_tensors(folder / "model.safetensors", snapshot.model)
     _save_tensors(folder / "optimizer.safetensors", snapshot.optimizer)
     names = ["model.safetensors", "optimizer.safetensors", "state.json", "recipe.yaml"]
@@ -201,7 +215,7 @@ def _write_common(folder: Path, snapshot: Snapshot) -> Files:
 def _write_ranks(folder: Path, snapshot: Snapshot) -> Files:
     """One file for each rank in the snapshot that has any state of its own."""
     own = {checkpoint.rank_file(rank): tensors for rank, tensors in snapshot.ranks.items() if tensors}
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     for name, tensors in own.items():
         _save_tensors(folder / name, tensors)
     return _flushed(folder, list(own))
@@ -238,6 +252,7 @@ class Writer:
     Args:
         team: the ranks that write together, each with a writer of its own; None if this process writes alone.
         written: called on rank 0 with the step of each checkpoint that is on disk.
+        gone: whether the folder of the run was deleted or moved away, so that nothing may be written there.
     """
 
     def __init__(
@@ -246,11 +261,14 @@ class Writer:
         settings: Retention,
         team: Team | None = None,
         written: Callable[[int], None] = lambda _: None,
+        gone: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder = folder
         self._settings = settings
         self._team = team
         self._written = written
+        self._gone = gone
+        self._lost = False
         self._saves = 0
         self._took_s = 0.0
         self._thread: threading.Thread | None = None
@@ -277,6 +295,11 @@ class Writer:
         return self._failed
 
     @property
+    def lost(self) -> bool:
+        """Whether the last snapshot is not on disk because the folder of the run is gone."""
+        return self._lost
+
+    @property
     def writing(self) -> bool:
         """Whether a snapshot is being written."""
         return self._thread is not None and self._thread.is_alive()
@@ -298,31 +321,43 @@ class Writer:
             snapshot.wait()
             self._flush_record()
             if team is None:
-                path = write(self._folder, snapshot)
+                path = write(self._folder, snapshot, allowed=self._refuse_if_gone)
             else:
-                path = write(self._folder, snapshot, f"{team.token}-{save}", team.files)
+                path = write(self._folder, snapshot, f"{team.token}-{save}", team.files, self._refuse_if_gone)
             # Older checkpoints are deleted only after that. The hashes are those of what was read back.
             checkpoint.check(path, hashes=False)
         except Exception as error:  # exceptions of this thread reach nobody, and a failed save must be reported
-            self._failed = _reason(error)
-            log.warning(
-                "the checkpoint of step %d could not be saved (%s); training continues, older checkpoints are kept",
-                snapshot.step,
-                self._failed,
-            )
+            self._failed, knew = _reason(error), self._lost
+            self._lost = self._gone()
+            if self._lost and not knew:
+                log.warning("the checkpoint of step %d could not be saved (%s); training stops", snapshot.step, self._failed)
+            elif not self._lost:
+                log.warning(
+                    "the checkpoint of step %d could not be saved (%s); training continues, older checkpoints are kept",
+                    snapshot.step,
+                    self._failed,
+                )
             return
-        self._failed, self._newest = None, path
+        self._failed, self._newest, self._lost = None, path, False
         self._written(snapshot.step)
         try:
             retention.prune(self._folder, snapshot.step, self._settings)
         except OSError as error:
             log.warning("older checkpoints were not deleted (%s); the next save tries again", error)
 
+    def _refuse_if_gone(self) -> None:
+        if self._gone():
+            raise FileNotFoundError(
+                errno.ENOENT, "the folder of the run was deleted or moved away", str(self._folder.parent)
+            )
+
     def _flush_record(self) -> None:
         """After a loss of power, the run continues from its checkpoint: the lines of the steps before it must be there."""
         try:
             run_folder.RunFolder(self._folder.parent).flush()
         except OSError as error:
+            if self._gone():  # the save says so
+                return
             log.warning("the record of the run may be incomplete after a loss of power: %s", error)
 
     def _write_own(self, snapshot: Snapshot, save: int) -> None:

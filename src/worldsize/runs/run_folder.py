@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
@@ -185,6 +185,20 @@ def open_existing(path: Path) -> RunFolder:
     if (path / _OF_EXPORT).is_file():
         raise UserError(f"{path} is an export, not a run: pass the run, or to --model.weights a file of the export")
     return folder
+
+
+def is_gone(folder: RunFolder, taken_over: Callable[[], bool]) -> bool:
+    """Whether the folder of a run that trains was deleted or moved away, or another process trains a run in its place.
+
+    A disk that does not answer says nothing about that.
+    """
+    try:
+        folder.recipe.stat()
+        return taken_over()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:

@@ -65,6 +65,7 @@ class RunLock:
 
     def __init__(self) -> None:
         self._file: int | None = None
+        self._path: Path | None = None
         self._ended = threading.Event()
         self._beating: threading.Thread | None = None
 
@@ -103,8 +104,22 @@ class RunLock:
             time.sleep(_POLL_S)
         if self._file is None:
             return
+        self._path = path
         self._beating = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._beating.start()
+
+    def taken_over(self) -> bool:
+        """Whether another file has taken the place of the one that this process has locked: with it, another process trains.
+
+        Raises:
+            OSError: of the disk.
+        """
+        if self._file is None or self._path is None:
+            return False
+        try:
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
 
     def _taken(self, path: Path) -> Holder | None:
         """Who has the lock; None if this process has it now."""

@@ -62,11 +62,14 @@ class _Lines:
         self.path, self._waiting = path, ""
         self._failing = False
         atomic.append(path, "")  # the file exists from now on
+        self._size = path.stat().st_size
 
     def add(self, text: str) -> None:
         self._waiting += text
         try:
+            lost = self._lost()
             atomic.append(self.path, self._waiting)
+            self._size = self.path.stat().st_size
         except OSError as error:
             if len(self._waiting) > _MOST_WAITING:
                 raise
@@ -74,9 +77,18 @@ class _Lines:
                 log.warning("cannot write %s (%s): new lines wait in memory", self.path, error.strerror)
             self._failing = True
             return
-        if self._failing:
+        if lost:
+            log.warning("%s was deleted or replaced: what was recorded before is lost", self.path)
+        elif self._failing:
             log.warning("%s is complete again", self.path)
         self._waiting, self._failing = "", False
+
+    def _lost(self) -> bool:
+        """Whether the file has lost lines, or does not exist any more although its folder does."""
+        try:
+            return self.path.stat().st_size < self._size
+        except FileNotFoundError:
+            return self._size > 0
 
     def warn_of_missing(self) -> None:
         if self._waiting:

@@ -139,7 +139,7 @@ def _train(
         if request.autoresume:
             step = snapshot.state["step"] if snapshot is not None else 0
             world.collectively(lambda: run_folder.count_start(folder, step, request.retries) if world.is_main else None)
-        trainer = _assemble(setting, network, aims, folder, snapshot, facts, stop)
+        trainer = _assemble(setting, network, aims, folder, snapshot, facts, stop, lock)
         if request.resume is not None:  # only now: a run whose checkpoint does not fit changed settings keeps its own
             world.collectively(lambda: _write_recipe(folder, request) if world.is_main else None)
         hosts = world.gather(socket.gethostname())
@@ -231,6 +231,7 @@ def _assemble(
     snapshot: checkpoint.Snapshot | None,
     facts: dict[str, Any],
     stop: StopFlag,
+    lock: RunLock,
 ) -> BaseTrainer:
     recipe, world, plan, dataset = setting.request.recipe, setting.world, setting.plan, setting.dataset
     per_epoch = plan.steps_per_epoch(len(dataset.train))
@@ -255,6 +256,7 @@ def _assemble(
     if snapshot is not None:
         world.collectively(lambda: state.restore(snapshot, mine, recipe if setting.request.allow_changes else None))
     saved = partial(History(folder.history).add, "saved")
+    gone = partial(run_folder.is_gone, folder, lock.taken_over)
     return (AsyncTrainer if state.strategy.asynchronous else Trainer)(
         recipe=recipe,
         plan=plan,
@@ -265,7 +267,7 @@ def _assemble(
         train_loader=train_loader(recipe, dataset.train, plan, world),
         val_loader=val_loader(recipe, dataset.val, world),
         trackers=world.collectively(lambda: track.build(recipe.track, folder, progress.step, world.rank)),
-        saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, recipe_files.to_yaml(recipe), facts, saved),
+        saver=Saver(recipe.checkpoint, folder.checkpoints, mine, state, recipe_files.to_yaml(recipe), facts, saved, gone),
         stop=stop,
         stop_after=setting.request.stop_after,
         progress=progress,

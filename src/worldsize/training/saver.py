@@ -27,6 +27,7 @@ class Saver:
     Args:
         facts: constants of the run that every checkpoint records (identity, fingerprint, sizes).
         written: called on rank 0 with the step of each checkpoint that is on disk.
+        gone: whether the folder of the run was deleted or moved away; of rank 0.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Saver:
         recipe_yaml: str,
         facts: Mapping[str, Any],
         written: Callable[[int], None] = lambda _: None,
+        gone: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -46,12 +48,17 @@ class Saver:
         self._recipe = recipe_yaml
         self._facts = {**facts, "versions": versions()}
         self._team = writer.team(world, folder)
-        self._writer = writer.Writer(folder, settings, self._team, written)
+        self._writer = writer.Writer(folder, settings, self._team, written, gone)
         self._memory: checkpoint.Tensors = {}
         self._copying = checkpoint.Copying()
         # One process looks at what those of a machine share.
         self._signs = EarlySigns(folder if world.is_main else None) if world.rank_info.local_rank == 0 else None
         self._saved = time.monotonic()
+
+    @property
+    def lost(self) -> bool:
+        """Whether this rank could not save because the folder of the run is gone: there is no use in training on."""
+        return self._writer.lost
 
     def prepare(self) -> None:
         """Allocate the memory of most of a snapshot, which the first one would wait for."""
@@ -154,7 +161,14 @@ class Saver:
         if not wait:
             return
         self._writer.wait()
-        if failed := self._world.from_main(self._writer.failed):
+        failed, lost = self._world.from_main((self._writer.failed, self._writer.lost))
+        if lost:
+            raise NotSaved(
+                f"{self._folder.parent} was deleted or moved away while its run trained: the last state could not be saved. "
+                "If it was moved, or its volume unmounted, undo that and continue the run: "
+                f"{job_pod.continuing(self._folder.parent)}. If it was deleted, start a new run"
+            )
+        if failed:
             raise NotSaved(
                 f"the last state could not be saved ({failed}). Last good checkpoint: {self.newest() or 'none'}. Once that "
                 f"can be written, continue the run: {job_pod.continuing(self._folder.parent)}"

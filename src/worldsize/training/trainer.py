@@ -149,7 +149,7 @@ class Trainer(BaseTrainer):
 
     def _propose(self) -> None:
         due = time.monotonic() - self._collected >= self.recipe.track.every_seconds
-        self._control.propose(bool(self.stop), due, self.saver.due(), len(self.train_loader.broken.new))
+        self._control.propose(bool(self.stop) or self.saver.lost, due, self.saver.due(), len(self.train_loader.broken.new))
 
     def _after_step(self, decision: Decision) -> None:
         progress = self.progress

@@ -169,7 +169,7 @@ class AsyncTrainer(BaseTrainer):
         """Metrics, stop, evaluation, checkpoints. Returns the last evaluation made in this call."""
         self._server.check()
         self._collect()
-        if self.stop:
+        if self.stop or self.saver.lost:
             self._stop("stopped")
         result = None
         while self._to_evaluate:
