@@ -78,7 +78,7 @@ TRAINING_LAYERS = [
     ("lost_gradients",),
     ("compilation",),
     ("progress", "replicas", "resume", "state", "step_recorder"),
-    ("gradients", "saver"),
+    ("ending", "gradients", "saver"),
     ("base_trainer", "out_of_memory", "step", "step_metrics", "unfreezing"),
     ("asynchronous", "forward_pass", "trainer"),
     ("build",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worldsize.cli import stdout
@@ -37,7 +38,7 @@ def train(argv: list[str]) -> int:
         from worldsize.launch.distribute import check_procs, distribute
         from worldsize.launch.restarts import Restarts
         from worldsize.runs import resumable
-        from worldsize.runs.run_folder import RunFolder
+        from worldsize.runs.run_folder import RunFolder, step_of
         from worldsize.training.request import from_arguments, validate
 
         request = from_arguments(command_line.without("--on", argv))
@@ -49,8 +50,9 @@ def train(argv: list[str]) -> int:
             from worldsize.training.build import train
 
         if train(request, rank_info, stop) is None and rank_info.rank == 0:
-            limit = request.recipe.max_steps
-            further = "" if limit is None else f" (it ends at --max-steps {limit}; --max-steps None trains all epochs)"
+            limit, newest = request.recipe.max_steps, resumable.newest(RunFolder(request.folder))
+            limited = limit is not None and newest is not None and step_of(Path(newest)) >= limit
+            further = f" (it ends at --max-steps {limit}; --max-steps None trains all epochs)" if limited else ""
             print(f"{request.folder} has already reached its last step{further}; nothing to do")
         return 0
 

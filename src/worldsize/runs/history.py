@@ -18,7 +18,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from worldsize.runs import atomic
 
 log = logging.getLogger(__name__)
 
+FINISHED = "finished"
 _MOST_HOSTS = 32  # that are listed by name
 
 
@@ -55,6 +56,19 @@ def most_on_a_host(path: Path) -> int | None:
     hosts = starts[-1].get("hosts") if starts else None
     counts = hosts.values() if isinstance(hosts, dict) else ()
     return max((count for count in counts if isinstance(count, int)), default=None)
+
+
+def last_event(path: Path) -> str | None:
+    """The last event; None without any.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    found = None
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        with suppress(ValueError, KeyError, TypeError):  # a line that a crash has cut
+            found = str(json.loads(line)["event"])
+    return found
 
 
 def _started(line: str) -> dict[str, Any] | None:
@@ -101,4 +115,4 @@ class History:
         except BaseException as error:
             self.add("failed", step(), reason=(str(error) or type(error).__name__).splitlines()[0])
             raise
-        self.add("finished", step())
+        self.add(FINISHED, step())

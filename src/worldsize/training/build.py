@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from worldsize.track.base import RunFacts, Summary
 from worldsize.training import (
     compilation,
     cuda_graph,
+    ending,
     environment,
     forward_pass,
     lost_peers,
@@ -58,7 +59,6 @@ from worldsize.training import (
 )
 from worldsize.training.asynchronous.trainer import AsyncTrainer
 from worldsize.training.base_trainer import BaseTrainer
-from worldsize.training.evaluation import Result
 from worldsize.training.gradients import GradientComputer
 from worldsize.training.lost_peers import LostPeers
 from worldsize.training.margins import Margins
@@ -122,6 +122,7 @@ def _train(
     check_ranks(world, facts, parallel.strategy_class(request.recipe.parallel).same_bits)
     snapshot, facts = snapshot_to_resume(request, facts, world)
     if snapshot is not None and has_ended(snapshot.state, facts):
+        world.collectively(lambda: _complete(request, setting, snapshot) if world.is_main else None)
         return None
     weights = request.recipe.model.weights if snapshot is None else None
     one_downloads = weights is not None and pretrained.downloads(weights)
@@ -151,6 +152,12 @@ def _train(
         if summary is not None and world.is_main and (lost := verdict.of(folder)) is not None:
             console.say(lost)
     return summary
+
+
+def _complete(request: TrainRequest, setting: RunContext, snapshot: checkpoint.Snapshot) -> None:
+    assert request.resume is not None
+    per_epoch = setting.plan.steps_per_epoch(len(setting.dataset.train))
+    ending.complete(request.resume, snapshot.state, checkpoint.newest_valid(request.resume.checkpoints), per_epoch)
 
 
 def _set_determinism(deterministic: bool) -> None:
@@ -320,8 +327,12 @@ def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: fl
         heartbeat.beat(heartbeat.ENDING)
         if result is None:
             return None
-        summary = _summary(trainer, result, time.monotonic() - begun)
-        _note(trainer.world, folder.result, asdict(summary))
+        newest, batch = trainer.saver.newest(), setting.plan.global_batch
+        found = ending.summary(trainer.progress, result, newest, batch, trainer.steps_per_epoch, time.monotonic() - begun)
+        # The workers of an asynchronous run do not come here.
+        together = trainer.world.alone() if trainer.state.strategy.asynchronous else trainer.world
+        together.collectively(lambda: ending.write(folder, found) if together.is_main else None)
+        summary = found
         return summary
     except Stopped as stopped:
         raise Stopped(f"{stopped}; the state is saved. Continue with: {job_pod.continuing(folder.path)}") from None
@@ -375,24 +386,3 @@ def _facts(trainer: BaseTrainer, folder: RunFolder, dataset: Dataset) -> RunFact
 def _decoder(dataset: Dataset) -> str | None:
     """The image decoder; None if the images are in memory."""
     return environment.decoder() if isinstance(dataset.train, EncodedSamples) else None
-
-
-def _summary(trainer: BaseTrainer, result: Result, seconds: float) -> Summary:
-    at = trainer.progress
-    newest = trainer.saver.newest()
-    return Summary(
-        top1=result.top1,
-        top5=result.top5,
-        loss=result.loss,
-        best_top1=at.best_top1,
-        map=result.map,
-        f1=result.f1,
-        best_map=at.best_map,
-        best_epoch=at.best_epoch,
-        steps=at.step,
-        epochs=round(at.step / trainer.steps_per_epoch, 3),
-        images_per_s=at.step * trainer.plan.global_batch / max(at.train_s, 1e-9),
-        seconds=seconds,
-        checkpoint=str(newest) if newest else None,
-        chain=at.chain,
-    )
