@@ -6,6 +6,7 @@ add delays, or remove a limit.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import itertools
@@ -357,3 +358,9 @@ def no_room_for_a_megabyte() -> None:
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
     raise SystemExit(cli.main(sys.argv[2:]))
+
+
+def late_signal() -> None:
+    """When a rank ends, it sends the launcher the signal LATE_SIGNAL, which the launcher passes on."""
+    if "LATE_SIGNAL" in os.environ and "RANK" in os.environ:
+        atexit.register(lambda: os.kill(os.getppid(), getattr(signal, os.environ["LATE_SIGNAL"])))

@@ -60,7 +60,10 @@ def distribute(
     if LOCAL_LAUNCH in os.environ:
         end_with_parent()
     _log_to_terminal(rank_info)
-    return work(stop)
+    code = work(stop)
+    if LOCAL_LAUNCH in os.environ:  # the launcher passes a late signal on
+        stop.disarm()
+    return code
 
 
 def check_procs(procs: int) -> int:

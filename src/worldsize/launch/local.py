@@ -73,7 +73,7 @@ def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mappi
         settings: additional fields of torch's `LaunchConfig`.
         tee: prefix each line of a worker's output with its rank, as in ``[3] ...``.
     """
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _silence("torch.distributed.elastic")
@@ -91,8 +91,14 @@ def run_elastic(argv: Sequence[str], processes: int, logs: Path, settings: Mappi
     os.environ[LOCAL_LAUNCH] = str(processes)
     try:
         program, *words = entry_point.worker(sys.executable)
-        with agent_signals.interrupting_once(logs), unkillable.not_waited_for(logs, lambda: _stall(logs)):
-            elastic_launch(LaunchConfig(**supported), program)(*words, *argv)
+        alone = settings["max_nodes"] == 1
+        watched = unkillable.not_waited_for(logs, lambda: _stall(logs))
+        with agent_signals.interrupting_once(logs, alone) as workers, watched:
+            try:
+                elastic_launch(LaunchConfig(**supported), program)(*words, *argv)
+            except SignalException:  # perhaps it came while they were ending
+                if not (alone and workers.succeeded()):
+                    raise
     finally:
         del os.environ[LOCAL_LAUNCH]
 
