@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from worldsize.errors import SUCCESS, Stopped, UserError
 from worldsize.launch import entry_point
 from worldsize.parallel.base import Variant
-from worldsize.reproduce.training_process import last_step
+from worldsize.reproduce.training_process import finished, last_step
 
 
 class RunFailed(UserError):
@@ -37,7 +36,7 @@ def train_here(variant: Variant, procs: int, threads: int, words: Sequence[str],
     else:
         command += ["--procs", str(procs)]
     env = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    done = finished(command, env=env)
     # With --stop-after a training ends as one that a signal stopped.
     complete = done.returncode == SUCCESS or (done.returncode == Stopped.exit_code and last_step(metrics) >= until)
     if not complete:

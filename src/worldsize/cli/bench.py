@@ -6,16 +6,20 @@ from typing import TYPE_CHECKING
 
 from worldsize.bench import options
 from worldsize.config import command_line
+from worldsize.distributed.stop_signals import interruptible
 
 if TYPE_CHECKING:
     from worldsize.runs.run_folder import RunFolder
+
+_STOPPED = "stopped before its end; what was measured is kept"
 
 
 def scaling(argv: list[str]) -> int:
     """``worldsize bench scaling``."""
     from worldsize.bench.scaling import command
 
-    folder, code = command.run(argv, _line)
+    with interruptible(_STOPPED):
+        folder, code = command.run(argv, _line)
     print(f"\nAll measurements: {folder.path / 'results.jsonl'}\n\n{(folder.path / 'table.md').read_text('utf-8')}", end="")
     return code
 
@@ -33,7 +37,8 @@ def strategies(argv: list[str]) -> int:
     asked = command_line.parse(options.BenchStrategies, argv, options.BenchStrategies(), "bench strategies")
     from worldsize.bench import strategies
 
-    return _show(strategies.run(asked, _line))
+    with interruptible(_STOPPED):
+        return _show(strategies.run(asked, _line))
 
 
 def loader(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""A training in a child process, with progress; it ends when this process is interrupted, see `interruptible`."""
+"""A training in a child process; it ends when this process is interrupted, see `interruptible`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from worldsize.config import live_output
-from worldsize.distributed.stop_signals import SIGNALS, hurried
+from worldsize.distributed.stop_signals import SIGNALS, end_with_parent, hurried
 from worldsize.errors import SIGNAL_BASE, SUCCESS, Stopped, WorldsizeError
 from worldsize.launch import children, entry_point, local
 
@@ -73,10 +74,7 @@ def run(words: Sequence[str], metrics: Path, until: int) -> tuple[int, str]:
         Its exit code and what it wrote to stderr.
     """
     with tempfile.TemporaryFile("w+") as log:
-        # A session of its own: Ctrl-C reaches it through this process only.
-        process = subprocess.Popen(
-            [*entry_point.command(sys.executable), *words], stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
-        )
+        process = _start([*entry_point.command(sys.executable), *words], stdout=subprocess.DEVNULL, stderr=log)
         try:
             _follow(process, metrics, until)
         except BaseException:
@@ -84,6 +82,31 @@ def run(words: Sequence[str], metrics: Path, until: int) -> tuple[int, str]:
             raise
         log.seek(0)
         return process.returncode, log.read().strip()
+
+
+def finished(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command that trains, without progress, and return its output.
+
+    If this process is interrupted, see `interruptible`, or killed, the command ends, too.
+
+    Args:
+        options: of `subprocess.Popen`.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as log:
+        process = _start(command, stdout=out, stderr=log, **options)
+        try:
+            process.wait()
+        except BaseException:
+            _stop(process)
+            raise
+        out.seek(0)
+        log.seek(0)
+        return subprocess.CompletedProcess(process.args, process.returncode, out.read(), log.read())
+
+
+def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own: Ctrl-C reaches it through this process only. If this one is killed, it stops."""
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent, **options)
 
 
 def _follow(process: subprocess.Popen[bytes], metrics: Path, until: int) -> None:

@@ -19,6 +19,7 @@ from worldsize.errors import UserError, WorldsizeError
 from worldsize.jobs import targets
 from worldsize.jobs.base import Job, Where
 from worldsize.launch import entry_point
+from worldsize.reproduce.training_process import finished
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Jobs:
         return command_line.value_of(flag, list(self.options))
 
     def _start(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*entry_point.command(sys.executable), *words], capture_output=True, text=True, check=False)
+        return finished([*entry_point.command(sys.executable), *words])
 
 
 def _check(done: subprocess.CompletedProcess[str], command: str) -> None:
