@@ -221,7 +221,8 @@ def of_system(message: str, error: OSError) -> WorldsizeError:
 def unanswered(error: BaseException) -> str | None:
     """What to say if a file could not be used because of its disk, the network or a limit; None: it is another error."""
     if isinstance(error, OSError) and error.filename is not None and of_the_place(error):
-        return f"{error.filename}: {error.strerror}"
+        limit = error.errno in (errno.EMFILE, errno.ENFILE)
+        return f"{error.filename}: {error.strerror}{'; raise the limit of open files (ulimit -n)' if limit else ''}"
     return None
 
 

@@ -42,7 +42,10 @@ def not_waited_for(logs: Path, reason: Callable[[], tuple[float, str] | None]) -
 def _watch(logs: Path, reason: Callable[[], tuple[float, str] | None], left: threading.Event) -> None:
     handled = 0.0
     while not left.wait(_POLL_S):
-        stalled = reason()
+        try:
+            stalled = reason()
+        except OSError:  # such as the limit of open files: whoever reports the end of the run meets it, too
+            continue
         if stalled is None or stalled[0] <= handled:
             continue
         handled, message = stalled
