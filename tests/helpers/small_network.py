@@ -20,10 +20,13 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, outputs // inputs) if outputs > inputs else nn.Identity()
+        self.stride = outputs // inputs
+        self.shortcut = nn.Conv2d(inputs, outputs, 1) if outputs > inputs else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.shortcut(x) + self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))).relu()
+        # Not the stride of the shortcut: see `worldsize.models.cpu_faults`.
+        shortcut = self.shortcut(x[:, :, :: self.stride, :: self.stride])
+        return (shortcut + self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))).relu()
 
 
 class Residual(nn.Module):

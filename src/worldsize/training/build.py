@@ -33,7 +33,7 @@ from worldsize.distributed.rank import RankInfo
 from worldsize.distributed.stop_signals import StopFlag
 from worldsize.distributed.world import World, join
 from worldsize.errors import Stopped
-from worldsize.models import factory, ghost_batchnorm, pretrained, training_pass
+from worldsize.models import cpu_faults, factory, ghost_batchnorm, pretrained, training_pass
 from worldsize.optim import averaging, optimizers, schedules
 from worldsize.parallel.base import StrategyInputs
 from worldsize.runs import atomic, run_folder, step_hashes
@@ -320,7 +320,13 @@ def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: fl
     _note(trainer.world, folder.environment, facts.environment | archived)
     try:
         trainer.trackers.begin(facts)
-        for note in setting.dataset.notes if trainer.world.is_main else ():
+        fault = cpu_faults.warning(
+            trainer.state.model,
+            trainer.world.device,
+            facts.environment["precision"],
+            setting.request.recipe.model.channels_last,
+        )
+        for note in (*setting.dataset.notes, *filter(None, [fault])) if trainer.world.is_main else ():
             log.warning("%s", note)
         with device_errors.explained(trainer.world.rank, lambda: out_of_memory.remedy(trainer.compute)):
             result = trainer.fit()
@@ -328,11 +334,11 @@ def _run(trainer: BaseTrainer, folder: RunFolder, setting: RunContext, begun: fl
         if result is None:
             return None
         newest, batch = trainer.saver.newest(), setting.plan.global_batch
-        found = ending.summary(trainer.progress, result, newest, batch, trainer.steps_per_epoch, time.monotonic() - begun)
+        last = ending.summary(trainer.progress, result, newest, batch, trainer.steps_per_epoch, time.monotonic() - begun)
         # The workers of an asynchronous run do not come here.
         together = trainer.world.alone() if trainer.state.strategy.asynchronous else trainer.world
-        together.collectively(lambda: ending.write(folder, found) if together.is_main else None)
-        summary = found
+        together.collectively(lambda: ending.write(folder, last) if together.is_main else None)
+        summary = last  # trackers report a run without its result.json as one that failed
         return summary
     except Stopped as stopped:
         raise Stopped(f"{stopped}; the state is saved. Continue with: {job_pod.continuing(folder.path)}") from None
