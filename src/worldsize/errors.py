@@ -240,6 +240,21 @@ def no_process(error: BaseException) -> str | None:
     return None
 
 
+# C++'s, the dynamic linker's, torch's and the system's messages.
+_NO_MEMORY = ("std::bad_alloc", "failed to map segment", "can't allocate memory", "Cannot allocate memory")
+
+
+def no_memory(error: BaseException) -> str | None:
+    """What to say if this process gets no more memory of the machine; None: it is another error."""
+    told = isinstance(error, (RuntimeError, ImportError, OSError)) and any(text in str(error) for text in _NO_MEMORY)
+    if not told and not isinstance(error, MemoryError):
+        return None
+    return (
+        f"out of memory: {first_line(error)}. Raise the limit of memory (ulimit -v), or lower --procs, --micro-batch or "
+        "--data.workers"
+    )
+
+
 _SHOWN = 60  # characters of a path that is too long
 # What whoever runs a command can change: a disk is full, or takes no files, or none of this size.
 _UNWRITABLE = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EROFS", "EFBIG") if hasattr(errno, name))
@@ -326,7 +341,7 @@ def explained(error: BaseException) -> WorldsizeError | None:
     """The error to end with in place of one of the system or of Python; None: there is no better one."""
     if (problem := unanswered(error)) is not None:
         return StoreUnreachable(problem)
-    if (problem := no_process(error)) is not None:
+    if (problem := no_process(error) or no_memory(error)) is not None:
         return Unavailable(problem)
     problem = unwritable(error) or forbidden(error) or no_path(error) or not_installed(error)
     return None if problem is None else UserError(problem)

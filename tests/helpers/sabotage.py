@@ -33,6 +33,7 @@ from async_rules import (  # noqa: F401 they are rules, too
     standing_still,
 )
 from stalls import dead_storage, endless_step, slow_computer, slow_storage  # noqa: F401 they are rules, too
+from waiting import until
 from worldsize import cli
 from worldsize.checkpoint import format, writer
 from worldsize.data.loading import loader
@@ -361,6 +362,13 @@ if __name__ == "__main__":
 
 
 def late_signal() -> None:
-    """When a rank ends, it sends the launcher the signal LATE_SIGNAL, which the launcher passes on."""
+    """When all ranks have done their work, each sends the launcher the signal LATE_SIGNAL, which the launcher passes on."""
     if "LATE_SIGNAL" in os.environ and "RANK" in os.environ:
-        atexit.register(lambda: os.kill(os.getppid(), getattr(signal, os.environ["LATE_SIGNAL"])))
+        atexit.register(_signal_together, getattr(signal, os.environ["LATE_SIGNAL"]))
+
+
+def _signal_together(number: int) -> None:
+    done = [Path(f"done-{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))]
+    done[int(os.environ["RANK"])].touch()
+    until(lambda: all(path.exists() for path in done), "the end of the other ranks' work")
+    os.kill(os.getppid(), number)

@@ -38,8 +38,9 @@ def test_a_run_whose_folder_is_moved_away_ends_and_continues_when_it_is_back(tmp
 
 def test_a_run_whose_folder_is_deleted_does_not_write_into_a_new_one(tmp_path: Path):
     process = start_until(tmp_path, "a", 2, 6, *SAVES)
-    shutil.rmtree(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "a").rename(tmp_path / "deleted")  # the run still writes into it
     (tmp_path / "runs" / "a").mkdir()
+    shutil.rmtree(tmp_path / "deleted", ignore_errors=True)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == NotSaved.exit_code and "was deleted or moved away" in said, said
     assert not list(tmp_path.glob("runs/a/checkpoints/step-*"))

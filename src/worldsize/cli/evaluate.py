@@ -20,7 +20,7 @@ def run(argv: list[str]) -> int:
     title = "eval RUN|CHECKPOINT"
     if not argv or argv[0].startswith("-"):
         if not command_line.asks_help(argv):
-            raise UserError(f"RUN or CHECKPOINT is required: worldsize {title}")
+            raise UserError(f"RUN or CHECKPOINT is required as the first argument: worldsize {title}")
         command_line.parse(command_line.Evaluate, argv, command_line.Evaluate(Recipe()), title)
     from worldsize import checkpoint
     from worldsize.distributed.rank import discover_rank_info

@@ -47,7 +47,9 @@ def refuse_shipped_name(flag: str, path: Path) -> None:
 
 def missing(command: str) -> UserError:
     """The error of a command line without RECIPE."""
-    return UserError(f"RECIPE is required: worldsize {command} RECIPE, a YAML file or one of: {', '.join(names())}")
+    return UserError(
+        f"RECIPE is required as the first argument: worldsize {command} RECIPE, a YAML file or one of: {', '.join(names())}"
+    )
 
 
 def validate(values: Mapping[str, Any], where: str) -> Recipe:

@@ -72,7 +72,7 @@ def _of_run(kind: type[T], argv: list[str], title: str) -> tuple[RunFolder, T]:
     """The run folder that the command line begins with, and its other arguments."""
     if not argv or argv[0].startswith("-"):
         if not command_line.asks_help(argv):
-            raise UserError(f"RUN is required: worldsize {title}, a folder such as runs/digits-1")
+            raise UserError(f"RUN is required as the first argument: worldsize {title}, a folder such as runs/digits-1")
         command_line.parse(kind, argv, None, title)
     return run_folder.open_existing(_named(Path(argv[0]))), command_line.parse(kind, argv[1:], None, title)
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from worldsize.config import job_pod
 from worldsize.config.wording import printable_lines, quoted
-from worldsize.errors import NoProgress, UserError, WorldsizeError, refuse_closed
+from worldsize.errors import NoProgress, UserError, WorldsizeError, explained, refuse_closed
 from worldsize.launch.failed_workers import LAST_FAILURE
 from worldsize.runs import atomic
 from worldsize.runs.atomic import write_json
@@ -291,6 +291,8 @@ class RunLog:
             logging.getLogger("worldsize").addHandler(self._handler)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, WorldsizeError):
+            error = explained(error) or error
         if isinstance(error, WorldsizeError):
             log.info("%s", error)
         elif isinstance(error, Exception):

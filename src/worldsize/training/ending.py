@@ -68,8 +68,7 @@ def complete(folder: RunFolder, state: dict[str, Any], newest: Path | None, per_
         NotSaved: it cannot be written.
     """
     at = Progress.from_dict(state)
-    if not folder.result.exists():
-        assert at.evaluation is not None
+    if not folder.result.exists() and at.evaluation is not None:
         result = Result(**at.evaluation)  # type: ignore[arg-type]
         # Of the run time only that of the steps is known.
         write(folder, summary(at, result, newest, state["global_batch"], per_epoch, at.train_s))

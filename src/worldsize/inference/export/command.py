@@ -75,7 +75,7 @@ def run(argv: list[str]) -> int:
     """Run the command; returns its exit code."""
     if not argv or argv[0].startswith("-"):
         if not command_line.asks_help(argv):
-            raise UserError(f"RUN or CHECKPOINT is required: worldsize {_TITLE}")
+            raise UserError(f"RUN or CHECKPOINT is required as the first argument: worldsize {_TITLE}")
         command_line.parse(Export, argv, None, _TITLE)
     path = checkpoint.find(Path(argv[0]))
     recipe = recipe_files.load(str(path / "recipe.yaml"))

@@ -75,7 +75,7 @@ def run(argv: list[str]) -> int:
 
     if not argv or argv[0].startswith("-"):
         if not command_line.asks_help(argv):
-            raise UserError(f"RUN, CHECKPOINT or EXPORT is required: worldsize {_TITLE}")
+            raise UserError(f"RUN, CHECKPOINT or EXPORT is required as the first argument: worldsize {_TITLE}")
         command_line.parse(Predict, argv, Predict(Recipe()), _TITLE)
     source = opening.find(Path(argv[0]))
     asked = command_line.parse(Predict, argv[1:], Predict(source.recipe), _TITLE)

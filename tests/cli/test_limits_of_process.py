@@ -1,0 +1,72 @@
+"""What a command says if the system gives it no more memory, threads or processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from processes import environment
+from worldsize import cli
+from worldsize.errors import Unavailable
+
+
+def thread_without_room() -> None:
+    """Python's own error: there is no room for this stack."""
+    before = threading.stack_size(2**46)
+    try:
+        threading.Thread(target=print).start()
+    finally:
+        threading.stack_size(before)
+
+
+def thread_of_torch() -> None:
+    """As `torch.distributed` raises it while its store or gloo starts threads."""
+    raise RuntimeError("Resource temporarily unavailable")
+
+
+def no_fork() -> None:
+    """As `subprocess` raises it."""
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+@pytest.mark.parametrize("start", [thread_without_room, thread_of_torch, no_fork])
+def test_the_limit_of_processes_and_the_remedy_are_named(start, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_run", lambda _words: start())
+    assert cli.main(["train"]) == Unavailable.exit_code
+    printed = capsys.readouterr().err
+    assert printed.startswith("worldsize: cannot start another thread or process: ")
+    assert "ulimit -u" in printed
+    assert printed.count("\n") == 1
+
+
+def no_memory_for_python() -> None:
+    bytearray(2**60)
+
+
+def no_memory_for_torch() -> None:
+    torch.empty(2**60, dtype=torch.uint8).fill_(1)
+
+
+@pytest.mark.parametrize("allocate", [no_memory_for_python, no_memory_for_torch])
+def test_the_limit_of_memory_and_the_remedy_are_named(allocate, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_run", lambda _words: allocate())
+    assert cli.main(["train"]) == Unavailable.exit_code
+    printed = capsys.readouterr().err
+    assert printed.startswith("worldsize: out of memory: ")
+    assert "ulimit -v" in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_limit_that_is_too_low_for_torch_is_named(tmp_path):
+    """The dynamic linker cannot load its libraries."""
+    command = ["bash", "-c", 'ulimit -v 400000; exec "$@"', "-", sys.executable, "-m", "worldsize", "train", "digits"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == Unavailable.exit_code
+    assert "worldsize: out of memory: " in done.stderr
+    assert "Traceback" not in done.stderr
