@@ -156,11 +156,12 @@ trap 'cancelled=yes; signalled=yes{forward}' TERM
 {also}
 checkpoint() {{ ls -1 "$out/$run/checkpoints" 2>/dev/null | grep -xE 'step-[0-9]+' | sort -t - -k 2n | tail -n 1; }}
 
-# When the time limit ends this allocation, in seconds since 1970; asked now, because a preemption changes the answer.
-ends=$(squeue -h -j "$id" -o %e 2>/dev/null)
-[ -z "$ends" ] || ends=$(date -d "$ends" +%s 2>/dev/null)
+# When the time limit ends this allocation, in seconds since 1970; NONE: there is no limit; empty: Slurm does not say.
+# Asked now, because a preemption changes the answer. The user's own format of times may be one that date cannot read.
+ends=$(SLURM_TIME_FORMAT=standard squeue -h -j "$id" -o %e 2>/dev/null)
+case $ends in ""|NONE) ;; *) ends=$(date -d "$ends" +%s 2>/dev/null) ;; esac
 
-ends_within() {{ [ -n "$ends" ] && [ $((ends - $(date +%s))) -le "$1" ]; }}
+ends_within() {{ [ "${{ends:-NONE}}" != NONE ] && [ $((ends - $(date +%s))) -le "$1" ]; }}
 
 finish() {{
     echo "$1" > "$job/exit"
@@ -180,6 +181,8 @@ continue_later() {{
     elif ends_within {near}; then
         if [ "$chain" = yes ]; then requeue "the time limit is near"; fi
         echo "worldsize: the time limit is near; submit the job again to resume"
+    elif [ "$chain" = no ] && [ -z "$ends" ]; then
+        echo "worldsize: preempted, or the time limit is near: Slurm did not say when; submit the job again to resume"
     else
         requeue "preempted"
     fi
