@@ -26,7 +26,7 @@ from worldsize.hosts.spec import HostsSpec, agent, by_hand, problems, remote
 from worldsize.jobs.folder import JobFolder
 from worldsize.jobs.spec import Resources
 from worldsize.jobs.state import JobState
-from worldsize.launch import entry_point, lifeline, route
+from worldsize.launch import entry_point, lifeline
 
 SPEC = HostsSpec(
     name="r50",
@@ -196,12 +196,6 @@ def test_a_host_describes_itself(tmp_path):
         asked | {"port": 0, "recipe": "data: {name: folder, root: /no/such}\nmodel: {name: resnet18}\n"}
     )
     assert missing["port_free"] and "/no/such" in missing["problem"]
-
-
-def test_the_route_names_an_interface_that_exists():
-    interface, address = route.to("127.0.0.1")
-    assert interface in [name for _, name in socket.if_nameindex()] and address == "127.0.0.1"
-    assert route.to("::1") in (("lo", "::1"), None)  # None: no IPv6 here
 
 
 # A command with a child of its own that ignores SIGTERM; it takes a moment to save when it is stopped.

@@ -149,15 +149,21 @@ def _on_the_route(node: Node) -> Node:
     """The node with its address on the route to the hosts in WORLDSIZE_PEERS; gloo and NCCL get its interface."""
     for peer in filter(None, os.environ.get("WORLDSIZE_PEERS", "").split(",")):
         found = route.to(peer)
-        if found is None or found[0] == "lo":
+        if found is None or found[0].partition(":")[0] == "lo":
             continue
         interface, address = found
+        if not interface:
+            return _at(node, address)
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, interface)
         chosen = os.environ["GLOO_SOCKET_IFNAME"]
         print(f"worldsize: {socket.gethostname()} uses the interface {chosen}; {peer} is reached by {interface}", flush=True)
-        return node if "WORLDSIZE_ADDRESS" in os.environ else replace(node, address=address)
+        return _at(node, address)
     return node
+
+
+def _at(node: Node, address: str) -> Node:
+    return node if "WORLDSIZE_ADDRESS" in os.environ else replace(node, address=address)
 
 
 def _once(argv: Sequence[str], node: Node) -> Outcome:
