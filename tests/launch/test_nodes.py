@@ -54,10 +54,38 @@ def test_host_files_have_a_line_per_slot(variable, tmp_path, monkeypatch):
         nodes.torchrun_variables({variable: str(tmp_path / "hosts")}, 2)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "here", "full", "expected"),
+    [
+        (["vm.rack1", "vm.rack2"], "vm.rack2", "vm.rack2", "1"),
+        (["vm.rack1", "vm.rack2"], "vm.rack2.site.org", "vm.rack2.site.org", "1"),
+        (["vm.rack1", "vm.rack2"], "vm", "vm.rack2", "1"),
+        (["vm.rack1", "vm.rack2"], "vm", "vm", "lists vm.rack1, vm.rack2, and this host calls itself vm: give it its full"),
+        (["vm.rack1", "vm"], "vm", "vm.rack1", "1"),
+        (["N1", "N2"], "n2", "n2", "1"),
+        (["n1.a", "n2.a"], "N2.b", "N2.b", "1"),
+        (["n1", "n2"], "n", "n", "does not list this host, n"),
+        ([], "n1", "n1", "does not list this host, n1"),
+    ],
+)
+def test_a_host_finds_itself_by_the_name_that_fits_best(hosts, here, full, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes.socket, "gethostname", lambda: here)
+    monkeypatch.setattr(nodes.socket, "getfqdn", lambda: full)
+    (tmp_path / "hosts").write_text("\n".join(hosts))
+    if expected.isdigit():
+        assert nodes.torchrun_variables({"PBS_NODEFILE": str(tmp_path / "hosts")}, 2)["PET_NODE_RANK"] == expected
+        return
+    with pytest.raises(UserError, match=expected):
+        nodes.torchrun_variables({"PBS_NODEFILE": str(tmp_path / "hosts")}, 2)
+
+
 def test_what_is_missing_is_named():
     assert nodes.torchrun_variables({}, 8) is None
     with pytest.raises(UserError, match="SkyPilot did not set SKYPILOT_NODE_IPS"):
         nodes.torchrun_variables({"SKYPILOT_NODE_RANK": "0"}, None)
+    for change, message in (({"SKYPILOT_NODE_IPS": ""}, "list 0 hosts"), ({"SKYPILOT_NODE_RANK": "2"}, "is number 2")):
+        with pytest.raises(UserError, match=f"SkyPilot's variables cannot be read: .*{message}"):
+            nodes.torchrun_variables(SKYPILOT | change, 1)
     with pytest.raises(UserError, match="no internal addresses"):
         nodes.torchrun_variables(NO_ADDRESSES | {"DSTACK_NODES_NUM": "2"}, None)
     with pytest.raises(UserError, match="dstack's variables cannot be read"):

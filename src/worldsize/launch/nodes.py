@@ -44,6 +44,8 @@ def _gpus_here() -> int:
 
 
 def _variables(hosts: list[str], rank: int, procs: int, env: Mapping[str, str]) -> dict[str, str]:
+    if not 0 <= rank < len(hosts):
+        raise ValueError(f"they list {len(hosts)} hosts, and this one is number {rank}, counted from 0")
     return {
         "PET_NNODES": str(len(hosts)),
         "PET_NODE_RANK": str(rank),
@@ -86,11 +88,24 @@ def _lsf(env: Mapping[str, str]) -> tuple[list[str], int, str]:
 def _of_hostfile(path: Path) -> tuple[list[str], int, str]:
     """The hosts of a file with one line per slot, and this host's number among them."""
     hosts = list(dict.fromkeys(path.read_text().split()))
-    here = socket.gethostname().partition(".")[0]
-    for rank, host in enumerate(hosts):
-        if host.partition(".")[0] == here:
-            return hosts, rank, ""
-    raise ValueError(f"{path} does not list this host, {here}")
+    here = socket.gethostname()
+    found = _named(here, hosts)
+    if len(found) > 1:
+        found = _named(socket.getfqdn(), found)
+    if len(found) > 1:
+        raise ValueError(f"{path} lists {', '.join(found)}, and this host calls itself {here}: give it its full name")
+    if not found:
+        raise ValueError(f"{path} does not list this host, {here}")
+    return hosts, hosts.index(found[0]), ""
+
+
+def _named(name: str, hosts: list[str]) -> list[str]:
+    """Those of the hosts that best fit a name: all of it, or as far as both go, or without the domains."""
+    labels = name.lower().split(".")
+    others = {host: host.lower().split(".") for host in hosts}
+    exact = [host for host, other in others.items() if other == labels]
+    partly = [host for host, other in others.items() if all(a == b for a, b in zip(labels, other, strict=False))]
+    return exact or partly or [host for host, other in others.items() if other[0] == labels[0]]
 
 
 _SCHEDULERS = (
