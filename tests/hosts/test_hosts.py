@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shlex
@@ -135,6 +137,36 @@ def test_a_host_is_asked_about_a_recipe_of_any_length(local_ssh, tmp_path):
     assert preflight.problems(replace(spec, folder=tmp_path, python=sys.executable, port=free_port()), None) == []
 
 
+@pytest.fixture
+def answering_ssh(monkeypatch, tmp_path):
+    """answering_ssh(line, ...) puts an ssh on the path that prints these lines."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def write(*lines: str) -> None:
+        (tmp_path / "ssh").write_text("#!/bin/sh\n" + "".join(f"echo {shlex.quote(line)}\n" for line in lines))
+        (tmp_path / "ssh").chmod(0o755)
+
+    return write
+
+
+def test_lines_of_the_host_are_not_taken_for_its_answer(answering_ssh):
+    answering_ssh("{ welcome }", "{}", "[1]", json.dumps({"version": "0.0.9"}), "{ bye", '{"load": 1}')
+    expected = [
+        f"{host} has worldsize 0.0.9, this machine has {__version__}: install the same version" for host in SPEC.hosts
+    ]
+    assert preflight.problems(SPEC, None) == expected
+    answering_ssh("{ welcome }")
+    assert "h1 cannot run worldsize ({ welcome })" in preflight.problems(SPEC, None)[0]
+
+
+def test_a_host_is_waited_for_by_a_clock_that_nobody_sets(answering_ssh, monkeypatch):
+    answering_ssh(json.dumps({"version": __version__}))
+    hours = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr(preflight, "time", SimpleNamespace(**vars(time) | {"time": lambda: next(hours)}))
+    facts = preflight._ask(SPEC, 0, None)
+    assert facts == {"version": __version__, "asked": 0.0, "answered": 3600.0}
+
+
 def test_a_job_that_another_machine_started_is_not_taken_for_a_failed_one(fails, monkeypatch, tmp_path):
     """Several login nodes can share the folder of the runs."""
     monkeypatch.chdir(tmp_path)
@@ -179,6 +211,13 @@ def test_what_differs_between_hosts_is_named(change, message):
     assert list(preflight.compare(SPEC, "h2", FACT, ("h1", FACT))) == []
     found = list(preflight.compare(SPEC, "h2", FACT | change, ("h1", FACT)))
     assert len(found) == 1 and message in found[0]
+
+
+def test_facts_of_another_version_are_not_compared():
+    """They may have other names."""
+    other = {"version": "0.0.9", "asked": 0.0, "answered": 1.0}
+    assert len(list(preflight.compare(SPEC, "h1", other, ("h1", other)))) == 1
+    assert list(preflight.compare(SPEC, "h2", FACT, ("h1", other))) == []
 
 
 def test_a_host_describes_itself(tmp_path):

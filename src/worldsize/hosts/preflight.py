@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def compare(spec: HostsSpec, host: str, fact: dict[str, Any], first: tuple[str, 
     name, reference = first
     if fact["version"] != __version__:
         yield f"{host} has worldsize {fact['version']}, this machine has {__version__}: install the same version"
+    if fact["version"] != __version__ or reference["version"] != __version__:
+        return  # other versions may describe themselves in another way
     if fact["torch"] != reference["torch"]:
         yield f"{host} has torch {fact['torch']}, {name} has {reference['torch']}: install the same version"
     # The host looked at its clock between these two.
@@ -76,17 +79,26 @@ def _ask(spec: HostsSpec, rank: int, config: Path | None) -> dict[str, Any] | st
     one = Connection(host, f"cd {shlex.quote(str(spec.folder))} && {probe}", lines.append, config)
     one.send(json.dumps(asked).encode())
     one.finish()
-    begun = time.time()
+    begun, deadline = time.time(), time.monotonic() + _TIMEOUT_S
     while (code := one.poll()) is None:
-        if time.time() - begun > _TIMEOUT_S:
+        if time.monotonic() > deadline:
             one.kill()
             return f"{host} did not answer within {_TIMEOUT_S:.0f} s"
         time.sleep(0.05)
     one.wait()
-    for line in lines:
-        if line.startswith("{"):
-            return json.loads(line) | {"asked": begun, "answered": time.time()}
+    if (facts := _facts(lines)) is not None:
+        return facts | {"asked": begun, "answered": time.time()}
     if code == LOST:
         return one.reason()
     said = "; ".join(lines[-2:]) or f"exit code {code}"
     return f"{host} cannot run worldsize ({said}): check --folder and --python, {spec.python} here"
+
+
+def _facts(lines: list[str]) -> dict[str, Any] | None:
+    """The answer of `worldsize.hosts.probe` among the lines of a host, which may print others; None if there is none."""
+    for line in reversed(lines):
+        with suppress(ValueError):
+            found = json.loads(line)
+            if isinstance(found, dict) and "version" in found:
+                return found
+    return None
