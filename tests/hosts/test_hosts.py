@@ -181,6 +181,21 @@ def test_a_job_that_another_machine_started_is_not_taken_for_a_failed_one(fails,
     assert cli.main(["delete", "r50"]) == 0 and not job.path.exists()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"out": Path("r\udcff")},
+        {"folder": Path("/r\udcff")},
+        {"python": "/r\udcff/python"},
+        {"hosts": ("r\udcff", "h2"), "address": "r\udcff"},
+        {"env": (("A", "r\udcff"),)},
+    ],
+)
+def test_what_is_not_utf8_is_refused(change):
+    """It would be printed as something else."""
+    assert ["r\\udcff" in one and "is not UTF-8" in one for one in problems(replace(SPEC, **change))] == [True]
+
+
 def test_strategies_that_need_mpi_are_refused():
     assert ["requires MPI" in problem for problem in problems(replace(SPEC, needs_mpi=True))] == [True]
 

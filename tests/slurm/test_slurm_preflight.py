@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from worldsize.errors import UserError
 from worldsize.jobs.folder import JobFolder
 from worldsize.jobs.spec import Resources
 from worldsize.slurm import api, preflight, script
@@ -69,6 +70,14 @@ def test_the_probe_runs_what_the_job_would_run(stand_in, tmp_path, monkeypatch, 
     (tmp_path / "env/of-setup").chmod(0o755)
     found = preflight.probe(replace(PLAIN, python="of-setup", **change), JobFolder(Path("runs"), "r50"))
     assert [problem in one for one in found] == [True] if problem else not found
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_the_probe(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        UserError, match=r"cannot write .*/file/x/\.jobs/r50: Not a directory; choose another folder with --out"
+    ):
+        preflight.probe(PLAIN, JobFolder(tmp_path / "file" / "x", "r50"))
 
 
 def test_the_probe_asks_for_the_nodes_of_the_job(stand_in, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from worldsize.jobs.spec import JobSpec, name_problems, shape_problems
+from worldsize.jobs.spec import JobSpec, name_problems, shape_problems, utf8_problems
 from worldsize.launch import entry_point
 
 RECIPE = "{recipe}"  # `worldsize.launch.lifeline` puts the recipe's path here
@@ -40,6 +40,10 @@ def problems(spec: HostsSpec) -> Iterable[str]:
         yield f"--hosts: {', '.join(duplicates)} is listed more than once; pass HOST:PROCESSES once"
     if not 1 <= spec.port <= 65535:
         yield f"--port {spec.port}: pass a port from 1 to 65535"
+    paths = (str(spec.out), str(spec.folder), spec.python)
+    yield from utf8_problems(
+        (*spec.hosts, spec.address, spec.interface, *paths, *(word for pair in spec.env for word in pair))
+    )
     if spec.needs_mpi:
         yield "this strategy requires MPI: start it with mpirun -H HOSTS ... worldsize train RECIPE"
 

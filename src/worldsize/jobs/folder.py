@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from worldsize.errors import UserError
 from worldsize.jobs.progress import TAIL
 from worldsize.jobs.targets import JOBS_FOLDER
 
@@ -25,6 +28,18 @@ class JobFolder:
         self.script = self.path / "job.sh"
         self.scheduler = self.path / "scheduler"
         self.launcher = self.path / "launcher"
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Writes into the folder within.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror}; choose another folder with --out") from None
 
     def ids(self) -> list[str]:
         """The ids of its Slurm jobs, oldest first."""

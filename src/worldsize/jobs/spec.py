@@ -89,6 +89,13 @@ def memory_problems(spec: JobSpec) -> Iterable[str]:
         yield f"--memory {memory!r}: expected a quantity such as 64Gi"
 
 
+def utf8_problems(texts: Iterable[str | None]) -> Iterable[str]:
+    """The problem of each text, such as a path, that is not UTF-8: it would not arrive as it is here."""
+    for text in dict.fromkeys(texts):
+        if text is not None and any("\ud800" <= one <= "\udfff" for one in text):  # what stands for the bytes of others
+            yield f"{text!r} is not UTF-8: a job needs names and values that are"
+
+
 def refuse(problems: Iterable[str]) -> None:
     """Raise all problems as one `UserError`; do nothing if there are none."""
     found = list(problems)

@@ -38,11 +38,13 @@ def probe(spec: SlurmSpec, folder: JobFolder) -> list[str]:
 
     Raises:
         SlurmError: Slurm does not start it.
+        UserError: the job's folder cannot be written.
     """
     token = secrets.token_hex(8)
-    folder.path.mkdir(parents=True, exist_ok=True)
     marker = folder.path / "probe"
-    marker.write_text(token)
+    with folder.writing():
+        folder.path.mkdir(parents=True, exist_ok=True)
+        marker.write_text(token)
     worldsize = shlex.join(entry_point.command(spec.python))
     # `env` imports what training does. The version, or else the error, is the last line.
     version = f"echo {__version__}" if spec.container else f"{{ {worldsize} env >/dev/null && {worldsize} --version; }} 2>&1"
@@ -51,7 +53,7 @@ def probe(spec: SlurmSpec, folder: JobFolder) -> list[str]:
     try:
         lines = api.on_nodes(spec.nodes, _placement(spec), ["bash", "-c", words]).splitlines()
     finally:
-        marker.unlink()
+        marker.unlink(missing_ok=True)
     answers: dict[str, list[str]] = {}
     for line in lines:
         node, _, text = line.partition(":")

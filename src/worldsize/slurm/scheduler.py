@@ -167,9 +167,7 @@ def _refusal(folder: JobFolder, state: JobState) -> str:
 
 
 def _write(folder: JobFolder, script: str) -> None:
-    try:
+    with folder.writing():
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.scheduler.write_text("slurm\n")
         write_text(folder.script, script)
-    except OSError as error:
-        raise UserError(f"cannot write {folder.path}: {error.strerror}; choose another folder with --out") from None

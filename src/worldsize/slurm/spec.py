@@ -11,7 +11,7 @@ from typing import Literal
 
 from worldsize.errors import UserError
 from worldsize.jobs.quantities import quantity
-from worldsize.jobs.spec import JobSpec, environment_problems, memory_problems, name_problems, shape_problems
+from worldsize.jobs.spec import JobSpec, environment_problems, memory_problems, name_problems, shape_problems, utf8_problems
 from worldsize.jobs.targets import JOBS_FOLDER
 
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", re.ASCII)
@@ -110,9 +110,11 @@ def problems(spec: SlurmSpec) -> Iterable[str]:
     if len(set(spec.seeds)) != len(spec.seeds):
         yield f"--array-seeds {','.join(map(str, spec.seeds))}: each seed once"
     named = (spec.partition, spec.account, spec.qos, spec.constraint, spec.gpu_type, spec.container, spec.python)
-    for text in (spec.name, str(spec.out), *spec.setup, *spec.extra, *(value for _, value in spec.env), *named):
+    texts = (spec.name, str(spec.out), *spec.setup, *spec.extra, *(value for _, value in spec.env), *named)
+    for text in texts:
         if text is not None and "\n" in text:
             yield f"{text!r}: one line only"
+    yield from utf8_problems(texts[1:])  # a name cannot have others than ASCII
     for flag, text in {"out": str(spec.out), "constraint": spec.constraint or ""}.items():
         if any(character in text for character in '"\\'):
             yield f"--{flag} {text}: without quotes and backslashes, which sbatch cannot read"
