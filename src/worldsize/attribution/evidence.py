@@ -120,7 +120,7 @@ def read(folder: RunFolder) -> Evidence:
     """The evidence in a run folder. Never writes.
 
     Raises:
-        UserError: the run recorded no timing.
+        UserError: the run recorded no timing, or a file of it is damaged.
         StoreUnreachable: its disk or the network does not answer.
     """
     try:
@@ -139,6 +139,8 @@ def read(folder: RunFolder) -> Evidence:
         raise of_system(f"{error.filename or folder.path}: {error.strerror}", error) from None
     except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{folder.path}: {error}") from None
+    if not isinstance(environment, dict) or not isinstance(environment.get("world_size", 1), int):
+        raise UserError(f"{folder.environment} is damaged: it does not have the number of processes")
     windows, damaged = [], 0
     for line in lines:
         window = _window(line)

@@ -76,7 +76,8 @@ class Run:
 
     @property
     def _digests(self) -> Record:
-        return self.environment.get("data") or {}
+        found = self.environment.get("data")
+        return found if isinstance(found, dict) else {}
 
     @property
     def last_entry(self) -> str | None:
@@ -171,7 +172,7 @@ def read(path: Path) -> Run:
     return Run(
         path=path,
         recipe=recipe,
-        environment=_json(folder.environment) or {},
+        environment=_environment(folder),
         steps=[r for r in records if r.get("kind") == "step" and "step" in r],
         epochs=[r for r in records if r.get("kind") == "epoch" and "step" in r],
         result=_json(folder.result),
@@ -258,6 +259,12 @@ def parse(text: str) -> tuple[list[Record], int]:
         elif line.strip():
             damaged += 1
     return found, damaged
+
+
+def _environment(folder: RunFolder) -> Record:
+    """environment.json, without a number of processes that is none; empty if it is missing or damaged."""
+    found = _json(folder.environment) or {}
+    return found if isinstance(found.get("world_size", 1), int) else {k: v for k, v in found.items() if k != "world_size"}
 
 
 def _history(folder: RunFolder) -> list[Record]:

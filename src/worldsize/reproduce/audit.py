@@ -18,7 +18,7 @@ from worldsize import checkpoint, parallel
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data import file_sizes, open_dataset
-from worldsize.errors import CheckpointError
+from worldsize.errors import CheckpointError, of_system
 from worldsize.reproduce import compare, evaluations, promise, scratch_runs
 from worldsize.reproduce.compare import StepDifference, processes
 from worldsize.reproduce.promise import Promise
@@ -92,7 +92,9 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
         procs: number of processes (default: those that computed a window's last step).
 
     Raises:
-        UserError: it has no checkpoint or no metrics, or cannot be computed again here.
+        UserError: it has no checkpoint or no metrics, its metrics or environment are damaged, or it cannot be computed
+            again here.
+        StoreUnreachable: its disk or the network does not answer.
         ComputationFailed: the training of a window failed, or was stopped or killed.
     """
     recipe = recipe_files.load(str(run.recipe))
@@ -122,8 +124,9 @@ def audit(run: RunFolder, windows: int, seed: int, procs: int | None, tell: Call
         chains = verify_chain(records, last)
         for path in reversed(checkpoint.list_checkpoints(run.checkpoints)):
             certificate.checkpoints[path.name] = _verify_checkpoint(path, chains)
-        _verify_result(run, chains)
-        _verify_evaluations(run, found)
+        result = _result(run)
+        _verify_result(result, chains)
+        _verify_evaluations(run, result, found)
         _replay_windows(run, records, found, certificate, windows, procs, tell)
     except Inconsistent as inconsistent:
         certificate.problem, certificate.problem_step = str(inconsistent), inconsistent.step
@@ -177,16 +180,31 @@ def _verify_checkpoint(path: Path, chains: dict[int, str]) -> str:
     return checkpoint.network_digest(path)
 
 
-def _verify_result(run: RunFolder, chains: dict[int, str]) -> None:
-    if not run.result.exists() or not chains:
+def _result(run: RunFolder) -> dict[str, Any] | None:
+    """result.json; None if there is none, as before the end of a run."""
+    try:
+        result = json.loads(run.result.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise of_system(f"{run.result}: {error.strerror}", error) from None
+    except ValueError:
+        raise Inconsistent("result.json is damaged: it is not JSON") from None
+    if not isinstance(result, dict) or not isinstance(result.get("steps"), int):
+        raise Inconsistent("result.json is damaged: it does not have the number of steps")
+    return result
+
+
+def _verify_result(result: dict[str, Any] | None, chains: dict[int, str]) -> None:
+    if result is None or not chains:
         return
-    result = json.loads(run.result.read_text("utf-8"))
     if result.get("chain") != chains.get(result["steps"]):
         raise Inconsistent("result.json does not belong to the last step of metrics.jsonl", result["steps"])
 
 
-def _verify_evaluations(run: RunFolder, found: dict[int, tuple[Path, dict[str, Any]]]) -> None:
-    result = json.loads(run.result.read_text("utf-8")) if run.result.exists() else None
+def _verify_evaluations(
+    run: RunFolder, result: dict[str, Any] | None, found: dict[int, tuple[Path, dict[str, Any]]]
+) -> None:
     states = {path.name: state for path, state in found.values()}
     if contradiction := evaluations.contradiction(scratch_runs.records_of(run, "epoch"), states, result):
         raise Inconsistent(*contradiction)

@@ -62,7 +62,11 @@ def _of_best(place: str, numbers: Mapping[str, Any], step: int, lines: Lines) ->
     name = "top1" if numbers.get("best_map") is None else "map"
     if f"best_{name}" not in numbers:
         return None
-    best = max(line.get(f"val_{name}") or 0.0 for at, line in lines.items() if at <= step)
+    values = {at: line.get(f"val_{name}") or 0.0 for at, line in lines.items() if at <= step}
+    for at, value in values.items():
+        if not isinstance(value, (int, float)):
+            return f"val_{name} after step {at:,} is no number in metrics.jsonl", at
+    best = max(values.values())
     if _rounded(claimed := numbers[f"best_{name}"]) != _rounded(best):
         return f"the best {name} up to step {step:,} is {best} in metrics.jsonl and {claimed} in {place}", step
     return None

@@ -19,6 +19,9 @@ from worldsize.reproduce import training_process
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training import environment
 
+# What every version has written to environment.json, and commands here need.
+_ENVIRONMENT = {"world_size": int, "device": str, "versions": dict, "precision": str, "strategy": str}
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -99,6 +102,7 @@ def records_of(run: RunFolder, kind: Literal["step", "epoch"]) -> list[dict[str,
     """The records of this kind in metrics.jsonl, in order.
 
     Raises:
+        UserError: it is damaged.
         UserError, StoreUnreachable: it cannot be read.
     """
     try:
@@ -108,7 +112,16 @@ def records_of(run: RunFolder, kind: Literal["step", "epoch"]) -> list[dict[str,
         raise of_system(f"{run.metrics}: {error.strerror}", error) from None
     except ValueError:
         raise UserError(f"{run.metrics} is damaged: a line is not JSON") from None
+    for number, record in enumerate(records, start=1):
+        if not _is_record(record):
+            raise UserError(f"{run.metrics} is damaged: line {number:,} does not have the kind and the step of a record")
     return [record for record in records if record["kind"] == kind]
+
+
+def _is_record(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        return False
+    return value["kind"] not in ("step", "epoch") or isinstance(value.get("step"), int)
 
 
 def checkpoints(run: RunFolder) -> dict[int, tuple[Path, dict[str, Any]]]:
@@ -183,11 +196,18 @@ def environment_of(run: RunFolder) -> dict[str, Any]:
         StoreUnreachable: its disk or the network does not answer.
     """
     try:
-        found: dict[str, Any] = json.loads(run.environment.read_text("utf-8"))
+        found = json.loads(run.environment.read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         raise UserError(f"{run.environment} is missing or damaged") from None
     except OSError as error:
         raise of_system(f"{run.environment}: {error.strerror}", error) from None
+    if not isinstance(found, dict):
+        raise UserError(f"{run.environment} is damaged: it is not a JSON object")
+    for name, kind in _ENVIRONMENT.items():
+        if not isinstance(found.get(name), kind):
+            raise UserError(f"{run.environment} is damaged: {name!r} is missing or wrong")
+    if not isinstance(found.get("hardware", {}), dict):
+        raise UserError(f"{run.environment} is damaged: 'hardware' is wrong")
     return found
 
 
