@@ -139,9 +139,21 @@ def test_a_first_step_that_overflows_is_compared_as_far_as_it_has_numbers(one, o
     [
         (("--steps", "0"), "--steps 0: must be at least 1"),
         (("--steps", "1", "--interrupt"), "--interrupt stops a run between two of its steps: pass --steps 2 (or more)"),
+        (("--max-steps", "0"), "the recipe has no steps, so nothing can be proved: pass --max-steps 1 (or more)"),
+        (("--max-steps", "1", "--interrupt"), "--interrupt stops a run between two of its steps, and the recipe has 1"),
         (("--strategy", "async"), "strategy async cannot be proved: the order of its updates depends on time"),
     ],
 )
 def test_what_would_prove_nothing_is_refused_before_the_first_run(fails, monkeypatch, words, message):
     monkeypatch.setattr(scratch_runs, "train", lambda *arguments: pytest.fail("it trains"))
     assert message in fails("prove", "digits", *words)
+
+
+@pytest.mark.parametrize(("words", "first"), [((), 10), (("--max-steps", "4"), 2), (("--global-batch", "1400"), 3)])
+def test_a_run_is_interrupted_in_the_middle_of_the_steps_that_it_has(fails, monkeypatch, words, first):
+    def train(recipe, out, name, procs, until):
+        raise UserError(f"to step {until}")
+
+    monkeypatch.setattr(scratch_runs, "train", train)
+    asked = ("--micro-batch", "4", "--epochs", "7", "--steps", "20", "--interrupt", *words)
+    assert f"to step {first}\n" in fails("prove", "digits", *asked)

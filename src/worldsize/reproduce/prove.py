@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from worldsize import parallel
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Parallel, Recipe
+from worldsize.data import open_dataset
+from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import cores
 from worldsize.errors import UserError
 from worldsize.reproduce import compare, scratch_runs
@@ -83,9 +85,9 @@ def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
     _check(asked, recipe)
     recipe = recipe_for_sizes(sizes, recipe, tell)
     recipes = {size: for_size(recipe, size) for size in sizes}
-    for size, own in recipes.items():
-        parallel.batch_plan(own, size)
+    plans = [parallel.batch_plan(own, size) for size, own in recipes.items()]
     with tempfile.TemporaryDirectory(prefix="worldsize-prove-") as folder:
+        asked = replace(asked, steps=_number_of_steps(asked, recipe, plans[0], Path(folder)))
         proof = _prove(Path(folder), recipe, recipes, asked, tell)
         return _against_torch(proof, Path(folder), recipes, tell) if asked.against else proof
 
@@ -101,6 +103,21 @@ def _check(asked: Prove, recipe: Recipe) -> None:
             f"strategy {recipe.parallel.strategy} cannot be proved: the order of its updates depends on time, so no two "
             "runs compute the same. Use --strategy bitwise or ddp"
         )
+
+
+def _number_of_steps(asked: Prove, recipe: Recipe, plan: BatchPlan, folder: Path) -> int:
+    """The steps to run: as many as asked for, or those that the recipe has if they are fewer.
+
+    Raises:
+        UserError: too few.
+    """
+    images = len(open_dataset(recipe.data, folder / ".cache").train)  # the runs find what this lists
+    steps = min(asked.steps, plan.total_steps(recipe, images))
+    if steps < 1:
+        raise UserError("the recipe has no steps, so nothing can be proved: pass --max-steps 1 (or more)")
+    if asked.interrupt and steps < 2:
+        raise UserError("--interrupt stops a run between two of its steps, and the recipe has 1: pass a longer one")
+    return steps
 
 
 def world_sizes(text: str) -> list[int]:
