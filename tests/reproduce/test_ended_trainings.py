@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,9 @@ def test_a_folder_without_room_for_a_recipe_is_named(tmp_path):
     path = tmp_path / "again.yaml"
     with files_up_to(16), pytest.raises(UserError, match=r"again\.yaml \(.*\): choose another folder .* with TMPDIR"):
         scratch_runs.write_recipe(Recipe(), path)
+
+
+def test_bytes_that_are_no_text_are_shown_as_escapes(tmp_path):
+    write = (sys.executable, "-c", "import os; os.write(1, b'a\\xff'); os.write(2, b'b\\xfe')")
+    done = training_process.finished(write)
+    assert (done.stdout, done.stderr) == ("a\\xff", "b\\xfe")

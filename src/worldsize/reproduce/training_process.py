@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -73,7 +73,7 @@ def run(words: Sequence[str], metrics: Path, until: int) -> tuple[int, str]:
     Returns:
         Its exit code and what it wrote to stderr.
     """
-    with tempfile.TemporaryFile("w+") as log:
+    with _captured() as log:
         process = _start([*entry_point.command(sys.executable), *words], stdout=subprocess.DEVNULL, stderr=log)
         try:
             _follow(process, metrics, until)
@@ -92,7 +92,7 @@ def finished(command: Sequence[str], **options: Any) -> subprocess.CompletedProc
     Args:
         options: of `subprocess.Popen`.
     """
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as log:
+    with _captured() as out, _captured() as log:
         process = _start(command, stdout=out, stderr=log, **options)
         try:
             process.wait()
@@ -102,6 +102,11 @@ def finished(command: Sequence[str], **options: Any) -> subprocess.CompletedProc
         out.seek(0)
         log.seek(0)
         return subprocess.CompletedProcess(process.args, process.returncode, out.read(), log.read())
+
+
+def _captured() -> IO[str]:
+    """A file for what a process writes, which may have bytes that are not UTF-8, such as in names of files."""
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace")
 
 
 def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
