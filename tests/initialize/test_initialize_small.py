@@ -76,6 +76,19 @@ def test_the_allowance_is_at_most_all_images(small):
     assert recipe_files.load("small.yaml").data.max_broken == 1
 
 
+def test_tiny_images_get_a_recipe(small):
+    for path in small.rglob("*.jpg"):
+        path.write_bytes(encode(noise(5, 4, hash(path) % 1000), "JPEG"))
+    assert main(["init", "small", "--weights", "none"]) == 0
+    assert recipe_files.load("small.yaml").data.train_crop_size == 8
+
+
+def test_a_recipe_that_would_be_refused_is_not_written(small, monkeypatch):
+    monkeypatch.setattr(writing, "text", lambda *_: "data: {train_crop_size: 1}\n")
+    assert main(["init", "small", "--weights", "none"]) == 64
+    assert os.listdir() == ["small"]
+
+
 def test_a_batch_has_no_more_images_than_the_dataset():
     for images in range(1, 17):
         batch = fine_tuning.plan(images).global_batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import xml.dom.minidom
 from pathlib import Path
@@ -51,6 +52,14 @@ def test_the_chart_is_xml_whatever_the_title():
     drawn = chart.svg(curve.smoothed([1.0, 2.0, 4.0], [3.0, 2.0, 1.0]), 2.0, "a <b> & c.yaml")
     texts = xml.dom.minidom.parseString(drawn).getElementsByTagName("text")
     assert texts[0].firstChild.data == "a <b> & c.yaml"
+
+
+@pytest.mark.parametrize("chosen", [0.01, 2.0, 90.0])
+def test_the_chart_shows_the_chosen_rate_also_beyond_the_range(chosen):
+    drawn = chart.svg(curve.smoothed([1.0, 2.0, 4.0], [3.0, 2.0, 1.0]), chosen, "title")
+    paths = xml.dom.minidom.parseString(drawn).getElementsByTagName("path")
+    [line] = [path.getAttribute("d") for path in paths if path.getAttribute("stroke-dasharray")]
+    assert chart._LEFT <= float(line[1:].split()[0]) <= chart._WIDTH - chart._RIGHT
 
 
 @pytest.mark.parametrize("wild", [None, math.inf, math.nan, 1e9])
@@ -149,6 +158,15 @@ def test_mistakes_are_explained(tmp_path, monkeypatch, capsys, arguments, messag
     Path("curve.svg").touch()
     assert main(["tune", *arguments]) == 64
     assert message in capsys.readouterr().err
+
+
+def test_a_recipe_that_the_new_one_cannot_name_is_refused_before_the_runs(fails, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "tune", lambda *arguments: pytest.fail("it trains"))
+    folder = tmp_path / os.fsdecode(b"d\xff")
+    folder.mkdir()
+    (folder / "m.yaml").write_text("base: digits\n")
+    assert r"d\xff/m.yaml': the name is not UTF-8: rename the folder" in fails("tune", folder / "m.yaml", "--out", "t.yaml")
+    assert os.listdir(tmp_path) == [folder.name]
 
 
 def test_a_range_test_that_is_stopped_finds_no_rate(fails, tmp_path, monkeypatch):

@@ -93,6 +93,36 @@ def check_each(files: Mapping[str, Path | None]) -> None:
             raise UserError(f"{other} and {flag} are the same file, {path}: pass another one for {flag}")
 
 
+def check_text(path: Path) -> None:
+    """Refuse a path that a recipe, which is text, cannot name.
+
+    Raises:
+        UserError: the path is not UTF-8.
+    """
+    name = str(path.expanduser().resolve())
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{os.fsencode(name)!r}: the name is not UTF-8: rename the folder or file") from None
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Write files. After an error, none of them is left that was not there: the next call would refuse it.
+
+    Raises:
+        UserError, StoreUnreachable: one of them cannot be written.
+    """
+    new = [path for path in files if not path.exists()]
+    try:
+        for path, content in files.items():
+            with written(path):
+                path.write_bytes(content)
+    except BaseException:
+        for path in new:
+            path.unlink(missing_ok=True)
+        raise
+
+
 @contextmanager
 def written(path: Path) -> Iterator[None]:
     """Around writing the file ``path``: explains what the disk refuses. Of a full disk, no part of the file stays.

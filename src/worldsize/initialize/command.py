@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+import yaml
 
 from worldsize.config import output_files, recipe_files
 from worldsize.config.recipe import Model, Recipe, own_network
@@ -69,7 +70,7 @@ def run(options: Init) -> int:
     root, labels = _root(options)
     if not 0 < options.val_share < 1:
         raise UserError(f"--val-share {options.val_share:g} must be between 0 and 1")
-    _check_names(options.unpack or root)
+    output_files.check_text(options.unpack or root)  # the recipe names it
     out = options.out or Path(f"{(options.unpack or root).resolve().name}.yaml")
 
     def check(path: Path) -> None:
@@ -86,7 +87,9 @@ def run(options: Init) -> int:
         root = options.unpack.expanduser()
     hints = Hints(labels, options.label_column, options.kind, options.class_level, options.group_by, options.ignore)
     found = survey.take(root, out, options.val_share, hints, check)
-    _write(found, out, writing.text(found, choice, root, not options.no_flip))
+    text = writing.text(found, choice, root, not options.no_flip)
+    recipe_files.validate(yaml.safe_load(text), str(out))
+    _write(found, out, text)
     recipe = recipe_files.load(str(out))
     print(f"\n{out} {'fine-tunes' if choice.weights else 'trains'} {choice.model} for {count(recipe.epochs, 'epoch')}.")
     print(f"Read it, then: {_command(out, recipe, choice.gpus)}")
@@ -99,17 +102,8 @@ def _write(found: survey.Survey, out: Path, recipe: str) -> None:
     Raises:
         UserError, StoreUnreachable: one of them cannot be written.
     """
-    new = [path for path in (found.listing, out) if not path.exists()]
-    try:
-        if found.setting is not None:
-            with output_files.written(found.listing):
-                found.listing.write_bytes(found.content)
-        with output_files.written(out):
-            out.write_text(recipe, "utf-8")
-    except WorldsizeError:
-        for path in new:
-            path.unlink(missing_ok=True)
-        raise
+    listing = {found.listing: found.content} if found.setting is not None else {}
+    output_files.write_together({**listing, out: recipe.encode()})
 
 
 def _root(options: Init) -> tuple[Path, str | None]:
@@ -124,15 +118,6 @@ def _root(options: Init) -> tuple[Path, str | None]:
         if given.is_file() and given.is_relative_to(root.resolve()):
             return root, given.relative_to(root.resolve()).as_posix()
     return root, options.labels
-
-
-def _check_names(folder: Path) -> None:
-    """Refuse a folder that a recipe, which is text, cannot name."""
-    path = str(folder.expanduser().resolve())
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"{path.encode('utf-8', 'surrogateescape')!r}: the name is not UTF-8: rename the folder") from None
 
 
 def _check_new(path: Path, force: bool) -> None:

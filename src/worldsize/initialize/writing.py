@@ -13,6 +13,7 @@ from worldsize.initialize import fine_tuning
 from worldsize.initialize.survey import Survey
 
 _TINY_IMAGE = 64  # pixels: an ImageNet stem leaves too little of it
+_SMALLEST_CROP = 8  # pixels, of a recipe
 _SMALL_IMAGE = 96  # pixels; BiT-HyperRule has another size for images of fewer than 96 x 96
 
 
@@ -65,7 +66,7 @@ def _quoted(value: object) -> str:
 def _sizes(side: int, choice: Choice) -> tuple[int, int]:
     """(size after resizing, size of the crop): those of the pretrained networks, or less on a CPU and for small images."""
     if (choice.weights is None or choice.stem == "cifar") and side < _SMALL_IMAGE:
-        resize, size = side, side
+        resize = size = max(_SMALLEST_CROP, side)
     else:
         resize, size = (256, 224) if choice.gpus and side >= _SMALL_IMAGE else (146, 128)
     return (resize, size) if choice.side is None else (round(resize * choice.side / size), choice.side)

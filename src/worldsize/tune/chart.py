@@ -14,7 +14,8 @@ def svg(curve: Curve, chosen: float, title: str) -> str:
     """The smoothed loss over the learning rate (logarithmic), with a line at the chosen rate."""
     low, high = min(curve.losses), max(curve.losses)
     span = (high - low) or 1.0
-    first, last = math.log10(curve.rates[0]), math.log10(max(curve.rates[-1], chosen))
+    # The chosen rate is drawn also if it is beyond those of the range test.
+    first, last = math.log10(min(curve.rates[0], chosen)), math.log10(max(curve.rates[-1], chosen))
 
     def x(rate: float) -> float:
         return _LEFT + (math.log10(rate) - first) / (last - first) * (_WIDTH - _LEFT - _RIGHT)

@@ -60,6 +60,8 @@ def run(argv: list[str]) -> int:
     asked = command_line.parse(Tune, argv[1:] if source else argv, Tune(base), f"tune {source or 'RECIPE'}")
     assert source is not None
     _check(asked)
+    if Path(source).is_file():
+        output_files.check_text(Path(source))  # the new recipe names it
     out = asked.out or Path(f"{Path(source).stem}-tuned.yaml")
     _check_out(out)
     with interruptible(STOPPED), tempfile.TemporaryDirectory(prefix="worldsize-tune-") as folder:
@@ -173,9 +175,8 @@ def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: Tune, place: W
     rows += [(f"{rate:g}", "diverged" if loss is None else f"{loss:.4f}") for rate, loss in tuned.ends.items()]
     print_table(rows)
     image = out.with_suffix(".svg")
-    with output_files.written(out):
-        image.write_text(chart.svg(tuned.curve, chosen, f"Learning-rate range test of {Path(source).name}"), "utf-8")
-        out.write_text(_yaml(chosen, forward_batch, asked, place, source), "utf-8")
+    drawn = chart.svg(tuned.curve, chosen, f"Learning-rate range test of {Path(source).name}")
+    output_files.write_together({image: drawn.encode(), out: _yaml(chosen, forward_batch, asked, place, source).encode()})
     print(f"learning rate {chosen:g} for global batches of {_batch(asked)}")
     if speeds:
         print(f"forward batch {forward_batch}, the fastest; it changes the numbers only by rounding")
