@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from planned import EIGHTHS, GPU, OF_RESULTS, forecasts, plan, results
+from worldsize.cli import main
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data.images.crops import crop_size
@@ -278,3 +279,13 @@ def test_a_folder_of_images_needs_its_size(fails, tmp_path):
     recipe.write_text("data: {name: folder}\n")
     assert "--train-images N" in fails("plan", recipe)
     plan(recipe, "--train-images", "5000", "--val-images", "500", "--classes", "7", "--devices", "8")
+
+
+@pytest.mark.parametrize("name", ["a[/b].yaml", "my[v2].yaml", "my:smile:.yaml"])
+def test_the_name_of_a_recipe_is_shown_as_it_is(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("base: digits\n")
+    assert main(["plan", name]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}: ")

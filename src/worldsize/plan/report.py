@@ -39,8 +39,9 @@ def show(source: str, asked: Plan, predicted: Predicted) -> None:
     from worldsize.config import tables
 
     console = tables.console(highlight=False)
-    console.print(_headline(source, predicted), style="bold")
-    console.print(_calibrated(predicted), *predicted.calibration.notes, sep="\n")
+    # Paths may have brackets and colons.
+    console.print(_headline(source, predicted), style="bold", markup=False, emoji=False)
+    console.print(_calibrated(predicted), *predicted.calibration.notes, sep="\n", markup=False, emoji=False)
     console.print(_parameters(asked, predicted), "")
     console.print(_speed(predicted))
     console.print("\nShares of a step, and what would lift the bottleneck", style="bold")
