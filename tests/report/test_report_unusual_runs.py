@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from worldsize.attribution.step_time import PARTS, USAGE
 from worldsize.cli import main
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
-from worldsize.report import content, data, overview, reading, run_charts, statistics
+from worldsize.errors import UserError
+from worldsize.report import charts, content, data, overview, reading, run_charts, statistics
 from worldsize.runs.history import History
 from worldsize.runs.run_folder import RunFolder
 from worldsize.track import base, jsonl
@@ -44,6 +46,23 @@ def test_charts_without_a_value_are_left_out(tmp_path):
     assert "(CSV, 1 row)" in dom
     drawings = [path.read_text() for path in sorted((tmp_path / "svg").iterdir())]
     assert len(drawings) == 2 and all('height="3' in text and "e+308" not in text + dom for text in drawings)
+
+
+def test_charts_show_names_that_are_no_text_as_escapes(tmp_path):
+    paths = [make(tmp_path, os.fsdecode(name)) for name in (b"caf\xe9", b"b\xff")]
+    page, drawings = tmp_path / "page.html", tmp_path / "svg"
+    assert main(["report", *map(str, paths), "--out", str(page), "--svg", str(drawings)]) == 0
+    assert r"caf\udce9" in (drawings / "loss.svg").read_text() and page.is_file()
+
+
+def test_the_page_is_there_if_a_chart_cannot_be_drawn(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise UserError("no drawing")
+
+    monkeypatch.setattr(charts, "svg", fail)
+    page = tmp_path / "page.html"
+    assert main(["report", str(make(tmp_path, "one")), "--out", str(page), "--svg", str(tmp_path / "svg")]) == 64
+    assert page.is_file()
 
 
 def test_a_finished_run_without_steps_evaluated_its_initial_weights(tmp_path):

@@ -86,15 +86,16 @@ def report(argv: list[str]) -> int:
         built = content.of_benches([*map(reading.read_bench, benches)], [*map(reading.read_plan, plans)])
     with ends_at_once("nothing was changed"):
         text = page.write(built)
-        drawn = {f"{figure.name}.svg": charts.svg(figure, built.data) for figure in built.figures if asked.svg is not None}
         # A full disk's error does not name the file.
         with output_files.written(asked.out):
             asked.out.write_text(text, "utf-8")
-        for name, drawing in drawn.items():
+        for figure in built.figures if asked.svg is not None else ():
             assert asked.svg is not None
-            with output_files.written(asked.svg / name):
+            path = asked.svg / f"{figure.name}.svg"
+            drawing = charts.svg(figure, built.data)
+            with output_files.written(path):
                 asked.svg.mkdir(parents=True, exist_ok=True)
-                (asked.svg / name).write_text(drawing, "utf-8")
+                path.write_text(drawing, "utf-8")
     print(f"{built.verdict}\n{asked.out}  {len(text.encode()) / 1e6:.1f} MB; open it in a browser")
     return SUCCESS
 

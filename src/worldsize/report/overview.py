@@ -25,7 +25,7 @@ def state(run: Run, now: float) -> str:
         return "interrupted"
     if run.failure is not None:
         return "failed"
-    return "running" if run.modified is not None and now - run.modified < _SILENCE else "interrupted"
+    return "running" if run.modified is not None and abs(now - run.modified) < _SILENCE else "interrupted"
 
 
 def table(folder: Path, now: float) -> list[tuple[str, ...]]:
