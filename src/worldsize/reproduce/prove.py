@@ -85,9 +85,9 @@ def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
     _check(asked, recipe)
     recipe = recipe_for_sizes(sizes, recipe, tell)
     recipes = {size: for_size(recipe, size) for size in sizes}
-    plans = [parallel.batch_plan(own, size) for size, own in recipes.items()]
+    for size, own in recipes.items():
+        parallel.batch_plan(own, size)
     with tempfile.TemporaryDirectory(prefix="worldsize-prove-") as folder:
-        asked = replace(asked, steps=_number_of_steps(asked, recipe, plans[0], Path(folder)))
         proof = _prove(Path(folder), recipe, recipes, asked, tell)
         return _against_torch(proof, Path(folder), recipes, tell) if asked.against else proof
 
@@ -180,6 +180,7 @@ def recipe_for_sizes(sizes: list[int], recipe: Recipe, tell: Callable[[str], Non
 
 def _prove(folder: Path, recipe: Recipe, recipes: dict[int, Recipe], asked: Prove, tell: Callable[[str], None]) -> Proof:
     sizes = list(recipes)
+    asked = replace(asked, steps=_number_of_steps(asked, recipe, parallel.batch_plan(recipes[sizes[0]], sizes[0]), folder))
     runs: dict[int, Steps] = {}
     for size in sizes:
         interrupted = ", stopped and resumed once" if asked.interrupt else ""
