@@ -33,7 +33,7 @@ def training(tmp_path: Path, words: tuple[str, ...]) -> tuple[subprocess.Popen[s
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     process = start_python(*words, cwd=tmp_path, TMPDIR=str(temporary))
-    until(lambda: any(path.read_text() for path in tmp_path.rglob("metrics.jsonl")), "it trains", 60, running=process)
+    until(lambda: any(path.read_text() for path in tmp_path.rglob("metrics.jsonl")), "it trains", running=process)
     return process, below(process.pid)
 
 
@@ -48,7 +48,7 @@ def test_a_benchmark_that_is_stopped_ends_its_training(tmp_path: Path, number: i
     process.send_signal(number)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + number and "stopped before its end; what was measured is kept" in said, said
-    assert not any(map(is_alive, pids))
+    all_end(pids)  # the watchers a moment later
     assert list((tmp_path / "temporary").glob("worldsize-*")) == []
 
 

@@ -42,7 +42,8 @@ def svg(figure: Figure, tables: list[Data]) -> str:
 
     specification = figure.specification() | {"width": 640, "background": "white", "title": figure.title}
     [table] = [t for t in tables if t.name == specification["data"]["name"]]
-    specification["data"] |= {"values": table.csv()}
+    # Names of folders may be no text, which vl_convert refuses.
+    specification["data"] |= {"values": table.csv().encode("utf-8", "backslashreplace").decode()}
     for layer in specification["layer"]:
         if layer["encoding"]["x"].get("field") == "x":
             layer["encoding"]["x"]["title"] = "epoch"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from worldsize.attribution import causes
-from worldsize.config.wording import count, printable
+from worldsize.config.wording import count
 from worldsize.report import measures, published, statistics, timeline
 from worldsize.report.reading import Bench, Plan, Record, Run
 
@@ -217,6 +217,4 @@ def _data(name: str, about: str, rows: list[Record]) -> Data:
 
 
 def _shown(value: object) -> object:
-    if isinstance(value, str):
-        return printable(value)  # a name of a folder may be no text, which no chart shows
     return f"{value:.7g}" if isinstance(value, float) else value
