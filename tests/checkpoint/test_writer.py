@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -237,3 +238,15 @@ def test_a_run_saved_in_format_1_resumes_bit_for_bit(runs, ranks):
     for read in (ranks_own, weights, momentum):
         assert identical(read(run), read(expected))
     assert losses(run) == losses(expected)
+
+
+def test_a_thread_that_cannot_start_is_reported_once(tmp_path: Path):
+    """The error of the start, and not one of waiting for its end."""
+    writing = writer.Writer(tmp_path, Checkpoint(keep=1))
+    before = threading.stack_size(2**46)  # for which there is no room
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            writing.save(snapshot(0, 1))
+    finally:
+        threading.stack_size(before)
+    assert writing.wait() is None

@@ -279,8 +279,9 @@ class Writer:
         """Start writing in the background; waits for the previous write first. All ranks of a team must call it."""
         self.wait()
         self._saves += 1
-        self._thread = threading.Thread(target=self._run, args=(snapshot, self._saves), name="checkpoint")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(snapshot, self._saves), name="checkpoint")
+        thread.start()
+        self._thread = thread  # only now: it may not start, for lack of threads, and `wait` would fail in its turn
 
     def wait(self) -> Path | None:
         """Wait until the write is done. Returns the newest checkpoint written by this object, or None."""
