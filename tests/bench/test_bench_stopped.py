@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eight_steps import EIGHT_STEP_BATCHES
 from paths import SMALL_NETWORK
 from processes import start_python
 from waiting import until
@@ -18,7 +19,7 @@ from worldsize.reproduce import training_process
 from worldsize.watchdog.process import is_alive
 
 STRATEGIES = ("bench", "strategies", "--procs", "2", "--steps", "999", "--batch", "4", "--size", "32", "--model", "resnet18")
-SMALL = ("--global-batch", "160", "--micro-batch", "40", "--precision", "fp32", "--model.name", SMALL_NETWORK)
+SMALL = (*EIGHT_STEP_BATCHES, "--model.name", SMALL_NETWORK)
 PROVE = ("prove", "digits", *SMALL, "--procs", "1,2", "--steps", "9999", "--epochs", "9999")
 
 

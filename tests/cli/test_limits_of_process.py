@@ -35,16 +35,6 @@ def no_fork() -> None:
     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 
-@pytest.mark.parametrize("start", [thread_without_room, thread_of_torch, no_fork])
-def test_the_limit_of_processes_and_the_remedy_are_named(start, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "_run", lambda _words: start())
-    assert cli.main(["train"]) == Unavailable.exit_code
-    printed = capsys.readouterr().err
-    assert printed.startswith("worldsize: cannot start another thread or process: ")
-    assert "ulimit -u" in printed
-    assert printed.count("\n") == 1
-
-
 def no_memory_for_python() -> None:
     bytearray(2**60)
 
@@ -53,13 +43,26 @@ def no_memory_for_torch() -> None:
     torch.empty(2**60, dtype=torch.uint8).fill_(1)
 
 
-@pytest.mark.parametrize("allocate", [no_memory_for_python, no_memory_for_torch])
-def test_the_limit_of_memory_and_the_remedy_are_named(allocate, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "_run", lambda _words: allocate())
+PROCESSES = ("cannot start another thread or process: ", "ulimit -u")
+MEMORY = ("out of memory: ", "ulimit -v")
+
+
+@pytest.mark.parametrize(
+    ("work", "limit", "remedy"),
+    [
+        (thread_without_room, *PROCESSES),
+        (thread_of_torch, *PROCESSES),
+        (no_fork, *PROCESSES),
+        (no_memory_for_python, *MEMORY),
+        (no_memory_for_torch, *MEMORY),
+    ],
+)
+def test_the_limit_and_the_remedy_are_named(work, limit, remedy, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_run", lambda _words: work())
     assert cli.main(["train"]) == Unavailable.exit_code
     printed = capsys.readouterr().err
-    assert printed.startswith("worldsize: out of memory: ")
-    assert "ulimit -v" in printed
+    assert printed.startswith(f"worldsize: {limit}")
+    assert remedy in printed
     assert printed.count("\n") == 1
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from eight_steps import EIGHT_STEPS
 from forging import rewrite_metrics, seal
-from paths import SMALL_NETWORK
 from processes import records
 from worldsize import checkpoint, cli
 from worldsize.reproduce import audit, evaluations
@@ -20,23 +20,16 @@ from worldsize.reproduce.scratch_runs import Steps
 
 # Eight steps of digits per epoch; evaluations and checkpoints after steps 8 and 16.
 SETTINGS = (
-    *("--model.name", SMALL_NETWORK, "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
-    *("--epochs", "2", "--schedule.warmup-epochs", "0", "--checkpoint.every-epochs", "1", "--checkpoint.history", "all"),
-    *("--average.name", "ema"),
+    *(*EIGHT_STEPS, "--average.name", "ema"),
+    *("--epochs", "2", "--checkpoint.every-epochs", "1", "--checkpoint.history", "all"),
 )
 
 
 @pytest.fixture(scope="module")
-def averaged(ranks) -> Path:
+def finished(ranks) -> Path:
     """A finished run with averaged weights; do not modify."""
-    ranks(1).run("train", "digits", *SETTINGS, "--name", "averaged")
-    return ranks.cwd / "runs" / "averaged"
-
-
-@pytest.fixture
-def run(averaged, tmp_path) -> Path:
-    """A copy of `averaged`."""
-    return shutil.copytree(averaged, tmp_path / "runs" / "averaged")
+    ranks(1).run("train", "digits", *SETTINGS, "--name", "finished")
+    return ranks.cwd / "runs" / "finished"
 
 
 def edit_accuracies(run: Path) -> str:
@@ -120,8 +113,8 @@ def zeros(average: Path) -> None:
 @pytest.mark.parametrize(
     ("forge", "message"), [(zeros, "average.safetensors is not what"), (Path.unlink, "has averaged weights, or lacks them")]
 )
-def test_an_audit_compares_averaged_weights(averaged, run, forge, message):
-    steps = Steps(records(averaged, "step"), averaged / "checkpoints" / "step-00000016")
+def test_an_audit_compares_averaged_weights(finished, run, forge, message):
+    steps = Steps(records(finished, "step"), finished / "checkpoints" / "step-00000016")
     forged = run / "checkpoints" / "step-00000016"
     audit._compare(steps.records, steps, forged, Promise())
     assert audit._measured(audit.Window(9, 16, 1, ""), ROUNDED, steps.records[-1], steps, forged).weights == 0
@@ -134,8 +127,8 @@ def test_an_audit_compares_averaged_weights(averaged, run, forge, message):
 ROUNDED = Promise("of a GPU", 0.01)
 
 
-def test_where_bits_are_not_promised_the_distance_includes_averaged_weights(averaged, run):
-    steps = Steps(records(averaged, "step"), averaged / "checkpoints" / "step-00000016")
+def test_where_bits_are_not_promised_the_distance_includes_averaged_weights(finished, run):
+    steps = Steps(records(finished, "step"), finished / "checkpoints" / "step-00000016")
     forged = run / "checkpoints" / "step-00000016"
     zeros(forged / "average.safetensors")
     assert audit._measured(audit.Window(9, 16, 1, ""), ROUNDED, steps.records[-1], steps, forged).weights > 0.1

@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 
+from eight_steps import EIGHT_STEPS
 from forging import rewrite_metrics, rewrite_state
-from paths import SMALL_NETWORK
 from processes import identical, weights
 from worldsize import checkpoint, cli
 from worldsize.runs import step_hashes
 
-SETTINGS = (
-    *("--model.name", SMALL_NETWORK, "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
-    *("--epochs", "2", "--schedule.warmup-epochs", "0", "--checkpoint.every-steps", "3"),
-)
+SETTINGS = (*EIGHT_STEPS, "--epochs", "2", "--checkpoint.every-steps", "3")
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from paths import SMALL_NETWORK
+from eight_steps import EIGHT_STEPS
 from worldsize import cli
 
-SETTINGS = (
-    *("--model.name", SMALL_NETWORK, "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
-    *("--epochs", "1", "--schedule.warmup-epochs", "0"),
-)
+SETTINGS = (*EIGHT_STEPS, "--epochs", "1")
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +18,6 @@ def finished(ranks) -> Path:
     """A finished run of eight steps; do not modify."""
     ranks(1).run("train", "digits", *SETTINGS, "--name", "finished")
     return ranks.cwd / "runs" / "finished"
-
-
-@pytest.fixture
-def run(finished, tmp_path) -> Path:
-    """A copy of `finished`."""
-    return shutil.copytree(finished, tmp_path / "copies" / "finished")
 
 
 @pytest.mark.parametrize("text", ["", '{"steps": 8, "top', "\N{POUND SIGN}", "[]", "{}", '{"steps": "8"}'])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eight_steps import EIGHT_STEP_BATCHES
 from full_disk import files_up_to
 from paths import ENDED_NETWORK
 from worldsize.config.recipe import Recipe
@@ -17,7 +18,7 @@ from worldsize.errors import UserError
 from worldsize.reproduce import scratch_runs, training_process
 from worldsize.reproduce.training_process import ComputationFailed
 
-SMALL = ("--global-batch", "160", "--micro-batch", "40", "--precision", "fp32", "--model.name", ENDED_NETWORK)
+SMALL = (*EIGHT_STEP_BATCHES, "--model.name", ENDED_NETWORK)
 AGAIN = "the training was stopped after step {} of {}: there is no verdict, so run the same command again"
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from eight_steps import EIGHT_STEPS
 from full_disk import files_up_to
-from paths import SMALL_NETWORK
 from processes import records, worldsize
 from worldsize import cli
 from worldsize.config.recipe import Recipe
@@ -27,10 +27,7 @@ from worldsize.training.step_recorder import StepRecorder
 
 CPU = torch.device("cpu")
 # Eight steps of digits per epoch.
-SETTINGS = (
-    *("--model.name", SMALL_NETWORK, "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
-    *("--epochs", "2", "--schedule.warmup-epochs", "0"),
-)
+SETTINGS = (*EIGHT_STEPS, "--epochs", "2")
 
 
 @pytest.fixture(scope="module")

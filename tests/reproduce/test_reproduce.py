@@ -16,8 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
+from eight_steps import EIGHT_STEPS
 from forging import rewrite_state, seal
-from paths import SMALL_NETWORK
 from processes import records, worldsize
 from worldsize import cli
 from worldsize.checkpoint import list_checkpoints
@@ -31,10 +31,7 @@ from worldsize.reproduce.promise import Promise
 from worldsize.runs import step_hashes
 
 # Eight steps of digits per epoch; checkpoints after steps 8, 16 and 24.
-SETTINGS = (
-    *("--model.name", SMALL_NETWORK, "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
-    *("--epochs", "3", "--schedule.warmup-epochs", "0", "--checkpoint.every-epochs", "1", "--checkpoint.history", "all"),
-)
+SETTINGS = (*EIGHT_STEPS, "--epochs", "3", "--checkpoint.every-epochs", "1", "--checkpoint.history", "all")
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +39,6 @@ def finished(ranks) -> Path:
     """A finished run of one process; do not modify."""
     ranks(1).run("train", "digits", *SETTINGS, "--name", "finished")
     return ranks.cwd / "runs" / "finished"
-
-
-@pytest.fixture
-def run(finished, tmp_path) -> Path:
-    """A copy of `finished`."""
-    return shutil.copytree(finished, tmp_path / "runs" / "finished")
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paths import SMALL_NETWORK
+from eight_steps import EIGHT_STEPS
 from processes import worldsize
 from worldsize.config.recipe import Recipe
 from worldsize.reproduce import scratch_runs
@@ -16,10 +16,7 @@ from worldsize.runs import world_sizes
 from worldsize.runs.run_folder import RunFolder
 
 # Eight steps of digits per epoch; checkpoints after steps 8 and 16.
-SETTINGS = (
-    *("--model.name", SMALL_NETWORK, "--global-batch", "160", "--micro-batch", "40", "--precision", "fp32"),
-    *("--epochs", "2", "--schedule.warmup-epochs", "0", "--checkpoint.every-epochs", "1", "--checkpoint.keep", "2"),
-)
+SETTINGS = (*EIGHT_STEPS, "--epochs", "2", "--checkpoint.every-epochs", "1", "--checkpoint.keep", "2")
 
 
 @pytest.mark.parametrize(

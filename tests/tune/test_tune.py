@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eight_steps import EIGHT_STEP_BATCHES
 from paths import ENDED_NETWORK
 from processes import worldsize
 from worldsize.cli import main
@@ -171,7 +172,7 @@ def test_a_recipe_that_the_new_one_cannot_name_is_refused_before_the_runs(fails,
 
 def test_a_range_test_that_is_stopped_finds_no_rate(fails, tmp_path, monkeypatch):
     monkeypatch.setenv("EARLY_SIGNAL", "SIGTERM")
-    small = ("--global-batch", "160", "--micro-batch", "40", "--precision", "fp32", "--model.name", ENDED_NETWORK)
+    small = (*EIGHT_STEP_BATCHES, "--model.name", ENDED_NETWORK)
     said = fails("tune", "digits", *small, "--steps", "20", code=75)
     assert re.search(r"the training was stopped after step \d of 20: there is no verdict", said)
     assert list(tmp_path.iterdir()) == []

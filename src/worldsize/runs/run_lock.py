@@ -121,7 +121,7 @@ class RunLock:
                 return False
         except FileNotFoundError:
             return False
-        # Not sure yet: some file systems of object stores number a file anew.
+        # Not sure yet: some file systems of object stores give a file another number.
         holder = _read(self._path)
         return holder is not None and holder.token != self._own.token
 
