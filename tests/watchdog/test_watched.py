@@ -178,6 +178,16 @@ def test_nothing_is_left_of_a_watcher(tmp_path):
     until(lambda: not any(is_alive(pid) for pid in left), "the watchers have ended")
 
 
+def test_other_users_cannot_see_what_watchers_recognize_each_other_by(tmp_path):
+    """Every user can read the arguments of a process."""
+    process = start_until(tmp_path, "a", 2, 3)
+    words = [Path(f"/proc/{pid}/cmdline").read_bytes() for rank in workers(process.pid) for pid in watchers(rank)]
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=400)
+    assert len(words) == 2
+    assert not any(b"token" in those for those in words)
+
+
 def test_zero_switches_it_off_with_a_warning(tmp_path):
     done = worldsize(
         "train", "digits", *SETTINGS, "--name", "a", "--max-steps", "1", "--parallel.stall-s", "0", cwd=tmp_path

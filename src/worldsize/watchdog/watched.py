@@ -101,13 +101,15 @@ def _watcher(
 def _start(task: Task) -> subprocess.Popen[bytes]:
     descriptors = [task.memory, task.stacks, *([] if task.listens is None else [task.listens])]
     process = subprocess.Popen(
-        [*entry_point.command(sys.executable, "worldsize.watchdog.watcher"), json.dumps(asdict(task))],
+        entry_point.command(sys.executable, "worldsize.watchdog.watcher"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=descriptors,
         start_new_session=True,  # signals of the terminal are for the run
     )
-    assert process.stdout is not None
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(asdict(task)).encode() + b"\n")
+    process.stdin.flush()
     threading.Thread(target=_obey, args=(process.stdout,), name="watchdog", daemon=True).start()
     return process
 

@@ -1,6 +1,7 @@
 """The program that watches one process of a run: reads its heartbeat, tells rank 0's watcher, and ends it if need be.
 
-It outlives nothing: when the process that it watches ends, so does the watcher. Its argument is a JSON object, see `Task`.
+It outlives nothing: when the process that it watches ends, so does the watcher. The first line of its input is a JSON
+object, see `Task`; other users can see a program's arguments, but not its input.
 """
 
 from __future__ import annotations
@@ -173,11 +174,11 @@ class _Alone:
         return finding or judge([own])
 
 
-def main(argv: Sequence[str]) -> int:
+def main(_words: Sequence[str]) -> int:
     """Watch until the process ends, or end it."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    values = json.loads(argv[0])
+    values = json.loads(sys.stdin.buffer.readline())
     hub = values.pop("hub")
     task = Task(**values, hub=None if hub is None else (hub[0], hub[1]))
     watched, voice = _Watched(task), _Voice(task)
