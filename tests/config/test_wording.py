@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,11 @@ def test_one_image_is_one_image(small, tmp_path):
         by_list(dataset.train, tmp_path / "list")
     (tmp_path / "list").write_text("a/1.png\n")
     assert "  val   1 image; per class" in "\n".join(verify_report.overview(by_list(dataset.train, tmp_path / "list")))
+
+
+def test_a_path_in_a_command_is_no_flag():
+    assert wording.quoted(Path("-out/run 1")) == "'./-out/run 1'"
+    assert wording.quoted(Path("/out/-run")) == "/out/-run"
 
 
 def test_commands_in_messages_are_quoted(small, tmp_path, ranks):

@@ -61,7 +61,7 @@ def test_points_are_means_over_steps():
 
 def test_verdicts(tmp_path):
     a, b = (reading.read(make(tmp_path, n, t, label_smoothing=s)) for n, t, s in (("a", (0.5,), 0.1), ("b", (0.75,), 0.2)))
-    assert statistics.verdict([a]) == "a finished 1 of 3 epochs: best top-1 50.00%, at 106.6 images/s (median of steps)."
+    assert statistics.verdict([a]) == "a finished 1 of 3 epochs: best top-1 50.00%. Speed: 106.6 images/s (median of steps)."
     assert statistics.verdict([a, b]) == "b has the best top-1, 75.00%, 25.00 points more than the next."
     c = reading.read(make(tmp_path, "c", (0.75,), label_smoothing=0.3))
     assert statistics.verdict([a, b, c]) == "b and c have the same best top-1, 75.00%."

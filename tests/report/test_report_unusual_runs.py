@@ -104,7 +104,7 @@ def test_a_failed_run_says_so_and_why(message, tmp_path):
     assert overview.state(run, run.modified) == "failed"
     page = content.of_runs([run])
     assert page.verdict == (
-        f"a failed after 1 of 4 epochs: {why}. Before: best top-1 5.00%, at 106.6 images/s (median of steps)."
+        f"a failed after 1 of 4 epochs: {why}. Before: best top-1 5.00%. Speed: 106.6 images/s (median of steps)."
     )
     assert page.notes == []
     # It reached none of the accuracies.

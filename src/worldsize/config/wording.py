@@ -40,5 +40,5 @@ def _blank_or_joiner(one: str) -> bool:
 
 
 def quoted(word: str | Path) -> str:
-    """The word as a shell reads it, such as a path with blanks in a command that a message shows."""
-    return shlex.quote(str(word))
+    """The word for a command in a message: a shell keeps its blanks, and a path that begins with a dash is no flag."""
+    return shlex.quote(f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word))

@@ -153,12 +153,12 @@ def _verdict(runs: Sequence[Run], best_of: str) -> str:
 
 
 def _verdict_of_one(run: Run, reached: str | None) -> str:
-    pace = f", at {speed(run) or 0:,.4g} images/s (median of steps)" if run.steps else ""
+    pace = f" Speed: {speed(run) or 0:,.4g} images/s (median of steps)." if run.steps else ""
     done = f"{_epochs(run):.4g} of {count(run.recipe.get('epochs') or 0, 'epoch')}"
     if run.failure is not None:
-        return f"{run.name} failed after {done}: {run.failure}. Before: {reached or 'no evaluation'}{pace}."
+        return f"{run.name} failed after {done}: {run.failure}. Before: {reached or 'no evaluation'}.{pace}"
     ended = "finished" if run.result else "has not finished: it recorded"
-    return f"{run.name} {ended} {done}: {reached or 'no evaluation yet'}{pace}."
+    return f"{run.name} {ended} {done}: {reached or 'no evaluation yet'}.{pace}"
 
 
 def verdict_of_bench(bench: Bench) -> str:
