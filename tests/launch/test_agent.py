@@ -188,7 +188,7 @@ def test_places_are_read_as_torchrun_reads_them(monkeypatch):
 @pytest.mark.parametrize(
     ("host", "here"),
     [
-        *[(host, True) for host in ("n1", "n1.cluster", "n1.other", "localhost", "127.0.0.1")],
+        *[(host, True) for host in ("n1", "N1.Cluster", "n1.cluster", "n1.other", "localhost", "Localhost", "127.0.0.1")],
         *[(host, False) for host in ("n2", "n2.cluster", "n", "192.0.2.1", "2001:db8::1")],
     ],
 )

@@ -85,11 +85,12 @@ def discover(run_id: str, env: MutableMapping[str, str] = os.environ, procs: int
 
 
 def _is_here(host: str) -> bool:
-    """Whether a name, with or without its domain, or an address is this machine's."""
+    """Whether a name, with or without its domain, or an address is this machine's; the case of names does not count."""
+    host = host.lower()
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
-        return host.partition(".")[0] == socket.gethostname().partition(".")[0]
+        return host.partition(".")[0] == socket.gethostname().lower().partition(".")[0]
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family) as own:  # only a machine's own address can be bound
         own.bind((str(address), 0))
