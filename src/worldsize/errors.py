@@ -7,8 +7,7 @@ code   meaning
 1      ``prove``, ``replay``, ``audit`` or ``export``: what it verifies does not hold;
        ``compare``: results differ
 64     user error: recipe, command line, folder or name; fix it first (do not retry)
-65     data error: more broken images than the recipe allows, or an image that changed while the run
-       trained on it
+65     data error: more broken images than the recipe allows, or one that changed during the run
 66     checkpoint error: no intact checkpoint or export (any more), or it belongs to another run
        or network
 69     a process did not connect or was lost, a disk or store does not answer, or another
@@ -47,6 +46,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import resource
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -246,13 +246,22 @@ _NO_MEMORY = ("std::bad_alloc", "failed to map segment", "can't allocate memory"
 
 def no_memory(error: BaseException) -> str | None:
     """What to say if this process gets no more memory of the machine; None: it is another error."""
-    told = isinstance(error, (RuntimeError, ImportError, OSError)) and any(text in str(error) for text in _NO_MEMORY)
-    if not told and not isinstance(error, MemoryError):
+    lines = [line for line in str(error).splitlines() if any(text in line for text in _NO_MEMORY)]
+    told = isinstance(error, MemoryError) or (isinstance(error, (RuntimeError, ImportError, OSError)) and lines)
+    if not told and not _lost_for_memory(error):
         return None
-    return (
-        f"out of memory: {first_line(error)}. Raise the limit of memory (ulimit -v), or lower --procs, --micro-batch or "
-        "--data.workers"
-    )
+    reason = lines[0].strip()[:300] if lines else first_line(error)
+    remedy = "Raise the limit of memory (ulimit -v), or lower --procs, --micro-batch or --data.workers"
+    return f"out of memory: {reason}. {remedy}"
+
+
+def _lost_for_memory(error: BaseException) -> bool:
+    """Whether it is that of an import at the limit of this process's memory: libraries lose the MemoryError behind it."""
+    importing = any(frame.f_code.co_name == "<module>" for frame, _ in traceback.walk_tb(error.__traceback__))
+    limit, status = resource.getrlimit(resource.RLIMIT_AS)[0], Path("/proc/self/status")
+    if not importing or limit == resource.RLIM_INFINITY or not status.exists():
+        return False
+    return limit < 2**28 + 1024 * int(status.read_text().split("VmPeak:")[1].split()[0])
 
 
 _SHOWN = 60  # characters of a path that is too long

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
+import resource
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from processes import environment
 from worldsize import cli
-from worldsize.errors import Unavailable
+from worldsize.errors import INTERNAL_ERROR, Unavailable, no_memory
 
 
 def thread_without_room() -> None:
@@ -64,6 +67,28 @@ def test_the_limit_and_the_remedy_are_named(work, limit, remedy, monkeypatch, ca
     assert printed.startswith(f"worldsize: {limit}")
     assert remedy in printed
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", ["SystemError('error return without exception set')", "RuntimeError('no operator')"])
+@pytest.mark.parametrize(("room", "code"), [(2**20, Unavailable.exit_code), (2**40, INTERNAL_ERROR)])
+def test_an_import_that_fails_at_the_limit_of_memory_is_not_an_internal_error(
+    error, room, code, monkeypatch, tmp_path, capsys
+):
+    """As of libraries that lose the MemoryError. With room left, it is another fault."""
+    (tmp_path / "library_without_room.py").write_text(f"raise {error}\n")
+    used = 1024 * int(Path("/proc/self/status").read_text().split("VmPeak:")[1].split()[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(cli, "_run", lambda _words: importlib.import_module("library_without_room"))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (used + room, resource.RLIM_INFINITY))
+    assert cli.main(["train"]) == code
+    assert capsys.readouterr().err.startswith("worldsize: out of memory: ") == (code == Unavailable.exit_code)
+
+
+def test_a_long_message_is_reduced_to_the_line_about_memory():
+    """NumPy puts advice before the dynamic linker's message."""
+    found = no_memory(ImportError("\n\nREAD THIS\n\nOriginal error: x.so: failed to map segment from shared object\n"))
+    assert found is not None
+    assert found.startswith("out of memory: Original error: x.so: failed to map segment from shared object. Raise")
 
 
 def test_a_limit_that_is_too_low_for_torch_is_named(tmp_path):
