@@ -379,9 +379,9 @@ def as_path(value: object, what: str) -> Path:
     Raises:
         UserError: it is none.
     """
-    if isinstance(value, (str, os.PathLike)):
-        return Path(value)
-    raise UserError(f"{what} is {value!r}: pass a path")
+    if isinstance(value, (str, os.PathLike)) and isinstance(path := os.fspath(value), str):
+        return Path(path)
+    raise UserError(f"{what} is {value!r}: pass a path as str or pathlib.Path, not bytes or another type")
 
 
 def no_current_folder() -> str | None:

@@ -19,6 +19,16 @@ def test_changes_that_are_no_settings_are_named(changes):
         worldsize.load_recipe("digits", changes)
 
 
+class Place:
+    """A path of another library: only ``os.fspath`` reads it."""
+
+    def __init__(self, value: str | bytes) -> None:
+        self.value = value
+
+    def __fspath__(self) -> str | bytes:
+        return self.value
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -32,11 +42,16 @@ def test_changes_that_are_no_settings_are_named(changes):
 )
 def test_what_is_no_path_is_named(tmp_path, monkeypatch, call):
     monkeypatch.chdir(tmp_path)
-    for value in (None, 3, {"epochs": 1}):
+    for value in (None, 3, {"epochs": 1}, b"runs/a", Place(b"runs/a")):
         with pytest.raises(UserError, match=r"(source|recipe|out|run|path) is .*: pass a path"):
             call(value)
     with pytest.raises(UserError, match=r"NUL character|is called"):
         call("a\0b")
+
+
+def test_a_recipe_is_read_from_any_kind_of_path(tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: digits\nepochs: 3\n")
+    assert worldsize.load_recipe(Place(str(tmp_path / "mine.yaml"))).epochs == 3
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, UserError), (errno.EIO, StoreUnreachable)])

@@ -44,7 +44,7 @@ _BY_REQUEST = {code for number in SIGNALS for code in (-number, SIGNAL_BASE + nu
 
 
 @own_errors()
-def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(source: str | os.PathLike[str], changes: Mapping[str, Any] | None = None) -> Recipe:
     """A recipe by its name or from a YAML file, perhaps with changes.
 
     Args:
@@ -56,7 +56,7 @@ def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
         StoreUnreachable: the file's disk does not answer.
     """
     as_path(source, "source")  # as text, ./digits is a file, not the recipe of that name
-    values = recipe_files.load(str(source)).model_dump(mode="json")
+    values = recipe_files.load(os.fspath(source)).model_dump(mode="json")
     if not isinstance(changes or {}, Mapping):
         raise UserError(f"changes is {changes!r}: pass settings by their names, such as {{'epochs': 5}}")
     for name, value in (changes or {}).items():
@@ -75,11 +75,11 @@ def load_recipe(source: str | Path, changes: Mapping[str, Any] | None = None) ->
 
 @own_errors()
 def train(
-    recipe: Recipe | str | Path,
+    recipe: Recipe | str | os.PathLike[str],
     *,
     procs: int = 1,
     name: str | None = None,
-    out: str | Path = "runs",
+    out: str | os.PathLike[str] = "runs",
     quiet: bool = False,
 ) -> Run:
     """Train as ``worldsize train RECIPE`` does: the same processes, the same numbers, the same run folder.
@@ -103,7 +103,7 @@ def train(
     if name is not None and not isinstance(name, str):
         raise UserError(f"name {name!r}: must be text")
     out, stem = as_path(out, "out"), "run" if isinstance(recipe, Recipe) else as_path(recipe, "recipe").stem
-    chosen = recipe if isinstance(recipe, Recipe) else recipe_files.load(str(recipe))
+    chosen = recipe if isinstance(recipe, Recipe) else recipe_files.load(os.fspath(recipe))
     run_folder.check_name(out, name)
     with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
         file = Path(folder) / f"{stem}.yaml"
@@ -121,7 +121,7 @@ def train(
 
 
 @own_errors()
-def resume(run: Run | str | Path, *, procs: int = 1, allow_changes: bool = False, quiet: bool = False) -> Run:
+def resume(run: Run | str | os.PathLike[str], *, procs: int = 1, allow_changes: bool = False, quiet: bool = False) -> Run:
     """Continue a run at the exact step where it stopped, as ``worldsize train --resume`` does.
 
     Args:
