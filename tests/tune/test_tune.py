@@ -170,6 +170,15 @@ def test_a_recipe_that_the_new_one_cannot_name_is_refused_before_the_runs(fails,
     assert os.listdir(tmp_path) == [folder.name]
 
 
+def test_the_new_recipe_names_data_in_a_folder_that_is_not_utf8(tmp_path, monkeypatch):
+    found = curve.smoothed([1.0, 2.0, 4.0], [3.0, 2.0, 1.0])
+    monkeypatch.setattr(command, "tune", lambda *_: command.Tuned(found, {1.0: 3.0, 2.0: 1.0, 4.0: 2.0}))
+    monkeypatch.chdir(tmp_path)
+    root = os.fsdecode(b'/data/\xff "\\')
+    assert main(["tune", "digits", "--data.root", root, "--out", "new.yaml"]) == 0
+    assert recipe_files.load("new.yaml").data.root == Path(root)
+
+
 def test_a_range_test_that_is_stopped_finds_no_rate(fails, tmp_path, monkeypatch):
     monkeypatch.setenv("EARLY_SIGNAL", "SIGTERM")
     small = (*EIGHT_STEP_BATCHES, "--model.name", ENDED_NETWORK)

@@ -176,7 +176,8 @@ def _finish(tuned: Tuned, speeds: dict[int, float | None], asked: Tune, place: W
     print_table(rows)
     image = out.with_suffix(".svg")
     drawn = chart.svg(tuned.curve, chosen, f"Learning-rate range test of {Path(source).name}")
-    output_files.write_together({image: drawn.encode(), out: _yaml(chosen, forward_batch, asked, place, source).encode()})
+    recipe = _yaml(chosen, forward_batch, asked, place, source).encode(errors="backslashreplace")  # YAML reads these escapes
+    output_files.write_together({image: drawn.encode(), out: recipe})
     print(f"learning rate {chosen:g} for global batches of {_batch(asked)}")
     if speeds:
         print(f"forward batch {forward_batch}, the fastest; it changes the numbers only by rounding")
