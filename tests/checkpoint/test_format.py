@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from forging import rewrite_state, seal
 from worldsize import checkpoint
 from worldsize.checkpoint import retention, writer
 from worldsize.config.recipe import Checkpoint
@@ -159,6 +160,46 @@ def test_the_newest_one_with_finite_weights_is_found(tmp_path):
     assert checkpoint.newest_finite(tmp_path) == tmp_path / "step-00000001"
     shutil.rmtree(tmp_path / "step-00000001")
     assert checkpoint.newest_finite(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": "7"}, "step must be int, not '7'"),
+        ({"step": True}, "step must be int, not True"),
+        ({"train_s": None}, "train_s must be int or float, not None"),
+        ({"identity": []}, r"identity must be dict, not \[\]"),
+        ({"evaluation": 3}, "evaluation must be dict or null, not 3"),
+        ({"classes": ["a", 1]}, "classes must be names"),
+    ],
+)
+def test_a_state_of_another_type_is_named_with_its_file(tmp_path, change, message):
+    """Of a checkpoint with a valid manifest: somebody else wrote it."""
+    path = writer.write(tmp_path, snapshot(7))
+    rewrite_state(path, lambda state: state.update(change))
+    with pytest.raises(CheckpointError, match=rf"step-00000007/state\.json: {message}"):
+        checkpoint.read(path)
+
+
+def test_a_state_without_a_key_is_named_when_the_key_is_read(tmp_path):
+    path = writer.write(tmp_path, snapshot(7))
+    rewrite_state(path, lambda state: (state.pop("step"), state.update(data={})))
+    back = checkpoint.read(path)
+    assert back.state.get("step") is None
+    with pytest.raises(CheckpointError, match=r"step-00000007/state\.json: data\.train is missing"):
+        assert back.state["data"]["train"]
+    with pytest.raises(CheckpointError, match=r"step-00000007/state\.json: step is missing"):
+        assert back.step
+
+
+@pytest.mark.parametrize("content", ["[1]", "3", '{"step": ', "\x00"])
+def test_a_state_that_is_no_object_is_no_checkpoint_and_has_no_score(tmp_path, content):
+    path = writer.write(tmp_path, snapshot(7, top1=0.5))
+    (path / "state.json").write_text(content)
+    seal(path)
+    with pytest.raises(CheckpointError, match=r"step-00000007/state\.json"):
+        checkpoint.read(path)
+    assert checkpoint.score_of(path) is None
 
 
 def test_a_name_that_a_flipped_bit_makes_equal_to_another_is_noticed(tmp_path):

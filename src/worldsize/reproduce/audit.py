@@ -171,9 +171,9 @@ def _verify_checkpoint(path: Path, chains: dict[int, str]) -> str:
     """The SHA-256 of the weights that its network is used with."""
     try:
         checkpoint.check(path)
+        state = checkpoint.read_state(path)
     except CheckpointError as error:
         raise Inconsistent(str(error)) from None
-    state = json.loads((path / "state.json").read_text("utf-8"))
     expected = chains.get(state["step"]) if state["step"] else step_hashes.run_hash(state)
     if state.get("chain") and expected != state["chain"]:
         raise Inconsistent(f"{path.name} belongs to another run, or metrics.jsonl was changed", state["step"])

@@ -134,10 +134,10 @@ def checkpoints(run: RunFolder) -> dict[int, tuple[Path, dict[str, Any]]]:
     for path in checkpoint.list_checkpoints(run.checkpoints):
         try:
             checkpoint.check(path)
+            state = checkpoint.read_state(path)
+            found[int(state["step"])] = (path, state)
         except CheckpointError:
             continue
-        state = json.loads((path / "state.json").read_text("utf-8"))
-        found[int(state["step"])] = (path, state)
     if not found:
         raise CheckpointError(f"{run.path} has no intact checkpoint")
     return found

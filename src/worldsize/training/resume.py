@@ -241,7 +241,7 @@ def _changes(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list
     found = []
     for key in sorted(old.keys() | new.keys()):
         before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) or isinstance(after, dict):
+        if before != after and all(value is None or isinstance(value, dict) for value in (before, after)):
             found += _changes(before or {}, after or {}, f"{prefix}{key}.")
         elif before != after:
             found.append(f"{prefix}{key}: was {before}, is {after}")
