@@ -6,9 +6,11 @@ What is offered here is documented in docs/python.md, and changes only with a ne
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing takes long to import, before `__main__` decides what Ctrl-C does
 if TYPE_CHECKING:
+    from typing import Any
+
     from worldsize.api.run import Run
     from worldsize.api.training import load_recipe, resume, train
     from worldsize.config.recipe import Recipe

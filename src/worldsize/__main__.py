@@ -1,4 +1,4 @@
-"""Entry point for ``python -m worldsize``, which torchrun, mpirun and srun start."""
+"""Entry point for ``worldsize`` and ``python -m worldsize``, which torchrun, mpirun and srun start."""
 
 import os
 import sys
@@ -10,7 +10,21 @@ try:
 except OSError:
     pass  # the folder was deleted, which `main` says; Python has not put it on the path
 
-from worldsize.cli import main
+import signal
+
+
+def main() -> int:
+    """The command line. Ctrl-C while it is imported ends this process without a traceback."""
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup, for one, ignores it
+    if raises:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from worldsize import cli
+    from worldsize.launch import failure as failure  # which `cli.main` imports before it handles Ctrl-C
+
+    if raises:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return cli.main()
+
 
 if __name__ == "__main__":
     raise SystemExit(main())
