@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 import typing
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import trees
-from processes import worldsize
+from processes import environment, worldsize
 from worldsize import parallel
 from worldsize.bench import loader, other_loaders
 from worldsize.bench.options import BenchLoader
@@ -252,6 +254,21 @@ def test_other_loaders_are_not_compared_with_a_recipe_that_crops_otherwise(fails
     some_images(tmp_path / "data")
     arguments = ("bench", "loader", "--root", "data", "--batch", "8", "--recipe", "cifar10", "--against", "torchvision")
     assert "random resized crops only" in fails(*arguments)
+
+
+@pytest.mark.parametrize("fill", ["", "head -c 65536 /dev/zero > /dev/shm/full"], ids=["small", "full"])
+def test_other_loaders_without_shared_memory_end_with_the_remedy(tmp_path, fill):
+    own = ["unshare", "--mount", *(["--map-root-user"] if os.geteuid() else [])]
+    small = [*own, "sh", "-c", f'mount -t tmpfs -o size=64k small /dev/shm && {fill or "true"}; exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*small, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace can be made")
+    some_images(tmp_path / "data")
+    command = [*small, sys.executable, "-m", "worldsize", "bench", "loader", "--root", "data", "--batch", "8"]
+    command += ["--rounds", "1", "--workers", "1", "--against", "torchvision"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 64, done.stdout + done.stderr
+    assert "/dev/shm is too small" in done.stderr and "--workers" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

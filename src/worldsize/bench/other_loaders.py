@@ -6,6 +6,8 @@ says, on the CPU.
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +21,12 @@ from torchvision.transforms import InterpolationMode, v2
 from worldsize.config.recipe import Augment, Recipe
 from worldsize.data.augmentation import policies
 from worldsize.data.samples import EncodedSamples
-from worldsize.errors import first_line
+from worldsize.errors import UserError, first_line
 
 _PLAIN = Augment()
 _FILES_ONLY = "it requires image files, not packed images"
+# torch's messages: of a worker that gets no room, and of one that the system ends since it uses what it did not get.
+_NO_SHARED_MEMORY = ("shared memory", "Bus error")
 
 
 class Unavailable(Exception):
@@ -79,8 +83,19 @@ class _DataLoader:
         self._loader: Any = DataLoader(data, batch, num_workers=workers, drop_last=drop_last, **options)
 
     def batches(self) -> Iterator[int]:
-        for _, labels in self._loader:
-            yield len(labels)
+        try:
+            # torch needs room for its locks first. Where there is none, its iterator prints a traceback when it is deleted.
+            multiprocessing.get_context("fork").Lock()
+            for _, labels in self._loader:
+                yield len(labels)
+        except (RuntimeError, OSError) as error:
+            no_lock = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            if not no_lock and not any(text in str(error) for text in _NO_SHARED_MEMORY):
+                raise
+            raise UserError(
+                "/dev/shm is too small for the worker processes of other loaders, which send their batches through it: "
+                "enlarge it (docker run --shm-size 8g), or lower --workers, --batch or --size"
+            ) from None
 
 
 def _crop_and_flip(recipe: Recipe) -> list[Any]:
