@@ -221,6 +221,22 @@ def test_a_folder_that_is_not_a_run_gives_one_message(command, tmp_path, capsys)
     assert re.search(r"is not a run folder|has no runs", error) and "Traceback" not in error
 
 
+@pytest.mark.parametrize(("files", "what"), [(("export.json",), "export"), (("manifest.json", "state.json"), "checkpoint")])
+def test_exports_and_checkpoints_are_no_runs(files, what, tmp_path, capsys):
+    run, page = make(tmp_path / "runs", "a"), tmp_path / "page.html"
+    other = make(run / "checkpoints", "other")
+    for name in files:
+        (other / name).write_text("{}")
+    for command in (["report", str(other), "--out", str(page)], ["compare", str(run), str(other)], ["explain", str(other)]):
+        assert main(command) == 64
+        assert re.search(rf"{other} is an? {what}, not a run: pass the run", capsys.readouterr().err)
+    assert main(["runs", str(other.parent)]) == 64
+    assert "has no runs" in capsys.readouterr().err
+    other.rename(tmp_path / "runs" / "other")
+    assert main(["runs", str(tmp_path / "runs")]) == 0
+    assert re.findall(r"^(\w+) +(?:finished|unreadable|interrupted|running)", capsys.readouterr().out, re.M) == ["a"]
+
+
 def test_states(tmp_path):
     runs = {
         name: reading.read(make(tmp_path, name, finished=name == "done")) for name in ("done", "fresh", "stopped", "bad")

@@ -8,6 +8,7 @@ from worldsize.errors import StoreUnreachable, UserError
 from worldsize.report import measures
 from worldsize.report.reading import Run, read
 from worldsize.report.statistics import speed
+from worldsize.runs.run_folder import not_a_run
 
 # A run writes metrics every second and after each evaluation. Longer evaluations and steps are rare.
 _SILENCE = 120.0
@@ -38,6 +39,8 @@ def table(folder: Path, now: float) -> list[tuple[str, ...]]:
         raise UserError(f"folder {folder} does not exist: pass the folder that has the runs (train --out)")
     runs, unreadable = [], []
     for path in sorted(folder.glob("*/recipe.yaml")):
+        if not_a_run(path.parent) is not None:
+            continue
         try:
             runs.append(read(path.parent))
         except UserError:

@@ -163,7 +163,17 @@ def _unwritable(folder: Path, reason: str = "") -> UserError:
     return UserError(f"cannot write to {folder}{reason}; choose another folder with --out")
 
 
-_OF_EXPORT = "export.json"  # an export has a recipe.yaml, too
+_OF_EXPORT = "export.json"
+_OF_CHECKPOINT = ("manifest.json", "state.json")
+
+
+def not_a_run(path: Path) -> str | None:
+    """What a folder with a recipe.yaml is instead of a run, and what to pass; None: it is a run."""
+    if (path / _OF_EXPORT).is_file():
+        return "is an export, not a run: pass the run, or to --model.weights a file of the export"
+    if all((path / name).is_file() for name in _OF_CHECKPOINT):
+        return f"is a checkpoint, not a run: pass the run, {Path(os.path.normpath(path.absolute())).parent.parent}"
+    return None
 
 
 def open_existing(path: Path) -> RunFolder:
@@ -182,8 +192,8 @@ def open_existing(path: Path) -> RunFolder:
         raise UserError(f"run {path} does not exist")
     if not folder.recipe.is_file():
         raise UserError(f"{path} is not a run folder: it has no recipe.yaml")
-    if (path / _OF_EXPORT).is_file():
-        raise UserError(f"{path} is an export, not a run: pass the run, or to --model.weights a file of the export")
+    if (other := not_a_run(path)) is not None:
+        raise UserError(f"{path} {other}")
     return folder
 
 
