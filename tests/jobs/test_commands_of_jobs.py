@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
+import time
 from pathlib import Path
 
 import pytest
+
+from worldsize.cli import main
+from worldsize.jobs.folder import JobFolder
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "wait", "stop", "delete"])
@@ -37,6 +44,17 @@ def test_ages_and_host_files_that_cannot_be_read_are_refused(fails):
     assert "--out is empty" in fails("render", "digits", "--on", "local", "--out=")
     assert "--data.root is empty" in fails("train", "digits", "--data.root", "")
     assert "--interface is empty" in fails("train", "digits", "--on", "ssh", "--hosts", "a,b", "--interface", "")
+
+
+def test_a_job_whose_clock_is_ahead_is_new(capsys, tmp_path):
+    """As after this machine's clock was set back, or on one whose clock is behind."""
+    job = JobFolder(tmp_path, "a")
+    job.path.mkdir(parents=True)
+    job.scheduler.write_text("ssh\n")
+    job.launcher.write_text(f"{socket.gethostname()} 0\n")
+    os.utime(job.launcher, (time.time() + 3600, time.time() + 3600))
+    assert main(["jobs", "--on", "ssh", "--out", str(tmp_path)]) == 0
+    assert re.search(r"\ba +ssh job .* 0s *$", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize(

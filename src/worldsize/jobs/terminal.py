@@ -21,11 +21,11 @@ def seconds_since(moment: str) -> float:
 
 
 def age(seconds: float) -> str:
-    """An age in kubectl's format: 45s, 12m, 5h, 8d."""
+    """An age in kubectl's format: 45s, 12m, 5h, 8d; 0s if the clock that it began by is ahead of this one."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length:.0f}{unit}"
-    return f"{seconds:.0f}s"
+    return f"{max(seconds, 0.0):.0f}s"
 
 
 def paint(text: str, code: str, color: bool) -> str:
