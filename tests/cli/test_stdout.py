@@ -135,3 +135,12 @@ def test_a_run_trains_with_closed_streams(tmp_path):
     words = ("-m", "worldsize", "train", "digits", *QUICK, "--micro-batch", "4", "--procs", "2", "--name", "a")
     assert in_bash(f'exec "$@" {CLOSED["all"]}', *words, cwd=tmp_path) == 0
     assert (tmp_path / "runs" / "a" / "result.json").is_file()
+
+
+@pytest.mark.parametrize(("width", "words", "shown"), [("0", "strategies", "localsgd"), ("1", "train --help", "--seed")])
+def test_what_is_no_width_is_ignored(tmp_path, width, words, shown):
+    """Tables were empty, and the help text had no end."""
+    command, variables = [sys.executable, "-m", "worldsize", *words.split()], environment(COLUMNS=width)
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout

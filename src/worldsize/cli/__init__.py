@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         entry_point.open_closed_streams()
         entry_point.speak_utf8()
+        entry_point.mend_width()
     words = list(sys.argv[1:] if argv is None else argv)
     stop_signals.undo_inherited()
     from worldsize.launch.failure import fail, fail_alone, fail_internally

@@ -19,6 +19,8 @@ _MAIN = "from {module} import main; sys.exit(main(sys.argv[1:]))"
 # worker would wait for the others, which are gone.
 _SIGNAL = "import signal; signal.getsignal(2) is signal.default_int_handler and signal.signal(2, signal.SIG_DFL); "
 
+_NARROWEST = 20  # characters; tyro's help has no end in 3 or fewer
+
 
 def command(python: str, module: str = "worldsize.cli") -> list[str]:
     """The words that start ``module`` with the interpreter ``python``; its arguments follow.
@@ -56,3 +58,10 @@ def speak_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
             stream.reconfigure(errors="backslashreplace")
+
+
+def mend_width() -> None:
+    """Forget a COLUMNS in which nothing fits, such as the 0 that shells have without a terminal: tables would be empty."""
+    width = os.environ.get("COLUMNS", "")
+    if not width.isdecimal() or int(width) < _NARROWEST:
+        os.environ.pop("COLUMNS", None)
