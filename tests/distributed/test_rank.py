@@ -243,14 +243,30 @@ def test_threads_are_a_fair_share_unless_the_user_sets_them(monkeypatch):
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 16),
         ({"cpu/cpu.cfs_quota_us": "60000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
         ({}, 16),
+        # Of systemd and Slurm: the limit may be that of a cgroup around this process's.
+        ({"membership": "0::/job/step\n", "job/cpu.max": "300000 100000\n", "job/step/cpu.max": "max 100000\n"}, 3),
+        ({"membership": "0::/job/step\n", "job/cpu.max": "300000 100000\n", "job/step/cpu.max": "200000 100000\n"}, 2),
+        ({"membership": "0::/job\n", "other/cpu.max": "100000 100000\n"}, 16),
+        (
+            {
+                "membership": "2:cpu,cpuacct:/job\n",
+                "cpu,cpuacct/job/cpu.cfs_quota_us": "500000\n",
+                "cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
+                "cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            5,
+        ),
+        ({"membership": "0::/../../job\n", "job/cpu.max": "100000 100000\n"}, 16),  # as seen from another container
     ],
 )
 def test_the_cgroups_quota_limits_the_cores(monkeypatch, tmp_path, files, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    root = tmp_path / "cgroup"
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert places.cores(tmp_path) == expected
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    assert places.cores(root, root / "membership") == expected
 
 
 def test_procs_that_contradict_the_launcher_are_refused(tmp_path):

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from worldsize.distributed import cgroups
 from worldsize.errors import UserError
 
 # Set in the processes that `worldsize --procs N` starts.
@@ -260,21 +261,25 @@ def first_host(nodelist: str) -> str:
     return head + inside.split(",")[0].split("-")[0] + after.split(",")[0]
 
 
-def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Number of CPU cores this process may use: its affinity, or the cgroup quota (v2 or v1) if that is smaller."""
+def cores(root: Path = cgroups.ROOT, membership: Path = cgroups.MEMBERSHIP) -> int:
+    """Number of CPU cores this process may use: its affinity, or its `cpu_quota` if that is smaller."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(cgroup)
+    quota = cpu_quota(root, membership)
     return available if quota is None else min(available, max(1, int(quota)))
 
 
-def cpu_quota(cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """The cores that a container's limit allows, such as 0.8: the quota of its cgroup (v2 or v1). None: no limit."""
-    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):
-            quota, period = (int(word) for name in files for word in (cgroup / name).read_text().split())
-            if quota > 0:
-                return quota / period
-    return None
+def cpu_quota(root: Path = cgroups.ROOT, membership: Path = cgroups.MEMBERSHIP) -> float | None:
+    """The cores that the limit of a container or of systemd allows, such as 0.8: the smallest quota of the cgroups.
+
+    None: no limit.
+    """
+    quotas = []
+    for folder in cgroups.folders("cpu", root, membership):
+        for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with suppress(OSError, ValueError):
+                quota, period = (int(word) for name in files for word in (folder / name).read_text().split())
+                quotas += [quota / period] if quota > 0 else []
+    return min(quotas, default=None)
 
 
 def threads_per_process(rank_info: RankInfo, env: Mapping[str, str] = os.environ) -> int:

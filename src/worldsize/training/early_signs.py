@@ -13,6 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from worldsize.distributed import cgroups
+
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
@@ -21,8 +23,7 @@ _FULL = 0.95  # of the memory limit
 _STALLED = 20.0  # % of the time
 _GIB = 1 << 30
 
-ROOT = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
+ROOT, MEMBERSHIP = cgroups.ROOT, cgroups.MEMBERSHIP
 
 
 class EarlySigns:
@@ -93,14 +94,9 @@ def _amount(size: int) -> str:
 
 
 def own_cgroup() -> Path | None:
-    """This process's cgroup of version 2 that accounts for memory, or None. In a container, `ROOT` is its own."""
-    with suppress(OSError):
-        for line in MEMBERSHIP.read_text().splitlines():
-            number, _, path = line.split(":", 2)
-            for folder in (ROOT / path.lstrip("/"), ROOT):
-                if number == "0" and (folder / "memory.current").is_file():
-                    return folder
-    return None
+    """This process's cgroup of version 2 that accounts for memory, or None."""
+    found = cgroups.folders("memory", ROOT, MEMBERSHIP)
+    return next((folder for folder in found if (folder / "memory.current").is_file()), None)
 
 
 def _unreclaimable(cgroup: Path) -> float:

@@ -11,6 +11,8 @@ import time
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from worldsize.distributed import cgroups
+
 _TICK_S = 0.1
 _PAUSE_S = 0.25  # a thread that wakes up later than this, and did not wait for a processor, was stopped
 
@@ -99,20 +101,9 @@ def _schedule_ms(schedule: Path) -> tuple[float, float]:
         return 0.0, 0.0
 
 
-def cpu_statistics(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> Path | None:
-    """``cpu.stat`` of this process's cgroup, of version 2 or 1; None if there is none.
-
-    In a container the cgroup's path is often hidden, and ``root`` is the container's own cgroup.
-    """
-    try:
-        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
-    except OSError:
-        return None
-    found = [root / path.lstrip("/") for _, controllers, path in lines if not controllers]
-    for _, controllers, path in lines:
-        if "cpu" in controllers.split(","):
-            found += [root / name / path.lstrip("/") for name in ("cpu", "cpu,cpuacct")]
-    found += [root, root / "cpu"]
+def cpu_statistics(root: Path = cgroups.ROOT, membership: Path = cgroups.MEMBERSHIP) -> Path | None:
+    """``cpu.stat`` of this process's cgroup; None if there is none."""
+    found = cgroups.folders("cpu", root, membership)
     return next((folder / "cpu.stat" for folder in found if "throttled" in _text(folder / "cpu.stat")), None)
 
 
