@@ -80,6 +80,47 @@ def test_code_of_others_runs_only_if_the_user_says_so(file, tmp_path, monkeypatc
     assert (tmp_path / "ran").exists()
 
 
+# Found in five minutes on one core: two programs whose names end with the same 12 digits.
+HARMLESS = """from torch import nn
+
+
+def build(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, classes))
+
+
+# 18786409
+"""
+HARMFUL = """import os
+from torch import nn
+
+open('ran', 'w')
+
+
+def build(classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, classes))
+
+
+# 5046609
+"""
+
+
+def test_trust_in_code_does_not_extend_to_other_code_with_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(HARMLESS)
+    harmless = recipe_files.validate({"model": {"name": "net.py:build"}}, "here")
+    Path("net.py").write_text(HARMFUL)
+    harmful = recipe_files.validate({"model": {"name": "net.py:build"}}, "here")
+    assert harmless.model.name == harmful.model.name
+    trusted_code.trust(harmless)
+    with pytest.raises(UserError, match="you have not trained it on this machine"):
+        networks.build(harmful, 10)
+    monkeypatch.setenv(trusted_code.VARIABLE, harmless.model.name.partition("#")[2])
+    with pytest.raises(UserError, match="you have not trained it on this machine"):
+        networks.build(harmful, 10)
+    networks.build(harmless, 10)
+    assert not Path("ran").exists()
+
+
 def test_another_name_leaves_the_code_behind(file):
     own = recipe(file).model_dump()
     assert Recipe.model_validate(own | {"model": own["model"] | {"name": "resnet18"}}).model.source is None

@@ -1,6 +1,6 @@
 """Which networks in runs and checkpoints may run: code from others is executed only if the user says so.
 
-A user trusts what they have trained: `worldsize train` notes the digest of the network that it is given. Any other digest
+A user trusts what they have trained: `worldsize train` notes the SHA-256 of the network that it is given. Any other one
 must be in the environment variable WORLDSIZE_TRUST_CODE.
 """
 
@@ -21,13 +21,14 @@ def trust(recipe: Recipe) -> None:
     """The user has named this recipe's network to train it."""
     if recipe.model.source is None:
         return
-    digest = own_network.digest(recipe.model.source)
+    digest = own_network.fingerprint(recipe.model.source)
+    if _is_trusted(digest):  # perhaps for this command only
+        return
     _trusted.add(digest)
     with suppress(OSError, RuntimeError):  # no home, or a read-only one
-        if digest not in _noted():
-            _file().parent.mkdir(parents=True, exist_ok=True)
-            with open(_file(), "a") as file:
-                file.write(f"{digest}\n")
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with open(_file(), "a") as file:
+            file.write(f"{digest}\n")
 
 
 def check(recipe: Recipe) -> None:
@@ -36,17 +37,22 @@ def check(recipe: Recipe) -> None:
     Raises:
         UserError: says where to read the code, and how to let it run.
     """
-    assert recipe.model.source is not None
-    digest = own_network.digest(recipe.model.source)
-    if digest in _trusted or digest in os.environ.get(VARIABLE, "").split(","):
+    if recipe.model.source is None:
         return
+    digest = own_network.fingerprint(recipe.model.source)
+    if not _is_trusted(digest):
+        raise UserError(
+            f"the network {recipe.model.name} is Python code inside this run, and you have not trained it on this machine. "
+            f"Read it (model.source in recipe.yaml); if you trust it, set {VARIABLE}={digest}"
+        )
+
+
+def _is_trusted(digest: str) -> bool:
+    if digest in _trusted or digest in os.environ.get(VARIABLE, "").split(","):
+        return True
     with suppress(OSError, RuntimeError):
-        if digest in _noted():
-            return
-    raise UserError(
-        f"the network {recipe.model.name} is Python code inside this run, and you have not trained it on this machine. Read "
-        f"it (model.source in recipe.yaml); if you trust it, set {VARIABLE}={digest}"
-    )
+        return digest in _noted()
+    return False
 
 
 def _noted() -> list[str]:
