@@ -15,6 +15,7 @@ from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe, Track
 from worldsize.distributed.rank import local_rank_info, threads_per_process
 from worldsize.errors import CheckpointError, UserError, of_system
+from worldsize.models import trusted_code
 from worldsize.reproduce import training_process
 from worldsize.runs.run_folder import RunFolder
 from worldsize.training import environment
@@ -148,10 +149,12 @@ def compute_again(run: RunFolder, start: Path | None, until: int, procs: int, fo
 
     Raises:
         ComputationFailed: the training failed, or was stopped before.
+        UserError: the network is code that this user has not trained.
         UserError, StoreUnreachable: ``folder`` takes no files.
     """
     # `auto` could mean another device here.
     recipe = at_size(recipe_files.load(str(run.recipe)), procs).model_copy(update={"device": device_of(run)})
+    trusted_code.check(recipe)  # here: the command that trains takes what it is given for the user's own
     if (listings := run.path.parent / ".cache").is_dir():
         with suppress(shutil.Error):  # without them, the folders are listed again
             shutil.copytree(listings, folder / ".cache")
