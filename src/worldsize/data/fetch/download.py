@@ -19,7 +19,7 @@ from worldsize import __version__
 from worldsize.data.fetch import Interrupted
 from worldsize.data.fetch.state import FetchState
 from worldsize.data.progress_bar import ByteProgress, say
-from worldsize.data.remote import faults_as_oserror
+from worldsize.data.remote import faults_as_oserror, file_system
 from worldsize.errors import DataError, UserError
 
 GIVE_UP_AFTER_S = 120.0  # without any data from the source
@@ -140,12 +140,11 @@ def from_web(url: str) -> Opener:
 
 def from_store(url: str) -> Opener:
     """Opener for any URL that fsspec supports; s3, gs and others each need their own package."""
-    import fsspec  # type: ignore[import-untyped]
 
     def open_at(offset: int, validator: str) -> Remote:
         try:
             with faults_as_oserror():
-                store, path = fsspec.core.url_to_fs(url)
+                store, path = file_system(url)
                 info = store.info(path)
                 current = str(store.ukey(path))
                 if info["type"] == "directory":

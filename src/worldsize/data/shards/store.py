@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from worldsize.data import read_errors
 from worldsize.data.images import native
-from worldsize.data.remote import faults_as_oserror
+from worldsize.data.remote import faults_as_oserror, file_system
 from worldsize.errors import Forbidden, ReadFailed, StoreUnreachable, UserError, of_the_place
 from worldsize.watchdog import heartbeat
 
@@ -220,12 +220,9 @@ class Remote(Store):
     """
 
     def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-
         self.where = url
         try:
-            with faults_as_oserror():
-                self._files, self._folder = url_to_fs(url)
+            self._files, self._folder = file_system(url)
         except OSError as error:
             raise StoreUnreachable(f"{url}: {error}") from None
         except (ImportError, ValueError) as error:  # fsspec names the missing package or the unknown protocol
