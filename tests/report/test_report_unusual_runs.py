@@ -122,3 +122,21 @@ def test_a_traceback_is_told_by_its_last_line(tmp_path):
 def test_one_epoch_is_one_epoch(tmp_path):
     run = reading.read(make(tmp_path, "a", (0.5,), epochs=1, schedule={"warmup_epochs": 0}))
     assert statistics.verdict([run]).startswith("a finished 1 of 1 epoch: ")
+
+
+@pytest.mark.parametrize("levels", [1, 9])
+def test_aliases_of_aliases_in_a_recipe_are_refused(tmp_path, levels):
+    """Ten lines could stand for billions of values, which `report` and `compare` would write out."""
+    path = make(tmp_path, "bomb")
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]" for i in range(levels)]
+    (path / "recipe.yaml").write_text("\n".join([*lines, (path / "recipe.yaml").read_text()]))
+    if levels == 1:
+        assert reading.read(path).recipe["a1"][8] == ["x"] * 9
+        return
+    with pytest.raises(UserError, match="is not the recipe of a run"):
+        reading.read(path)
+    with pytest.raises(UserError, match=r"has aliases \(\*NAME\) that stand for more than 100,000 values"):
+        recipe_files.parse((path / "recipe.yaml").read_text(), "recipe.yaml")
+    with pytest.raises(UserError, match="or for themselves"):
+        recipe_files.parse("a: &a [*a]", "recipe.yaml")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -15,6 +17,9 @@ from pydantic_core import ErrorDetails
 from worldsize.config.recipe import Recipe
 from worldsize.config.wording import quoted
 from worldsize.errors import UserError, did_you_mean, of_system
+
+# Far more than any recipe has: a few lines of aliases of aliases can stand for billions of values.
+_MOST_NODES = 100_000
 
 
 def names() -> list[str]:
@@ -80,16 +85,31 @@ def parse(text: str, where: str) -> Any:
     """The value of a YAML document; ``where`` names its origin in errors.
 
     Raises:
-        UserError: it is not YAML, or a key stands twice, of which YAML would use the last in silence. Names all lines.
+        UserError: it is not YAML, or a key stands twice, of which YAML would use the last in silence. Names all lines. Or
+            its aliases stand for more than can be shown.
     """
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
+        if _size(node, {}) > _MOST_NODES:
+            many = f"more than {_MOST_NODES:,} values"
+            raise UserError(f"{where} has aliases (*NAME) that stand for {many}, or for themselves")
         if repeated := list(_repeated(node, "", set())):
             raise UserError(f"{where}:\n" + "\n".join(repeated))
         return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2024-02-30
         raise UserError(f"{where} is not valid YAML: {error}") from None
+
+
+def _size(node: yaml.Node | None, known: dict[int, float]) -> float:
+    """How many values the node stands for, each alias counted as often as it occurs; infinite if it contains itself."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf  # until it is complete
+        inside = itertools.chain(*node.value) if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_size(item, known) for item in inside)
+    return known[id(node)]
 
 
 def _repeated(node: yaml.Node | None, prefix: str, seen: set[int]) -> Iterator[str]:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from worldsize.attribution import evidence
 from worldsize.attribution.evidence import Evidence
+from worldsize.config import recipe_files
 from worldsize.errors import UserError
 from worldsize.runs import atomic
 from worldsize.runs.run_folder import RunFolder, checkpoint_folders, open_existing, step_of
@@ -164,9 +163,9 @@ def read(path: Path) -> Run:
     folder = open_existing(path)
     try:
         with atomic.naming(folder.recipe):
-            recipe = yaml.safe_load(folder.recipe.read_text("utf-8"))
+            recipe = recipe_files.parse(folder.recipe.read_text("utf-8"), str(folder.recipe))
         recipe["data"]["name"]
-    except (ValueError, yaml.YAMLError, TypeError, KeyError):
+    except (ValueError, UserError, TypeError, KeyError):
         raise UserError(f"{folder.recipe} is not the recipe of a run") from None
     records, damaged = parse(_text(folder.metrics))
     return Run(
