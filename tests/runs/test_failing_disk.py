@@ -58,8 +58,15 @@ def test_what_is_stale_is_not_missing(run, fails, monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "recipe.yaml"])
-def test_a_run_does_not_continue_without_its_record(run, fails, name):
-    fail_to_read(run / name)
+def test_a_run_does_not_continue_without_its_record(run, fails, monkeypatch, name):
+    read = Path.read_text
+
+    def failing(path, *arguments, **options):  # a run with a link to another file would be refused
+        if path == run / name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "read_text", failing)
     message = fails("train", "--resume", run, "--max-steps", "4", code=69)
     assert f"{run / name}: Input/output error" in message
     assert [path.name for path in checkpoint.list_checkpoints(run / "checkpoints")] == ["step-00000003", "step-00000002"]

@@ -127,3 +127,22 @@ def test_two_runs_are_not_one(run, fails):
 def test_a_resumed_run_has_its_name_and_its_place(run, fails):
     for more in (("--name", "b"), ("--out", "elsewhere")):
         assert f"continues in {run}" in refused(fails, run, "--resume", run, *more)
+
+
+@pytest.mark.parametrize("name", ["lock", "log.txt", "history.jsonl", "log.rank3.txt"])
+def test_a_run_of_others_does_not_write_through_its_links(run, fails, tmp_path, name):
+    (tmp_path / "precious").write_text("precious")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to("../../precious")
+    by_name = ("digits", *THREE_STEPS, "--out", run.parent, "--name", "a", "--autoresume")
+    for words in (("--resume", run), by_name):
+        message = refused(fails, tmp_path, *words)
+        assert f"{run / name} is a link to ../../precious, where training would write" in message
+
+
+def test_links_inside_of_a_run_and_to_its_checkpoints_on_another_disk_stay(run, tmp_path):
+    (run / "checkpoints").rename(tmp_path / "checkpoints")
+    (run / "checkpoints").symlink_to(tmp_path / "checkpoints")
+    (run / "newest").symlink_to(f"checkpoints/{newest(run).name}")
+    (run / "log").symlink_to("log.txt")
+    assert opened(run).path == run

@@ -17,7 +17,8 @@ def opened(path: Path) -> RunFolder:
     """The run in ``path``, for ``--resume``.
 
     Raises:
-        UserError: it is a checkpoint, a part of a run, or a folder that only holds a recipe. A new run would start there.
+        UserError: it is a checkpoint, a part of a run, or a folder that only holds a recipe. A new run would start there. Or
+            a link in it leads elsewhere.
     """
     if is_checkpoint(path):
         raise UserError(_names_a_checkpoint(path))
@@ -31,6 +32,7 @@ def opened(path: Path) -> RunFolder:
             f"{path} is not a run folder: it has a recipe.yaml, but no training has written metrics or checkpoints there. "
             f"To train this recipe in a new folder: worldsize train {shlex.quote(str(folder.recipe))}"
         )
+    _refuse_links(folder)
     return folder
 
 
@@ -55,11 +57,12 @@ def check_started(folder: RunFolder) -> None:
     """Refuse a folder that ``--autoresume`` would continue, although no run has begun or was about to begin there.
 
     Raises:
-        UserError: names a file that no run writes before it begins.
+        UserError: names a file that no run writes before it begins, or a link that leads elsewhere.
         CheckpointError: as `check`.
     """
     if not has_begun(folder) and (foreign := _foreign(folder.path)):
         raise UserError(f"{folder.path} exists and is not a run folder: it has {foreign[0]}; choose another --name")
+    _refuse_links(folder)
     check(folder)
 
 
@@ -84,6 +87,20 @@ def newest(folder: RunFolder) -> str | None:
     """The name of the newest checkpoint; None without one."""
     found = [(step_of(path), path.name) for path in checkpoint_folders(folder.checkpoints)]
     return max(found)[1] if found else None
+
+
+def _refuse_links(folder: RunFolder) -> None:
+    """Refuse a run with a link that leads out of its folder: in a run of others, training would write to any file.
+
+    The folder of the checkpoints may be on another disk: training only adds and removes checkpoints there.
+    """
+    inside = {folder.path.resolve(), folder.checkpoints.resolve()}
+    for path in folder.path.iterdir() if folder.path.is_dir() else ():
+        if path.is_symlink() and path != folder.checkpoints and inside.isdisjoint(path.resolve().parents):
+            raise UserError(
+                f"{path} is a link to {path.readlink()}, where training would write. Is the run from somebody else? If it "
+                "is yours, put the file itself in its place"
+            )
 
 
 def _foreign(path: Path) -> list[str]:
