@@ -11,7 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from worldsize.data.complete_tar import CompleteEntry
 from worldsize.data.datasets.file_index import has_image_extension
@@ -25,6 +25,7 @@ _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 FORMATS = (*_TARS, ".zip", ".parquet")
 _COPIED = 50_000_000  # bytes: larger texts are no names of classes
 _BATCH = 64  # rows
+_CHUNK = 1 << 20
 
 
 def unpack(root: Path, out: Path) -> None:
@@ -76,28 +77,33 @@ def _one(archive: Path, folder: Path) -> None:
         if archive.suffix.lower() == ".parquet":
             _parquet(archive, folder)
             return
-        for name, data in _zip(archive) if archive.suffix.lower() == ".zip" else _tar(archive):
+        for name, size, source in _zip(archive) if archive.suffix.lower() == ".zip" else _tar(archive):
             target = folder / name
             if posixpath.isabs(name) or ".." in name.split("/"):
                 raise DataError(f"{archive} names a file outside of its folder: {name}")
+            if size > (free := shutil.disk_usage(folder).free):  # a few megabytes can stand for terabytes
+                raise UserError(f"not enough space to unpack {name} of {archive}: {size:,} bytes, and {free:,} are free")
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
+            with source, open(target, "wb") as file:
+                shutil.copyfileobj(source, file, _CHUNK)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, RuntimeError) as error:  # RuntimeError: a password
         raise DataError(f"{archive} is damaged: {error}") from None
 
 
-def _tar(archive: Path) -> Iterator[tuple[str, bytes]]:
+def _tar(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """The name of each file in it, its size in bytes, and its content."""
     with tarfile.open(archive, tarinfo=CompleteEntry) as tar:
         for member in tar:
             if member.isfile() and (file := tar.extractfile(member)) is not None:
-                yield posixpath.normpath(member.name), file.read()
+                yield posixpath.normpath(member.name), member.size, file
 
 
-def _zip(archive: Path) -> Iterator[tuple[str, bytes]]:
+def _zip(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """The same."""
     with zipfile.ZipFile(archive) as opened:
         for member in opened.infolist():
             if not member.is_dir():
-                yield posixpath.normpath(member.filename), opened.read(member)
+                yield posixpath.normpath(member.filename), member.file_size, opened.open(member)
 
 
 # Parquet ------------------------------------------------------------------------------------------------------------------
