@@ -75,3 +75,14 @@ def test_a_report_does_without_a_damaged_environment(run, tmp_path, text):
 def test_explain_names_a_damaged_environment(run, fails, text):
     (run / "environment.json").write_text(text)
     assert "environment.json is damaged: " in fails("explain", run)
+
+
+@pytest.mark.parametrize("command", [("audit", "--windows", "0"), ("replay", "--step", "1")])
+def test_what_a_terminal_would_obey_is_printed_as_escapes(run, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    environment = json.loads((run / "environment.json").read_text())
+    environment["versions"]["torch"] += "\x1b]0;title\x07"
+    (run / "environment.json").write_text(json.dumps(environment))
+    assert cli.main([command[0], str(run), *command[1:]]) in (0, 1)  # other threads may round differently
+    printed = capsys.readouterr().out
+    assert r"\x1b]0;title\x07" in printed and "\x1b" not in printed

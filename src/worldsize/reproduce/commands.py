@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from worldsize.config import command_line, output_files, recipe_files
 from worldsize.config.recipe import Recipe
+from worldsize.config.wording import printable_lines
 from worldsize.distributed.stop_signals import interruptible
 from worldsize.errors import FAILED, SUCCESS, UserError
 from worldsize.reproduce import options
@@ -32,7 +33,7 @@ def prove(argv: list[str]) -> int:
     with interruptible(STOPPED):
         proof = proofs.prove(asked, asked.settings, tell)
     print_table(proofs.table(proof))
-    print("\n".join(proofs.verdict(proof)))
+    tell("\n".join(proofs.verdict(proof)))
     return SUCCESS if proof.holds else FAILED
 
 
@@ -44,7 +45,7 @@ def replay(argv: list[str]) -> int:
 
     with interruptible(STOPPED):
         result = replays.replay(folder, asked.step, asked.procs, asked.from_start, asked.out, tell)
-    print("\n".join(replays.report(result)))
+    tell("\n".join(replays.report(result)))
     return FAILED if result.broken is not None else SUCCESS
 
 
@@ -61,7 +62,7 @@ def audit(argv: list[str]) -> int:
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(2**32)
     with interruptible(STOPPED):
         certificate = audits.audit(folder, asked.windows, seed, asked.procs, tell)
-    print("\n".join(audits.text(certificate)))
+    tell("\n".join(audits.text(certificate)))
     if asked.out is not None:
         with output_files.written(asked.out):
             asked.out.write_text(json.dumps(certificate.as_dict(), indent=1) + "\n", "utf-8")
@@ -90,9 +91,9 @@ def _check_procs(procs: int | None) -> None:
         check_procs(procs)
 
 
-def tell(line: str) -> None:
-    """Report progress."""
-    print(line, flush=True)
+def tell(text: str) -> None:
+    """Print lines, such as progress. The records of a run, perhaps of others, may have what a terminal would obey."""
+    print(printable_lines(text), flush=True)
 
 
 def print_table(rows: list[tuple[str, ...]]) -> None:
