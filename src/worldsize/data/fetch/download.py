@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from worldsize import __version__
@@ -100,8 +101,21 @@ def _resume(open_at: Opener, state: FetchState, require_space: Callable[[int], o
             raise ConnectionLost("the connection ended early")
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Redirects stay encrypted: without a checksum, only that tells that the archive is the server's."""
+
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
+            raise UserError(
+                f"{redacted(req.full_url)} redirects to {redacted(newurl)}, which is not encrypted: to take what may "
+                "have been changed on the way, pass that URL to --from"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def from_web(url: str) -> Opener:
     """Opener for an http or https URL."""
+    opener = urllib.request.build_opener(_Redirects)
 
     def open_at(offset: int, validator: str) -> Remote:
         headers = {"Accept-Encoding": "identity", "User-Agent": f"worldsize/{__version__}"}
@@ -110,7 +124,7 @@ def from_web(url: str) -> Opener:
             if validator:
                 headers["If-Range"] = validator
         try:
-            response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S)
+            response = opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT_S)
         except urllib.error.HTTPError as error:
             if error.code == 416:  # the local part is longer than the file
                 return open_at(0, "")
