@@ -25,7 +25,7 @@ from worldsize.errors import UserError, first_line
 
 _PLAIN = Augment()
 _FILES_ONLY = "it requires image files, not packed images"
-# torch's messages: of a worker that gets no room, and of one that the system ends since it uses what it did not get.
+# torch's messages: a worker gets no room, or the system ends one that writes where there is none.
 _NO_SHARED_MEMORY = ("shared memory", "Bus error")
 
 

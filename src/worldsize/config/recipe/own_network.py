@@ -42,12 +42,12 @@ def settings(name: str, source: str | None) -> dict[str, Any]:
 
 
 def digest(source: str) -> str:
-    """12 hexadecimal digits of the code's SHA-256: enough to notice a change, not to tell code of others by."""
+    """12 hexadecimal digits of the code's SHA-256: enough to notice a change, not to decide what to trust."""
     return fingerprint(source)[:12]
 
 
 def fingerprint(source: str) -> str:
-    """The code's SHA-256. Of 12 digits, two programs with the same ones are found within a minute."""
+    """The code's SHA-256. Two programs with the same 12 digits are found within minutes."""
     return hashlib.sha256(source.encode()).hexdigest()
 
 
