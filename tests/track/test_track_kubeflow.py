@@ -37,12 +37,23 @@ class Server:
             check=True, timeout=60, capture_output=True,
         )  # fmt: skip
         received = self.received = []
+        self.elsewhere = ""  # where to send the client instead
+        server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.record(content)
+
+            def do_GET(self) -> None:  # what becomes of a POST that is sent elsewhere
+                server.elsewhere = ""
+                self.record(None)
+
+            def record(self, content: object) -> None:
                 received.append((self.path, self.headers["Authorization"], content))
-                self.send_response(200)
+                self.send_response(302 if server.elsewhere else 200)
+                if server.elsewhere:
+                    self.send_header("Location", server.elsewhere)
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
@@ -117,6 +128,19 @@ def test_the_map_is_reported_where_images_have_several_labels(server, tmp_path, 
     tracker.end(None)
     metrics = {one["name"]: float(one["value"]) for one in server.received[-1][2]["trainerStatus"]["metrics"]}
     assert metrics == {"val_loss": 1.0, "val_top1": 0.5, **several}
+
+
+def test_the_token_does_not_follow_a_redirect(server, tmp_path, monkeypatch):
+    for name, value in reporting(server, tmp_path, "KUBEFLOW_TRAINER_STATUS").items():
+        monkeypatch.setenv(name, value)
+    server.elsewhere = server.url.replace("/trainjobs/", "/elsewhere/")
+    tracker = kubeflow.Tracker(Track(), RunFolder(tmp_path), 0)
+    tracker.begin(SimpleNamespace(total_steps=100))
+    tracker.epoch(base.Epoch(3, 60, 1.0, 0.5, 1.0, 0.5, 1.0, 360, 0, 100.0, 10.0, 3.0))
+    tracker.end(None)
+    (_, first, _), (path, second, _) = server.received
+    assert first == "Bearer secret-token" and "/elsewhere/" in path
+    assert second is None
 
 
 def test_a_server_that_does_not_answer_does_not_disturb_the_run(server, tmp_path):

@@ -99,9 +99,10 @@ class Tracker(base.Tracker):
 
     def _post(self, content: Mapping[str, Any]) -> None:
         try:
-            # Kubernetes renews the token in its file.
-            headers = {"Authorization": f"Bearer {self._token.read_text().strip()}", "Content-Type": "application/json"}
+            headers = {"Content-Type": "application/json"}
             request = urllib.request.Request(self._url, json.dumps(content).encode(), headers, method="POST")
+            # Kubernetes renews the token in its file. It must not follow a redirect to another host.
+            request.add_unredirected_header("Authorization", f"Bearer {self._token.read_text().strip()}")
             urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=self._tls).close()
         except (OSError, ValueError, http.client.HTTPException):  # the next report may succeed; a run must not depend on it
             return

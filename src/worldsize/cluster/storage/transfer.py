@@ -254,7 +254,7 @@ def _extract(stream: _Incoming, root: Path) -> None:
             path = root / entry.name
             if entry.isdir():
                 path.mkdir()
-            elif entry.issym() and points_inside(entry.name, entry.linkname):
+            elif entry.issym() and path != root and points_inside(path.relative_to(root).as_posix(), entry.linkname):
                 links.append((path, entry.linkname))
                 continue
             elif entry.isreg():
@@ -268,6 +268,9 @@ def _extract(stream: _Incoming, root: Path) -> None:
             with contextlib.suppress(OSError):
                 path.chmod(entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600))
     for path, link in links:
+        # No real tree has an entry below a link. This one would be created elsewhere, and may point outside from there.
+        if any(folder.is_symlink() for folder in path.parents if root in folder.parents):
+            raise Failed(f"refused: {path.relative_to(root).as_posix()!r} would be written through a link")
         path.symlink_to(link)
 
 
