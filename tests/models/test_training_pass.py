@@ -82,7 +82,7 @@ def test_buffers_that_change_in_each_forward_pass_are_found(middle, expected):
     own = network(middle).eval()
     before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
     drawn = torch.get_rng_state()
-    output, found, _ = training_pass.tried(own, 32, 2)
+    output, found, *_ = training_pass.tried(own, 32, 2)
     assert output.shape == (2, 10) and found == expected
     assert all(torch.equal(tensor, before[name]) for name, tensor in own.state_dict().items())
     assert torch.equal(torch.get_rng_state(), drawn) and not own.training

@@ -33,11 +33,13 @@ class Trial(NamedTuple):
         output: what it returned.
         changes: the buffers that it changed by layer, without BatchNorm's statistics.
         drew: whether it drew random numbers from torch, Python or NumPy.
+        drew_on_host: whether some of them were not drawn on a GPU.
     """
 
     output: object
     changes: list[str]
     drew: bool
+    drew_on_host: bool
 
 
 class Skips(NamedTuple):
@@ -69,7 +71,7 @@ def check(network: nn.Module, recipe: Recipe, classes: int, world: World, refuse
     _check_momenta(network, recipe)
     try:
         with _uses_counted(network) as uses:
-            output, layers, _ = tried(network, recipe.data.train_crop_size, recipe.micro_batch)
+            output, layers, *_ = tried(network, recipe.data.train_crop_size, recipe.micro_batch)
     except Exception as error:
         if device_errors.is_of_device(error):
             raise
@@ -134,6 +136,12 @@ def draws(network: nn.Module, recipe: Recipe) -> bool:
     return own and tried(network, recipe.data.train_crop_size, recipe.micro_batch).drew
 
 
+def draws_on_host(network: nn.Module, recipe: Recipe) -> bool:
+    """Whether a forward pass in training of a network of the user's own draws random numbers elsewhere than on a GPU."""
+    own = own_network.is_own(recipe.model.name)
+    return own and tried(network, recipe.data.train_crop_size, recipe.micro_batch).drew_on_host
+
+
 def skips(network: nn.Module, recipe: Recipe) -> Skips:
     """Whether forward passes in training of a network of the user's own leave out parameters by chance.
 
@@ -183,15 +191,17 @@ def tried(network: nn.Module, size: int, images: int, training: bool = True) -> 
     found: defaultdict[str, list[str]] = defaultdict(list)
     with _kept(network) as buffers:
         pixels = _noise(network, size, images)
-        before = _generators(pixels.device)
+        before, on_gpu = _host_generators(), _gpu_generator(pixels.device)
         with torch.no_grad():
             output = network.train(training)(pixels)
-        drew = _generators(pixels.device) != before
+        drew_on_host = _host_generators() != before
+        drew = drew_on_host or _gpu_generator(pixels.device) != on_gpu
         for name, buffer in network.named_buffers():
             if name in buffers and id(buffer) not in statistics and not torch.equal(buffer, buffers[name]):
                 module, _, own = name.rpartition(".")
                 found[module].append(own)
-    return Trial(output, [f"{', '.join(names)} of {_layer(network, module)}" for module, names in found.items()], drew)
+    changes = [f"{', '.join(names)} of {_layer(network, module)}" for module, names in found.items()]
+    return Trial(output, changes, drew, drew_on_host)
 
 
 def _noise(network: nn.Module, size: int, images: int) -> torch.Tensor:
@@ -201,11 +211,15 @@ def _noise(network: nn.Module, size: int, images: int) -> torch.Tensor:
     return pixels.to(parameter.device, parameter.dtype)
 
 
-def _generators(device: torch.device) -> list[object]:
-    """The states of all generators that a network on this device may draw from."""
-    ours = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+def _host_generators() -> list[object]:
+    """The states of the generators of torch's CPU, Python and NumPy."""
     name, key, *others = np.random.get_state()
-    return [*(state.numpy().tobytes() for state in ours), random.getstate(), name, np.asarray(key).tobytes(), others]
+    return [torch.get_rng_state().numpy().tobytes(), random.getstate(), name, np.asarray(key).tobytes(), others]
+
+
+def _gpu_generator(device: torch.device) -> bytes:
+    """The state of a GPU's generator; nothing of a CPU."""
+    return torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
 
 
 def _layer(network: nn.Module, name: str) -> str:

@@ -295,7 +295,7 @@ def build_state(
     if ghost_batchnorm.wanted(plan, world.device):
         ghost_batchnorm.split_norms(network, plan.micro_batch, plan.groups)
     compiles = compilation.wanted(recipe, plan, world)
-    graphs = cuda_graph.wanted(recipe, world, number_format, compiles)
+    graphs = cuda_graph.wanted(recipe, world, number_format, compiles) and cuda_graph.repeats(network, recipe)
     peak = schedules.peak_lr(recipe.optimizer, parallel.lr_batch(recipe.parallel, plan, world.rank_info))
     optimizer = optimizers.build(network, recipe.optimizer, world.device, graphs, peak)
     normalise = Normalise(recipe.data, world.device, number_format.weights, recipe.model.channels_last)

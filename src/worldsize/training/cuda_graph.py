@@ -19,7 +19,7 @@ from worldsize import parallel
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.world import World
 from worldsize.errors import UserError
-from worldsize.models import network_names
+from worldsize.models import network_names, training_pass
 from worldsize.parallel.base import Strategy
 from worldsize.training.precision import Precision
 
@@ -177,6 +177,24 @@ def wanted(recipe: Recipe, world: World, precision: Precision, compiled: bool) -
     if world.device.type != "cuda" or not known or recipe.deterministic or precision.name not in ("bf16", "fp16"):
         return False
     return recipe.not_captured is None and parallel.resolve_strategy(recipe.parallel, world.size).captured
+
+
+def repeats(network: nn.Module, recipe: Recipe) -> bool:
+    """Whether replays do what the network does. Numbers that it draws on the host are not drawn again in a replay.
+
+    Raises:
+        UserError: they do not, and the recipe asks for graphs.
+    """
+    if not training_pass.draws_on_host(network, recipe):
+        return True
+    reason = f"{recipe.model.name} draws random numbers on the host, which would be the same in all steps"
+    if recipe.cuda_graphs is True:
+        raise UserError(
+            f"--cuda-graphs: {reason}. Leave it out, or draw them on the GPU (torch.rand(..., device=x.device)), and let no "
+            "Python code depend on them"
+        )
+    log.warning("the steps are not replayed as CUDA graphs, so the host launches each kernel: %s", reason)
+    return False
 
 
 def check(recipe: Recipe, device: torch.device, strategy: type[Strategy]) -> None:
