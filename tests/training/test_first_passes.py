@@ -37,6 +37,18 @@ class Forgetful(nn.Module):
         return self.last(x.detach() if self.loses and torch.compiler.is_compiling() else x)
 
 
+class Skipping(nn.Module):
+    """It leaves out its first layer by chance, after draws for each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dropout, self.last = nn.Conv2d(3, 3, 3, padding=1), nn.Dropout(0.1), nn.Linear(3, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(x)
+        return self.last((self.first(x) if torch.rand(()) < 0.5 else x).mean((2, 3)))
+
+
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch) -> Iterator[None]:
     """What the compiler keeps for the whole process. aot_eager makes graphs of gradients as the default does, in seconds."""
@@ -53,12 +65,11 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("worldsize")]
 
 
-def compute(loses: bool) -> GradientComputer:
-    settings = Recipe.model_validate(
-        {"model": {"compile": True}, "global_batch": 8, "micro_batch": 4, "precision": "fp32", "device": "cpu"}
-    )
+def compute(network: nn.Module, seed: int = 0) -> GradientComputer:
+    values = {"model": {"compile": True}, "global_batch": 8, "micro_batch": 4, "precision": "fp32", "device": "cpu"}
+    settings = Recipe.model_validate(values | {"seed": seed})
     plan, world = batch_plan.plan(settings, 1), World(RankInfo("none", 0, 1, 0, 1), CPU, None, 1)
-    state = build.build_state(settings, Forgetful(loses).train(), plan, world, Precision("fp32", CPU), 10)
+    state = build.build_state(settings, network.train(), plan, world, Precision("fp32", CPU), 10)
     assert state.compiled
     return GradientComputer(settings, plan, 0, CPU, state)
 
@@ -67,7 +78,7 @@ def compute(loses: bool) -> GradientComputer:
 @pytest.mark.parametrize("setting", ["auto", True])
 def test_gradients_that_a_compiler_loses_are_noticed(passes, setting, caplog):
     """With torch 2.11 that is what happened to BatchNorm in fp32."""
-    one = compute(loses=True)
+    one = compute(Forgetful(loses=True))
     before = {name: tensor.clone() for name, tensor in one.state.model.state_dict().items()}
     compiler = Compiler(Recipe.model_validate({"model": {"compile": setting}}), speaks=True)
     if setting != "auto":
@@ -87,9 +98,25 @@ def test_gradients_that_a_compiler_loses_are_noticed(passes, setting, caplog):
 
 @pytest.mark.parametrize("passes", ["compile", "rehearse"])
 def test_a_parameter_without_any_gradient_is_none_of_the_compilers(passes, capsys):
-    one = compute(loses=False)
+    one = compute(Forgetful(loses=False))
     Compiler(one.recipe, speaks=True).first_passes(lambda: getattr(one, passes)(SIZE), SIZE)
     assert f"compiled the network for images of {SIZE} pixels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("passes", ["compile", "rehearse"])
+def test_what_a_network_leaves_out_by_chance_is_not_lost(passes, monkeypatch):
+    """The passes with and without the compiler leave out the same."""
+    compiled = torch.compile  # which takes no options
+    monkeypatch.setattr(torch, "compile", lambda module, dynamic, options: compiled(module, dynamic=dynamic))
+    left_out = set()
+    for seed in range(6):
+        one = compute(Skipping(), seed)
+        getattr(one, passes)(SIZE)
+        one._seed(0, 0)
+        with torch.no_grad():
+            one.state.model.dropout(torch.ones(4, 3, SIZE, SIZE))
+        left_out.add(torch.rand(()).item() >= 0.5)
+    assert left_out == {False, True}
 
 
 @pytest.fixture
@@ -104,14 +131,14 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("failing")
 def test_a_compiler_that_fails_is_an_error_if_it_is_asked_for():
-    one = compute(loses=False)
+    one = compute(Forgetful(loses=False))
     with pytest.raises(UserError, match=r"compile: the compiler failed: no such instruction; repair it, or leave"):
         Compiler(one.recipe, speaks=True).first_passes(lambda: one.compile(SIZE), SIZE)
 
 
 @pytest.mark.usefixtures("failing")
 def test_a_compiler_that_fails_is_not_said_to_have_compiled(capsys, caplog):
-    one = compute(loses=False)
+    one = compute(Forgetful(loses=False))
     torch._dynamo.config.suppress_errors = True  # as with auto
     Compiler(one.recipe, speaks=True).first_passes(lambda: one.compile(SIZE), SIZE)
     assert "compiled the network" not in capsys.readouterr().out

@@ -21,6 +21,7 @@ from worldsize.data.loading.loader import Batch
 from worldsize.data.sampling.random_numbers import Use, seed_of
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.device_timer import elapsed_ms, stamp
+from worldsize.models import training_pass
 from worldsize.models.networks import from_file
 from worldsize.optim import clipping
 from worldsize.training import lost_gradients
@@ -219,6 +220,7 @@ class GradientComputer:
         """
         batch = self._noise(size)
         with self._kept_buffers():
+            self._seed(0, 0)
             with self.state.strategy.gradients(last=True):
                 self._forward_backward(batch.pixels, batch.labels, batch.mix)
             self._require(batch, [p.grad for p in self._trained().values()])
@@ -229,6 +231,7 @@ class GradientComputer:
         batch = self._noise(size)
         with self._kept_buffers():
             arguments = (batch.pixels, batch.labels.to(self.device), *(() if batch.mix is None else (batch.mix,)))
+            self._seed(0, 0)
             losses, _ = self.state.strategy.module(*arguments)
             self._require(batch, torch.autograd.grad(losses.sum(), [*self._trained().values()], allow_unused=True))
 
@@ -236,9 +239,14 @@ class GradientComputer:
         return {name: p for name, p in self.state.model.named_parameters() if p.requires_grad}
 
     def _require(self, batch: Batch, gradients: Sequence[torch.Tensor | None]) -> None:
-        if self.state.compiled:
-            named = dict(zip(self._trained(), gradients, strict=True))
-            lost_gradients.require(self.state.objective, named, batch.pixels, batch.labels.to(self.device), batch.mix)
+        """Of a compiled network, after a pass that began with the seed of step 0."""
+        if not self.state.compiled:
+            return
+        named = dict(zip(self._trained(), gradients, strict=True))
+        draws = training_pass.draws(self.state.model, self.recipe)
+        labels = batch.labels.to(self.device)
+        self._seed(0, 0)
+        lost_gradients.require(self.state.objective, named, batch.pixels, labels, batch.mix, draws)
 
     def _noise(self, size: int) -> Batch:
         """Images of noise, where those of training are: a compiler asks where its inputs are."""

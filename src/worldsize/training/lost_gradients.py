@@ -28,6 +28,7 @@ def require(
     pixels: torch.Tensor,
     labels: torch.Tensor,
     mix: torch.Tensor | None = None,
+    draws: bool = False,
 ) -> None:
     """Compare the ``gradients`` of a compiled network with those that it has without the compiler.
 
@@ -36,6 +37,8 @@ def require(
     Args:
         gradients: of the loss of images with content, by the parameters' names in the network.
         pixels, labels, mix: of the images; the first two are computed without the compiler, if a gradient is missing.
+        draws: the network draws random numbers, and the generators are as they were before the gradients were computed. All
+            images are computed again, so that the network leaves out the same parts by chance.
 
     Raises:
         LostGradients: parameters without a gradient have one.
@@ -44,7 +47,8 @@ def require(
     if not missing:
         return
     parameters = dict(objective.network.named_parameters())
-    losses, _ = objective(pixels[:_FEW], labels[:_FEW], *(() if mix is None else (mix[:_FEW],)))
+    n = len(pixels) if draws else _FEW
+    losses, _ = objective(pixels[:n], labels[:n], *(() if mix is None else (mix[:n],)))
     found = torch.autograd.grad(losses.sum(), [parameters[name] for name in missing], allow_unused=True)
     lost = [name for name, own in zip(missing, found, strict=True) if own is not None and own.any()]
     if lost:
