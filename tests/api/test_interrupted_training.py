@@ -131,3 +131,26 @@ def test_two_processes_that_have_not_begun_end_at_once(tmp_path):
     os.kill(process.pid, signal.SIGINT)
     assert process.communicate(timeout=240)[0] == "75 interrupted before the first step: nothing was saved\n"
     assert not (tmp_path / "runs" / "a").exists()
+
+
+# Trains with a program in place of the command.
+KILLED = """
+import sys, worldsize
+from worldsize.api import training
+training.entry_point.command = lambda python: [python, "-c", sys.argv[1]]
+worldsize.train("digits", name="a")
+"""
+
+
+def test_a_program_that_a_signal_ends_leaves_no_temporary_folder(tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-c", KILLED, WAITS]
+    env = environment(TMPDIR=str(temporary), PYTHONUNBUFFERED="1")
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        assert len(list(temporary.glob("worldsize-*"))) == 1
+        process.terminate()
+        assert process.wait(480) == -signal.SIGTERM
+    assert list(temporary.glob("worldsize-*")) == []

@@ -53,3 +53,45 @@ def test_signals_after_the_first_do_not_interrupt_the_cleanup():
     assert caught.value.number == signal.SIGTERM and caught.value.__context__ is None
     with stop_signals.interruptible("stopped"):
         assert not stop_signals.hurried()
+
+
+HOLDS_A_FOLDER = """
+import signal, subprocess, sys, time
+from worldsize.distributed.stop_signals import temporary_folder
+
+with temporary_folder() as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    while True: time.sleep(0.01)  # `signal.pause` would miss a signal that arrives just before it
+"""
+FORKS = """
+import os, signal, time
+from worldsize.distributed.stop_signals import temporary_folder
+
+with temporary_folder() as folder:
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writer, b"x")
+        while True: time.sleep(0.01)
+    os.read(reader, 1)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), folder.exists())
+print(folder.exists(), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_that_ends_a_process_removes_its_temporary_folders(number, tmp_path):
+    command, env = [sys.executable, "-c", HOLDS_A_FOLDER], environment(TMPDIR=str(tmp_path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env) as process:
+        assert process.stdout is not None
+        folder = process.stdout.readline().strip()
+        assert [str(path) for path in tmp_path.iterdir()] == [folder]
+        process.send_signal(number)
+        assert process.wait(480) == -number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_end_of_a_forked_process_leaves_the_folders_of_its_parent():
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=480, env=environment())
+    assert (done.returncode, done.stdout) == (0, "-15 True\nFalse True\n"), done.stderr

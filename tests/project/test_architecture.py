@@ -216,6 +216,11 @@ def test_optional_packages_are_imported_in_one_place():
         assert ("import kubernetes" in text) == (path == SOURCE / "cluster" / "api" / "client.py")
 
 
+def test_temporary_folders_are_removed_by_signals():
+    users = [path for path in SOURCE.rglob("*.py") if "TemporaryDirectory(" in path.read_text()]
+    assert users == [SOURCE / "distributed" / "stop_signals.py"], "use temporary_folder of this module"
+
+
 def test_html_is_written_by_templates():
     for path in SOURCE.rglob("*.py"):
         assert not re.search(r"<!doctype|<html|<style>|<table|</\w+>", path.read_text(), re.I), path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -19,7 +18,7 @@ from worldsize.api.run import Run
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.distributed.rank import discover_rank_info
-from worldsize.distributed.stop_signals import SIGNALS
+from worldsize.distributed.stop_signals import SIGNALS, temporary_folder
 from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS, Stopped, UserError, WorldsizeError, as_path, own_errors
 from worldsize.launch import entry_point
 from worldsize.launch.local import ERROR_VARIABLE, reports
@@ -105,8 +104,8 @@ def train(
     out, stem = as_path(out, "out"), "run" if isinstance(recipe, Recipe) else as_path(recipe, "recipe").stem
     chosen = recipe if isinstance(recipe, Recipe) else recipe_files.load(os.fspath(recipe))
     run_folder.check_name(out, name)
-    with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
-        file = Path(folder) / f"{stem}.yaml"
+    with temporary_folder() as folder:
+        file = folder / f"{stem}.yaml"
         _write(file, chosen)
         # Without a name, the run itself takes the next free one; this process would not know if another run takes it, too.
         words = [str(file), f"--procs={count}", f"--out={out}", *([] if name is None else [f"--name={name}"])]
@@ -114,7 +113,7 @@ def train(
         def begun() -> Path | None:
             return _begun_with(file, out) if name is None else out / name
 
-        _run(words, Path(folder), quiet, lambda: _events(begun()), "nothing was saved")
+        _run(words, folder, quiet, lambda: _events(begun()), "nothing was saved")
         if (path := begun()) is None:
             raise WorldsizeError(f"the run has finished, but no history.jsonl in {out} names its recipe, {file}")
     return Run(path)
@@ -134,10 +133,10 @@ def resume(run: Run | str | os.PathLike[str], *, procs: int = 1, allow_changes: 
         WorldsizeError: see `train`.
     """
     count, path = _count(procs), run.path if isinstance(run, Run) else as_path(run, "run")
-    with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
+    with temporary_folder() as folder:
         more = ["--allow-changes"] if allow_changes else []
         words = [f"--resume={path}", f"--procs={count}", *more]
-        _run(words, Path(folder), quiet, lambda: _events(path), f"{path} is as it was")
+        _run(words, folder, quiet, lambda: _events(path), f"{path} is as it was")
     return Run(path)
 
 

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from worldsize.data.loading.loader import Loader, Treatment
 from worldsize.data.samples import EncodedSamples
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import cores
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import UserError
 from worldsize.runs.run_folder import RunFolder, create
 from worldsize.training.environment import decoder, device_name
@@ -155,8 +155,8 @@ def _check(options: BenchLoader) -> None:
 
 
 def _samples(root: Path, options: BenchLoader) -> Subset:
-    with tempfile.TemporaryDirectory() as cache:
-        train = open_layout(root, options.data, Path(cache)).train
+    with temporary_folder() as cache:
+        train = open_layout(root, options.data, cache).train
     if not isinstance(train, EncodedSamples):
         raise UserError(
             f"{root}: its images are in memory, so there is nothing to read or decode; pass a dataset of files or shards"

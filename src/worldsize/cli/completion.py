@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import suppress
 from dataclasses import make_dataclass
-from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
@@ -13,6 +11,7 @@ import tyro
 from worldsize.cli.command import Command, load
 from worldsize.cli.commands import COMMANDS
 from worldsize.config.command_line import asks_help
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import UserError
 
 SHELLS = ("bash", "zsh")
@@ -44,8 +43,8 @@ def script(shell: str) -> str:
     """The script for this shell."""
     kind = make_dataclass("Worldsize", [("command", _choices([]))])
     markers = (tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "script"
+    with temporary_folder() as folder:
+        path = folder / "script"
         with suppress(SystemExit):  # tyro ends the program when the file is written
             tyro.cli(kind, prog="worldsize", args=["--tyro-write-completion", shell, str(path)], config=markers)
         text = path.read_text("utf-8")

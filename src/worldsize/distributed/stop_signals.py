@@ -23,7 +23,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _PR_SET_PDEATHSIG = 1
 ECHO_S = 2.0  # a signal to the process tree arrives twice
 _received: list[int] = []  # signals within `interruptible`
-_temporary: list[Path] = []  # folders that `ends_at_once` removes
+_temporary: list[tuple[int, Path]] = []  # folders to remove when a signal ends this process, with the ids of their processes
 
 
 class StopFlag:
@@ -98,8 +98,7 @@ def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterat
         # Raising an exception here could leave a lock held that other threads wait for.
         if first is not None:
             first()
-        for folder in _temporary:
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove_temporary()
         show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
         with suppress(OSError):
             os.write(2, f"{show_cursor}\nworldsize: stopped; {advice}\n".encode())
@@ -165,14 +164,44 @@ def interrupts_held() -> Iterator[list[int]]:
 
 @contextmanager
 def temporary_folder(prefix: str = "worldsize-") -> Iterator[Path]:
-    """A new folder, removed with its content at the end of this context, and by a signal that ends the process at once."""
-    with tempfile.TemporaryDirectory(prefix=prefix) as name:
-        folder = Path(name)
-        _temporary.append(folder)
+    """A new folder, removed with its content at the end of this context, and by a signal that ends the process."""
+    with _removed_by_signals(), tempfile.TemporaryDirectory(prefix=prefix) as name:
+        entry = (os.getpid(), Path(name))
+        _temporary.append(entry)
         try:
-            yield folder
+            yield entry[1]
         finally:
-            _temporary.remove(folder)
+            _temporary.remove(entry)
+
+
+@contextmanager
+def _removed_by_signals() -> Iterator[None]:
+    """Within this context, a signal that nobody handles removes the temporary folders before it ends the process."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may handle signals
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        _remove_temporary()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    ours = [number for number in handled() if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _remove_temporary() -> None:
+    """Remove the temporary folders of this process, but not those of the process that it was forked from."""
+    for owner, folder in _temporary:
+        if owner == os.getpid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from worldsize.data.samples import Dataset
 from worldsize.data.survey import info, verify
 from worldsize.data.survey.verify import Found
 from worldsize.distributed.rank import cores
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import UserError
 
 _LISTED = 5
@@ -65,8 +65,8 @@ def take(root: Path, out: Path, share: float, hints: Hints, check: Check) -> Sur
     if shards.is_packed(root):
         raise UserError(f"{root} contains shards; worldsize init works on image files")
     reading = layouts.read(root, hints)
-    with tempfile.TemporaryDirectory() as cache:
-        plain = _plain(root, reading, Path(cache))
+    with temporary_folder() as cache:
+        plain = _plain(root, reading, cache)
     if plain is not None and reading.split:
         setting, listing = None, out
     else:

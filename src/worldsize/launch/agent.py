@@ -12,15 +12,14 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from worldsize.distributed.rank import LOCAL_LAUNCH, cores
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import PERMANENT, SIGNAL_BASE, SUCCESS, Stopped, UserError, first_line
 from worldsize.launch import failed_workers, nodes, route
 from worldsize.launch.local import Outcome, cause, reports, run_elastic
@@ -170,8 +169,7 @@ def _at(node: Node, address: str) -> Node:
 def _once(argv: Sequence[str], node: Node) -> Outcome:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
-        logs = Path(folder)
+    with temporary_folder() as logs:
         settings: dict[str, Any] = {
             "min_nodes": node.nodes[0],
             "max_nodes": node.nodes[1],

@@ -18,13 +18,12 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from worldsize.distributed.stop_signals import SIGNALS, end_with_parent, undo_inherited
+from worldsize.distributed.stop_signals import SIGNALS, end_with_parent, temporary_folder, undo_inherited
 from worldsize.errors import SIGNAL_BASE
 from worldsize.launch.children import children
 
@@ -82,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     for number in SIGNALS:
         signal.signal(number, lambda received, _: signals.append(received))
     source = _Input()
-    with tempfile.TemporaryDirectory(prefix="worldsize-") as folder:
+    with temporary_folder() as folder:
         recipe = Path(folder, "recipe.yaml")
         recipe.write_bytes(source.recipe())
         words = [str(recipe) if word == _RECIPE else word for word in command]

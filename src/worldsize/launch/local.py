@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsize.distributed.rank import LOCAL_LAUNCH
-from worldsize.distributed.stop_signals import handled
+from worldsize.distributed.stop_signals import handled, temporary_folder
 from worldsize.errors import INTERNAL_ERROR, SIGNAL_BASE, SUCCESS, PeersUnreachable, Stalled
 from worldsize.launch import agent_signals, entry_point, unkillable
 
@@ -46,7 +45,7 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    with tempfile.TemporaryDirectory(prefix="worldsize-") as logs:
+    with temporary_folder() as logs:
         settings: dict[str, Any] = {
             "min_nodes": 1,
             "max_nodes": 1,
@@ -56,12 +55,12 @@ def launch(argv: Sequence[str], processes: int) -> Outcome:
             "max_restarts": 0,
         }
         try:
-            run_elastic(argv, processes, Path(logs), settings)
+            run_elastic(argv, processes, logs, settings)
             return Outcome(SUCCESS)
         except ChildFailedError as error:
-            return cause({rank: f.exitcode for rank, f in error.failures.items()}, reports(Path(logs)), time.time())
+            return cause({rank: f.exitcode for rank, f in error.failures.items()}, reports(logs), time.time())
         except SignalException as interrupt:
-            reported = reports(Path(logs))
+            reported = reports(logs)
             return reported[0][1] if reported else Outcome(SIGNAL_BASE + interrupt.sigval)
 
 

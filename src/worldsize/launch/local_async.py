@@ -10,7 +10,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from worldsize.distributed.rank import LOCAL_LAUNCH
-from worldsize.distributed.stop_signals import handled_by
+from worldsize.distributed.stop_signals import handled_by, temporary_folder
 from worldsize.errors import SUCCESS
 from worldsize.launch import entry_point
 from worldsize.launch.local import ERROR_VARIABLE, Outcome, cause, reports
@@ -32,17 +31,17 @@ _POLL_S = 0.1
 
 def launch(argv: Sequence[str], processes: int) -> Outcome:
     """Like `local.launch`, but once training has begun, the outcome is that of rank 0."""
-    with tempfile.TemporaryDirectory(prefix="worldsize-") as logs, _reserved_port() as port:
+    with temporary_folder() as logs, _reserved_port() as port:
         running: list[subprocess.Popen[bytes]] = []
         with _forwarding_signals(running):
             for rank in range(processes):
-                running.append(_start(argv, rank, processes, port, Path(logs)))
-            codes = _wait(running, Path(logs) / _BEGUN)
+                running.append(_start(argv, rank, processes, port, logs))
+            codes = _wait(running, logs / _BEGUN)
         if codes.get(0) == SUCCESS:
             return Outcome(SUCCESS)
-        if (Path(logs) / _BEGUN).exists():  # the others may have ended at any time
-            return cause({0: codes[0]}, reports(Path(logs) / "0"), time.time())
-        return cause({rank: code for rank, code in codes.items() if code}, reports(Path(logs)), time.time())
+        if (logs / _BEGUN).exists():  # the others may have ended at any time
+            return cause({0: codes[0]}, reports(logs / "0"), time.time())
+        return cause({rank: code for rank, code in codes.items() if code}, reports(logs), time.time())
 
 
 def training_begins() -> None:

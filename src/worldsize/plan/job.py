@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 
 from worldsize import parallel
 from worldsize.config.recipe import Recipe
@@ -15,6 +13,7 @@ from worldsize.data.images.pillow import BrokenImage
 from worldsize.data.samples import EncodedSamples
 from worldsize.distributed import batch_plan
 from worldsize.distributed.batch_plan import BatchPlan
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import UserError
 from worldsize.models import network_names
 from worldsize.plan import traffic
@@ -194,8 +193,8 @@ def _known(recipe: Recipe) -> Images | None:
 def _opened(recipe: Recipe) -> Images:
     from worldsize.data import open_dataset
 
-    with TemporaryDirectory(prefix="worldsize-plan-") as cache:
-        dataset = open_dataset(recipe.data, Path(cache))
+    with temporary_folder(prefix="worldsize-plan-") as cache:
+        dataset = open_dataset(recipe.data, cache)
     known = SIZES.get(recipe.data.name)
     in_shards = 1000 * known.file_kb if known else 0.0
     size = _file_bytes(dataset.train) if isinstance(dataset.train, EncodedSamples) else in_shards

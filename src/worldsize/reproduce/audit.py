@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 import random
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from worldsize import checkpoint, parallel
 from worldsize.config import recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.data import file_sizes, open_dataset
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import CheckpointError, of_system
 from worldsize.reproduce import compare, evaluations, promise, scratch_runs
 from worldsize.reproduce.compare import StepDifference, processes
@@ -226,8 +226,8 @@ def _replay_windows(
         sizes = world_sizes.of_steps(run, first + 1, last, int(found[last][1]["world_size"]))
         size = procs or sizes[-1]
         tell(f"computing steps {first + 1:,} to {last:,} again, with {processes(size)}")
-        with tempfile.TemporaryDirectory(prefix="worldsize-audit-") as folder:
-            again = scratch_runs.compute_again(run, found[first][0] if first else None, last, size, Path(folder))
+        with temporary_folder("worldsize-audit-") as folder:
+            again = scratch_runs.compute_again(run, found[first][0] if first else None, last, size, folder)
             kept = promise.of(certificate.environment, recipe, world_sizes.to_compare(sizes, size), size)
             _compare(records[first:last], again, found[last][0], kept)
             window = Window(first + 1, last, size, checkpoint.network_digest(again.checkpoint))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from worldsize.config.recipe import Parallel, Recipe
 from worldsize.data import open_dataset
 from worldsize.distributed.batch_plan import BatchPlan
 from worldsize.distributed.rank import cores
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import UserError
 from worldsize.reproduce import compare, scratch_runs
 from worldsize.reproduce.compare import StepDifference, TensorDifference, processes
@@ -87,9 +87,9 @@ def prove(asked: Prove, recipe: Recipe, tell: Callable[[str], None]) -> Proof:
     recipes = {size: for_size(recipe, size) for size in sizes}
     for size, own in recipes.items():
         parallel.batch_plan(own, size)
-    with tempfile.TemporaryDirectory(prefix="worldsize-prove-") as folder:
-        proof = _prove(Path(folder), recipe, recipes, asked, tell)
-        return _against_torch(proof, Path(folder), recipes, tell) if asked.against else proof
+    with temporary_folder("worldsize-prove-") as folder:
+        proof = _prove(folder, recipe, recipes, asked, tell)
+        return _against_torch(proof, folder, recipes, tell) if asked.against else proof
 
 
 def _check(asked: Prove, recipe: Recipe) -> None:

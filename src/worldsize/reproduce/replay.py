@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from worldsize.config import output_files, recipe_files
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import CheckpointError, Diverged, UserError
 from worldsize.reproduce import page, promise, scratch_runs
 from worldsize.reproduce.compare import processes
@@ -65,10 +65,10 @@ def replay(
     for warning in scratch_runs.warnings(run, recipe, procs or newest):
         tell(f"the bits may differ: {warning}")
     tell(f"computing steps {start + 1:,} to {last:,} again, with {processes(size)}")
-    with tempfile.TemporaryDirectory(prefix="worldsize-replay-") as folder:
+    with temporary_folder("worldsize-replay-") as folder:
         os.environ[VARIABLE] = f"{first}:{first}:{folder}"
         try:
-            again = _again(run, path, last, size, Path(folder))
+            again = _again(run, path, last, size, folder)
         finally:
             del os.environ[VARIABLE]
         recorded = _recorded(run, start + 1, last)
@@ -77,7 +77,7 @@ def replay(
         found = Promise().broken(recorded, again)
         result = Replay(first, last, start, size, kept, recorded, again, found, broken, out)
         with output_files.written(out):
-            page.write(out, run, result, page.read_step(Path(folder), first, size))
+            page.write(out, run, result, page.read_step(folder, first, size))
     return result
 
 

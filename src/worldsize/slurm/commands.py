@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 
 from worldsize.config import command_line
-from worldsize.distributed.stop_signals import interrupts_held, nothing_was
+from worldsize.distributed.stop_signals import interrupts_held, nothing_was, temporary_folder
 from worldsize.errors import PREFLIGHT_FAILED, SUCCESS
 from worldsize.jobs.base import Where
 from worldsize.jobs.commands import detached, follow, recipe_argument
@@ -59,7 +58,7 @@ def render(argv: list[str]) -> int:
 
 def _passes(spec: SlurmSpec, rendered: str, folder: JobFolder, probe: bool) -> bool:
     """Run the preflight checks, and print what they find."""
-    with tempfile.TemporaryDirectory(prefix="worldsize-") as temporary:
+    with temporary_folder() as temporary:
         path = Path(temporary, "job.sh")
         path.write_text(rendered)
         found = preflight.problems(spec, path)

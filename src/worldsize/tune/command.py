@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from worldsize.config.recipe import Recipe
 from worldsize.config.wording import quoted
 from worldsize.distributed import batch_plan
 from worldsize.distributed.rank import local_rank_info
-from worldsize.distributed.stop_signals import interruptible
+from worldsize.distributed.stop_signals import interruptible, temporary_folder
 from worldsize.errors import SUCCESS, UserError
 from worldsize.reproduce.commands import STOPPED, print_table, tell
 from worldsize.reproduce.compare import processes
@@ -64,8 +63,8 @@ def run(argv: list[str]) -> int:
         output_files.check_text(Path(source))  # the new recipe names it
     out = asked.out or Path(f"{Path(source).stem}-tuned.yaml")
     _check_out(out)
-    with interruptible(STOPPED), tempfile.TemporaryDirectory(prefix="worldsize-tune-") as folder:
-        place = _place(asked, Path(folder))
+    with interruptible(STOPPED), temporary_folder("worldsize-tune-") as folder:
+        place = _place(asked, folder)
         if remark := _without_local_steps(asked, place):
             tell(remark)
         if asked.micro_batches:

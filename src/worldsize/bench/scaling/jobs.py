@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from worldsize.bench.scaling.cases import Case
 from worldsize.config import command_line, recipe_files
 from worldsize.config.recipe import Recipe
 from worldsize.config.wording import quoted
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import UserError, WorldsizeError
 from worldsize.jobs import targets
 from worldsize.jobs.base import Job, Where
@@ -42,8 +42,8 @@ class Jobs:
         Raises:
             UserError: it cannot run: the image or a volume is missing, or the cluster has no room.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{case.name}.yaml"
+        with temporary_folder() as folder:
+            path = folder / f"{case.name}.yaml"
             path.write_text(recipe_files.to_yaml(recipe), "utf-8")
             done = self._start("train", str(path), *self._where(case), *self.options, "--check-only")
         if done.returncode:

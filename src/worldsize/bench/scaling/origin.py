@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from worldsize.bench.scaling.arguments import BenchScaling
@@ -18,6 +17,7 @@ from worldsize.config.recipe import Data, Recipe
 from worldsize.data import open_dataset
 from worldsize.data.datasets.published import SIZES
 from worldsize.distributed.rank import cores
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.errors import UserError
 from worldsize.training import environment
 
@@ -81,8 +81,8 @@ def with_classes(request: Request) -> Request:
     if request.asked.resume is not None:
         classes = read(request.asked.resume).asked.settings.data.classes
     elif root is not None and root.expanduser().is_dir():
-        with TemporaryDirectory(prefix="worldsize-bench-") as cache:
-            classes = len(open_dataset(data, Path(cache)).classes)
+        with temporary_folder(prefix="worldsize-bench-") as cache:
+            classes = len(open_dataset(data, cache).classes)
     else:
         classes = SIZES[data.name].classes if data.name in SIZES else data.classes
     settings = settings.model_copy(update={"data": data.model_copy(update={"classes": classes})})

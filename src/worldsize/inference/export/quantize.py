@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from worldsize.distributed.stop_signals import temporary_folder
 from worldsize.inference.export import onnx_packages
 
 _BATCH = 16
@@ -28,8 +27,8 @@ def int8(model: Any, name: str, images: torch.Tensor) -> Any:
     before = root.level
     root.setLevel(logging.ERROR)  # it advises steps that are done here
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            given, made = Path(folder) / "given.onnx", Path(folder) / "int8.onnx"
+        with temporary_folder() as folder:
+            given, made = folder / "given.onnx", folder / "int8.onnx"
             onnx.save(model, str(given))
             tools.quantize_static(
                 str(given),
