@@ -32,9 +32,9 @@ RecipeFlags = Annotated[Recipe, tyro.conf.arg(name="")]
 class Train:
     """Train RECIPE (a name from `worldsize recipes`, or a YAML file), or resume a run.
 
-    Every setting of the recipe is a flag with its dotted name; the defaults shown are those of the recipe. `--on
-    pytorchjob`, `mpijob` or `trainjob` trains on a Kubernetes cluster, `--on slurm` as a Slurm job, `--on ssh` on a list of
-    hosts: `worldsize train RECIPE --on slurm --help`.
+    Every setting of the recipe is a flag with its dotted name; the defaults shown are those of the recipe. `none` unsets a
+    setting that is optional. `--on pytorchjob`, `mpijob` or `trainjob` trains on a Kubernetes cluster, `--on slurm` as a
+    Slurm job, `--on ssh` on a list of hosts: `worldsize train RECIPE --on slurm --help`.
     """
 
     settings: RecipeFlags
@@ -113,7 +113,7 @@ def parse(kind: type[T], argv: list[str], default: T | None, title: str, recorde
     _show_as_read(kind)
     try:
         with redirect_stderr(printed):
-            parsed = tyro.cli(kind, prog=f"worldsize {title}", args=with_values(argv), default=values)
+            parsed = tyro.cli(kind, prog=f"worldsize {title}", args=_none_as_read(kind, with_values(argv)), default=values)
     except ValidationError as error:
         raise UserError(f"invalid settings:\n{explain(error)}") from None
     except SystemExit as stop:
@@ -158,6 +158,38 @@ def with_values(argv: list[str]) -> list[str]:
         if value is not None and after not in ("auto", "True", "False"):
             found.append(value)
     return found
+
+
+def _none_as_read(kind: type[Any], argv: list[str]) -> list[str]:
+    """The command line with None, as tyro reads it, for a ``none`` in any case that is the value of an optional setting."""
+    optional, found = _optional_flags(kind), list(argv)
+    for i, argument in enumerate(argv):
+        name, joined, value = argument.partition("=")
+        if name.replace("_", "-") not in optional:
+            continue
+        if joined and value.lower() == "none":
+            found[i] = f"{name}=None"
+        elif not joined and i + 1 < len(argv) and argv[i + 1].lower() == "none":
+            found[i + 1] = "None"
+    return found
+
+
+def _optional_flags(kind: type[Any], prefix: str = "--") -> frozenset[str]:
+    """The flags that can be None: all such settings of a recipe, and of the command's own options those that are no text.
+
+    The name of a run or a folder can be "none".
+    """
+    found: set[str] = set()
+    of_recipe = issubclass(kind, BaseModel)
+    hints = get_type_hints(kind, include_extras=True)
+    for name in kind.model_fields if of_recipe else [one.name for one in dataclasses.fields(kind)]:
+        inner, flag = _without_extras(hints[name]), prefix + name.replace("_", "-")
+        if is_class(inner) and (dataclasses.is_dataclass(inner) or issubclass(inner, BaseModel)):
+            # Sections of a recipe have prefixes; the recipe itself and other groups are `Flat`.
+            found |= _optional_flags(inner, f"{flag}." if of_recipe else prefix)
+        elif NoneType in get_args(inner) and (of_recipe or not {str, Path} & {*get_args(inner)}):
+            found.add(flag)
+    return frozenset(found)
 
 
 _SHOWN: set[type] = set()
