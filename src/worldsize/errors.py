@@ -374,11 +374,9 @@ def own_errors() -> Iterator[None]:
 
 
 def as_path(value: object, what: str) -> Path:
-    """What a program passed as a path.
-
-    Raises:
-        UserError: it is none.
-    """
+    """What a program passed as a path; a UserError if it is none, or empty, which would be the current folder."""
+    if value == "":
+        raise UserError(f"{what} is empty: pass a path, or '.' for the current folder")
     if isinstance(value, (str, os.PathLike)) and isinstance(path := os.fspath(value), str):
         return Path(path)
     raise UserError(f"{what} is {value!r}: pass a path as str or pathlib.Path, not bytes or another type")

@@ -94,3 +94,22 @@ def test_a_run_with_files_that_cannot_be_read(tmp_path):
         assert run.result
     with pytest.raises(UserError, match=r"metrics\.jsonl: Is a directory"):
         assert run.steps
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda: worldsize.load(""), "path is empty"),
+        (lambda: worldsize.Run(""), "run is empty"),
+        (lambda: worldsize.resume(""), "run is empty"),
+        (lambda: worldsize.train(""), "recipe is empty"),
+        (lambda: worldsize.train("digits", out=""), "out is empty"),
+        (lambda: worldsize.load_recipe(""), "source is empty"),
+        (lambda: worldsize.load_recipe("digits", {"data.root": ""}), "root: the path is empty"),
+        (lambda: worldsize.load_recipe("digits", {"loss.teacher": ""}), "teacher: the path is empty"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(call, what, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=what):
+        call()

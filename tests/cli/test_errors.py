@@ -24,6 +24,14 @@ GROWING = (
 )
 
 
+# Commands with a path or the name of a recipe as their last word.
+WITH_PATHS = [
+    *(words.split() for words in ("train", "tune", "init", "eval", "predict a", "labels", "runs", "compare a", "report")),
+    *(words.split() for words in ("explain", "prove", "audit", "replay --step 1", "plan", "export --to timm --out a")),
+    *(words.split() for words in ("recipes", "recipes import", "render", "data verify", "data info", "data pack --out a")),
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -76,6 +84,9 @@ GROWING = (
         (["train", "--resume", "."], "is not a run folder"),
         (["eval"], "RUN or CHECKPOINT is required"),
         (["eval", "gone"], "run gone does not exist"),
+        *(([*words, ""], "an argument is empty; is the shell variable set?") for words in WITH_PATHS),
+        (["export", "gone", "--to", "timm", "--out="], "--out is empty; is the shell variable set?"),
+        (["agent", "--id", "a", "--", "train", ""], "an argument is empty; is the shell variable set?"),
     ],
 )
 def test_wrong_words_are_answered_with_the_right_ones(fails, arguments, expected):

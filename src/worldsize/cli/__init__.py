@@ -73,6 +73,11 @@ def _run(words: list[str]) -> int:
         return 0
     command = usage.find(words)
     if command is not None:
-        return command.run(words[len(command.words.split()) :])
+        argv = words[len(command.words.split()) :]
+        if "" in argv or any(word.endswith("=") for word in argv):
+            from worldsize.config.command_line import refuse_empty_arguments
+
+            refuse_empty_arguments(argv)
+        return command.run(argv)
     print(usage.group_help(words), end="")
     return 0 if "-h" in words or "--help" in words else UserError.exit_code

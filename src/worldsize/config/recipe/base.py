@@ -37,6 +37,16 @@ class Section(BaseModel):
                 raise ValueError(f"{name}: expected a number, not {value} ({'yes' if value else 'no'} in YAML)")
         return values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_empty_paths(cls, values: Any) -> Any:
+        """Refuse an empty path, which would be the current folder."""
+        for name, value in values.items() if isinstance(values, dict) else ():
+            field = cls.model_fields.get(name)
+            if value == "" and field is not None and Path in (field.annotation, *get_args(field.annotation)):
+                raise ValueError(f"{name}: the path is empty; pass one, or `.` for the current folder")
+        return values
+
     @model_validator(mode="after")
     def _numbers_can_be_computed_with(self) -> Section:
         """Refuse numbers that float32 does not hold or that become infinite in a sum or a quotient."""
