@@ -54,6 +54,19 @@ def test_mirror_images_can_be_ruled_out(small):
         assert recipe_files.load("small.yaml").data.flip is flip
 
 
+@pytest.mark.parametrize("setting", [None, "val_list", "label_list"])
+def test_images_that_cannot_be_read_are_named_once(small, capsys, setting):
+    if setting == "val_list":
+        shutil.rmtree(small / "val")
+    elif setting == "label_list":
+        shutil.copytree(small / "train" / "k0", small / "train" / "k0" / "deeper")
+    (small / "train" / "k1" / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    assert main(["init", "small", "--weights", "none"]) == 0
+    assert capsys.readouterr().out.count("not used: 1 of unsupported formats (heic)") == 1
+    data = recipe_files.load("small.yaml").data
+    assert [name for name in ("val_list", "label_list") if getattr(data, name)] == [setting] * bool(setting)
+
+
 @pytest.mark.parametrize("name", ["a\x7fb", "a\u200bb\U000e0001", 'a"\\b: #c'])
 def test_a_folder_may_have_any_name(small, name):
     small.rename(name)

@@ -33,6 +33,7 @@ class Survey:
     """What is known about the folder.
 
     Attributes:
+        root: the folder.
         dataset: its images, in two splits.
         broken: reasons, by name.
         side: the median shorter side, pixels.
@@ -42,6 +43,7 @@ class Survey:
         content: of that list.
     """
 
+    root: Path
     dataset: Dataset
     broken: dict[str, str]
     side: int
@@ -84,7 +86,7 @@ def take(root: Path, out: Path, share: float, hints: Hints, check: Check) -> Sur
     elif setting == "label_list":
         content = label_list.write(_entries(dataset, reading))
     verify.require_read(found)
-    survey = Survey(dataset, _broken(found), _side(dataset), reading, setting, listing, content)
+    survey = Survey(root, dataset, _broken(found), _side(dataset), reading, setting, listing, content)
     _report(survey, found)
     return survey
 
@@ -183,6 +185,8 @@ def _sentences(survey: Survey) -> list[str]:
     elif survey.setting is not None:
         said.append(f"the images, their labels and splits are listed in {survey.listing}")
     said += reading.notes
+    if reading.unused and survey.setting == "label_list":  # otherwise the notes of the dataset name them
+        said.append(f"warning: {reading.unused.note(survey.root)}")
     without = np.flatnonzero(dataset.val.class_counts() == 0)
     if len(without):
         said.append(f"classes without validation images: {_named([dataset.classes[i] for i in without])}")

@@ -134,7 +134,7 @@ def test_what_programs_leave_behind_does_not_count(tmp_path, junk):
     (root / "to sort").mkdir()
     found = layouts.read(root)
     assert (found.classes, list(found.ignored)) == (["cat", "dog"], [junk])
-    assert "folders without images are no classes: to sort" in found.notes
+    assert "folders without readable images are no classes: to sort" in found.notes
 
 
 @pytest.mark.parametrize("mask", ["masks/{}", "{}_mask", "annotations/trimaps/{}"])

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from worldsize.data.confusable_names import look_alikes
 from worldsize.data.layouts import (
     evidence,
     file_names,
@@ -58,7 +59,9 @@ def read(root: Path, hints: Hints | None = None) -> Reading:
         found = shared_images.settle(found, seen.folders, root, hints)
     several = _kind(found, hints)
     listed = splits.of_images(found.labels, seen.folders, seen.families)
-    reading = Reading(several, [], [], seen.inventory.ignored, found.missing, found.source)
+    missing = refusals.not_there(found.missing, seen.inventory)
+    reading = Reading(several, [], [], seen.inventory.ignored, missing, found.source)
+    reading.unused = refusals.not_decoded(seen.inventory)
     reading.notes += [*_left_out(seen), *found.notes, *seen.folders.notes]
     groups = splits.groups(found.labels, seen.families, hints)
     reading.group_by = groups[0] if groups else None
@@ -221,7 +224,7 @@ def _left_out(seen: _Seen) -> list[str]:
     notes += [f"{source} is a template for submissions, no labels" for source in _templates(seen)]
     if seen.inventory.empty and seen.folders.labels:
         named = ", ".join(seen.inventory.empty[:_LISTED]) + (" and more" if len(seen.inventory.empty) > _LISTED else "")
-        notes.append(f"folders without images are no classes: {named}")
+        notes.append(f"folders without readable images are no classes: {named}")
     notes += refusals.unread(seen.inventory)
     return notes
 
@@ -240,6 +243,6 @@ def _check(reading: Reading) -> None:
         new = {label for row in reading.rows if row.split == split for label in row.labels} - train
         if new:
             raise Unclear(
-                f"{split} has labels that train does not have: {', '.join(sorted(new)[:_LISTED])}. Rename them, or leave "
-                "their images out with --ignore"
+                f"{split} has labels that train does not have: {', '.join(sorted(new)[:_LISTED])}"
+                f"{look_alikes(sorted(new), train)}. Rename them, or leave their images out with --ignore"
             )

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from worldsize.data.confusable_names import look_alikes
 from worldsize.data.layouts import words
 from worldsize.data.layouts.reading import Unclear
 
@@ -244,4 +245,5 @@ def require_same_classes(found: Folders) -> None:
         if train and names != train:
             sides = (("train", train - names), (split, names - train))
             parts = [f"only in {side}: {', '.join(sorted(rest)[:5])}" for side, rest in sides if rest]
-            raise Unclear(f"train and {split} have different classes: {'; '.join(parts)}. Rename or remove those folders")
+            difference = "; ".join(parts) + look_alikes(sorted(train - names), names - train)
+            raise Unclear(f"train and {split} have different classes: {difference}. Rename or remove those folders")

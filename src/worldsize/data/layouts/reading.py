@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from worldsize.data.unused_files import Unused
 from worldsize.errors import UserError
 
 Kind = Literal["single", "multi"]
@@ -58,6 +59,7 @@ class Reading:
         ignored: images that do not belong to the dataset, such as copies and masks, and why.
         missing: what tables call images that are not in the folder.
         source: where the labels are, such as ``the names of the folders``.
+        unused: images of formats that are not decoded here.
         group_by: what the groups are; None without groups.
         notes: sentences about what was read, left out and why.
     """
@@ -68,6 +70,7 @@ class Reading:
     ignored: dict[str, str]
     missing: list[str]
     source: str
+    unused: Unused = field(default_factory=Unused)
     group_by: str | None = None
     notes: list[str] = field(default_factory=list)
 

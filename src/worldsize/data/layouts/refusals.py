@@ -14,6 +14,7 @@ from worldsize.data.layouts.inventory import Inventory, stem
 from worldsize.data.layouts.label_tables import Labels
 from worldsize.data.layouts.packed import FORMATS
 from worldsize.data.layouts.reading import Unclear
+from worldsize.data.unused_files import Unused, unsupported
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 _RECORDS = (
@@ -56,6 +57,8 @@ def no_images(found: Inventory) -> str:
             f"{found.root} has no image files; {packed[0]} may contain images: write them to files in a folder for each "
             "class first"
         )
+    if unused := not_decoded(found):
+        return f"{found.root} has no images that are used. {unused.note(found.root)}"
     if found.ignored:
         image, reason = next(iter(found.ignored.items()))
         return f"{found.root} has no images that belong to a dataset; {image} is left out ({reason})"
@@ -81,7 +84,8 @@ def no_labels(found: Inventory, places: Folders, families: list[Labels]) -> str:
     if any("mask" in reason for reason in found.ignored.values()):
         return f"{root} has images and masks, but no labels of images: worldsize trains classifiers, not segmentation"
     parents = {posixpath.dirname(image) or "." for image in found.images}
-    files = "".join(f" ({'; '.join(notes)})" for notes in [unread(found)] if notes)
+    unused = not_decoded(found)
+    files = "".join(f" ({'; '.join(notes)})" for notes in [unread(found) + [unused.note(root)] * bool(unused)] if notes)
     if len(parents) == 1:
         return (
             f"all {len(found.images):,} images of {root} are in one folder ({parents.pop()}), and nothing has their "
@@ -134,3 +138,14 @@ def unread(found: Inventory) -> list[str]:
             more = f" and {kinds[extension] - 1:,} more" if kinds[extension] > 1 else ""
             notes.append(f"{example}{more} is not read" if not more else f"{example}{more} are not read")
     return notes
+
+
+def not_there(missing: list[str], found: Inventory) -> list[str]:
+    """Of what tables call images, what is not there; the others are of formats that are not decoded here."""
+    there = {posixpath.basename(other) for other in found.others if unsupported(other)}
+    return [name for name in missing if posixpath.basename(name.replace("\\", "/")) not in there]
+
+
+def not_decoded(found: Inventory) -> Unused:
+    """The images of formats that are not decoded here, by their names."""
+    return Unused(formats=Counter(kind for other in found.others if (kind := unsupported(other))))
