@@ -181,6 +181,9 @@ def recipes() -> dict[str, Recipe]:
     for precision, name in cases:
         values = {"precision": precision, "optimizer": {"name": name, "clip_norm": 1.0}, "label_smoothing": 0.1}
         found[f"{precision} {name}"] = Recipe.model_validate(small | values | {"global_batch": 8, "micro_batch": 4})
+    for name, clip in (("value", {"clip_value": 0.1}), ("adaptive", {"clip_agc": 0.01})):
+        values = {"global_batch": 8, "micro_batch": 4, "precision": "bf16", "optimizer": clip}
+        found[f"clip {name}"] = Recipe.model_validate(small | values)
     sharp = {"global_batch": 8, "micro_batch": 4, "precision": "bf16", "optimizer": {"sam_rho": 0.05}}
     found["sharpness"] = Recipe.model_validate(small | sharp)
     ghosts = {"global_batch": 8, "micro_batch": 2, "forward_batch": 4, "precision": "bf16"}

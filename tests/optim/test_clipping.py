@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import get_total_norm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from paths import SMALL_NETWORK
 from processes import worldsize
@@ -44,6 +47,35 @@ def test_adaptive_clipping_equals_timms():
     assert torch.equal(after["1.weight"], before["1.weight"])
     units = (after["0.0.weight"] != before["0.0.weight"]).flatten(1).any(1)
     assert 0 < units.sum() < len(units)  # some filters are clipped, some are not
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations, each of which the host launches on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_adaptive_clipping_takes_three_operations_for_each_parameter():
+    """The norms of the weights and of the gradient, and the product; four more are for all parameters."""
+    weights = [nn.Parameter(torch.rand(4, 3, 1, 1)) for _ in range(10)]
+    for weight in weights:
+        weight.grad = torch.rand_like(weight)
+    with Operations() as operations:
+        clipping.clip_adaptively(weights, 0.01)
+    assert operations.count <= 3 * len(weights) + 4
+
+
+def test_nothing_is_clipped_adaptively_where_only_the_classifier_is_trained():
+    model = network()
+    for parameter in model[0].parameters():
+        parameter.grad = None
+    before = gradients(model)
+    clipping.clip(model, Optimizer(clip_agc=0.01), torch.tensor(1.0))
+    assert before and all(torch.equal(gradients(model)[name], before[name]) for name in before)
 
 
 def test_elements_are_clipped_to_a_value():

@@ -37,11 +37,17 @@ def clip_adaptively(parameters: Sequence[nn.Parameter], factor: float) -> None:
     A unit is a row of a matrix, a filter of a convolution, or a whole vector. Brock et al. 2021, "High-performance
     large-scale image recognition without normalization" (arXiv 2102.06171), section 4; they leave out the classifier.
     """
-    for parameter in parameters:
-        gradient = parameter.grad
-        assert gradient is not None
-        most = _unit_norms(parameter).clamp_(min=_LEAST_NORM).mul_(factor)
-        gradient.mul_(most.div_(_unit_norms(gradient)).clamp_(max=1.0))
+    if not parameters:
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    # On a GPU the host launches each operation, so what is small is computed for all parameters at once.
+    shares = [_unit_norms(p) for p in parameters]
+    torch._foreach_clamp_min_(shares, _LEAST_NORM)
+    torch._foreach_mul_(shares, factor)
+    torch._foreach_div_(shares, [_unit_norms(gradient) for gradient in gradients])
+    torch._foreach_clamp_max_(shares, 1.0)
+    for gradient, share in zip(gradients, shares, strict=True):
+        gradient.mul_(share)
 
 
 def _unit_norms(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,11 +20,12 @@ from worldsize.watchdog import heartbeat
 
 @dataclass(frozen=True)
 class StepRunner:
-    """Runs the steps of a synchronous run. On a GPU, nothing in it makes the host wait for the device, with two exceptions.
+    """Runs the steps of a synchronous run. On a GPU, nothing in it makes the host wait for the device, with few exceptions.
 
     Torch's SyncBatchNorm reads on the host, in each layer and forward pass, which ranks had samples.
     With fp16, torch's loss scaler reads on the host whether a gradient overflowed, unless the optimizer is fused and skips
-    the step itself: sgd and adamw do, rmsprop, sgdw, lars, lamb and muon wait once per step.
+    the step itself: sgd and adamw do, all others wait once per step.
+    Of a network that leaves out layers by chance, bitwise, localsgd and ddp ask which ranks have used each one.
     """
 
     compute: GradientComputer
