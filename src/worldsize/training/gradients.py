@@ -74,7 +74,8 @@ class StepHooks:
     """What the trainer does while a step is computed. The first two must not wait.
 
     ``propose`` is called once, before the last micro-batch is computed; on a GPU before the first, because launching the
-    others can block. ``launched`` is called after each backward pass; on a GPU it is launched by then, not done.
+    others can block. ``launched`` is called after each backward pass; on a GPU it is launched by then, not done. It is not
+    called later, after the update is launched, because it starts the copy of the next images.
     ``changing`` is called before the weights or the optimizer's state change.
     """
 
