@@ -26,7 +26,7 @@ ALL = [*QUICK, *CASES, *OPTIMIZERS, *GRAPHS, *STRATEGIES]
 
 def run(cases: list[str], **env: str) -> dict[str, Any]:
     command = [sys.executable, str(HERE / "fake_gpu.py"), *cases]
-    done = subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
