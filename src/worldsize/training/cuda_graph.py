@@ -190,8 +190,8 @@ def repeats(network: nn.Module, recipe: Recipe) -> bool:
     reason = f"{recipe.model.name} draws random numbers on the host, which would be the same in all steps"
     if recipe.cuda_graphs is True:
         raise UserError(
-            f"--cuda-graphs: {reason}. Leave it out, or draw them on the GPU (torch.rand(..., device=x.device)), and let no "
-            "Python code depend on them"
+            f"--cuda-graphs: {reason}. Leave it out, pass --no-cuda-graphs if the recipe or the run has it, or draw them on "
+            "the GPU (torch.rand(..., device=x.device)), and let no Python code depend on them"
         )
     log.warning("the steps are not replayed as CUDA graphs, so the host launches each kernel: %s", reason)
     return False
