@@ -18,6 +18,7 @@ from worldsize.data import shards
 from worldsize.data.datasets import folder, relabel
 from worldsize.data.datasets.file_index import is_folder
 from worldsize.data.samples import Dataset, Samples
+from worldsize.data.unused_files import hidden
 from worldsize.errors import named_in, of_system, refuse_closed
 
 
@@ -92,6 +93,6 @@ def _detect(root: Path) -> DatasetName:
 def _is_flat(val: Path) -> bool:
     try:
         with os.scandir(val) as entries:
-            return not any(is_folder(entry) for entry in entries if not entry.name.startswith("."))
+            return not any(is_folder(entry) for entry in entries if not hidden(entry.name))
     except OSError:  # opening the dataset reports a better error
         return False

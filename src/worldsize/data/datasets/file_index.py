@@ -6,7 +6,9 @@ import hashlib
 import logging
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from worldsize.data.confusable_names import look_alikes
 from worldsize.data.datasets import listing_cache, missing
 from worldsize.data.file_samples import FileSamples
 from worldsize.data.images.pillow import looks_like_image, unsupported_format
-from worldsize.data.unused_files import Unused, unsupported
+from worldsize.data.unused_files import Unused, hidden, unsupported
 from worldsize.errors import UserError, of_system, of_the_place
 
 log = logging.getLogger(__name__)
@@ -27,12 +29,14 @@ _EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif
 def class_folders(root: Path) -> list[str]:
     """Names of the class folders in ``root``, sorted by their bytes (the same in every locale).
 
+    Hidden folders and those of operating systems and network storage are none, see `unused_files.hidden`.
+
     Raises:
         UserError: ``root`` is missing, unreadable, or contains no folders.
     """
     try:
         with os.scandir(root) as entries:
-            folders = [e.name for e in entries if not e.name.startswith(".") and is_folder(e)]
+            folders = [e.name for e in entries if not hidden(e.name) and is_folder(e)]
     except FileNotFoundError:
         raise missing.error(root) from None
     except NotADirectoryError:
@@ -61,7 +65,7 @@ def list_classes(root: Path, classes: Iterable[str], cache: Path) -> FileSamples
 
 
 def _list(root: Path, names: tuple[str, ...]) -> listing_cache.Listing:
-    unused = Unused(beside_classes=_beside(root))
+    unused = Unused(beside_classes=_beside(root), in_system_folders=_in_system_folders(root))
     per_class = [_images(root / name, unused) for name in names]
     files = b"".join(b"".join(p) for p in per_class)
     ends = np.cumsum(np.fromiter((len(f) for p in per_class for f in p), np.int64))
@@ -73,6 +77,21 @@ def _beside(root: Path) -> int:
     """The number of images directly in ``root``."""
     with os.scandir(root) as entries:
         return sum(_looks_like(e.name) and not e.name.startswith(".") and not is_folder(e) for e in entries)
+
+
+def _in_system_folders(root: Path) -> Counter[str]:
+    """The numbers of images, by their names, in the folders beside the class folders that are none because of their names.
+
+    Those that a class folder would have: what lies deeper, such as thumbnails, is no image of a class.
+    """
+    found: Counter[str] = Counter()
+    with os.scandir(root) as entries:
+        names = [e.name for e in entries if not e.name.startswith(".") and hidden(e.name) and is_folder(e)]
+    for name in names:
+        # Not everybody may list what a file system has recovered.
+        with suppress(OSError), os.scandir(root / name) as inside:
+            found[name] = sum(_looks_like(e.name) and not e.name.startswith(".") and not is_folder(e) for e in inside)
+    return +found
 
 
 def list_flat(root: Path, labels_of: dict[str, int], classes: tuple[str, ...]) -> FileSamples:
@@ -120,6 +139,8 @@ def _listed(folder: Path, count_nested: bool = True) -> tuple[list[bytes], Unuse
                 if _is_named_image(entry):
                     found.append(os.fsencode(entry.name))
                 elif is_folder(entry):
+                    if hidden(entry.name):
+                        continue
                     unused.nested += 1
                     unused.in_subfolders += _below(entry.path) if count_nested else 0
                 else:
@@ -137,7 +158,7 @@ def _below(folder: str) -> int:
     """The number of images in the folder and in its folders, by their names."""
     count = 0
     for _, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not hidden(name)]
         count += sum(_looks_like(name) and not name.startswith(".") for name in files)
     return count
 
@@ -152,7 +173,7 @@ def has_image_extension(name: str) -> bool:
 
 
 def below(root: Path) -> list[str]:
-    """Paths of the images in ``root`` and in its folders, relative to it, sorted; hidden files and folders do not count.
+    """Paths of the images in ``root`` and in its folders, relative to it, sorted; hidden ones do not count.
 
     Warns about images of formats that are not decoded.
 
@@ -166,7 +187,7 @@ def below(root: Path) -> list[str]:
         raise of_system(f"cannot list {error.filename}: {error.strerror}", error)
 
     for folder, folders, _ in os.walk(root, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not hidden(name)]
         inside = os.fsencode(os.path.relpath(folder, root))
         names, others = _listed(Path(folder), count_nested=False)
         found += [name if inside == b"." else inside + b"/" + name for name in names]

@@ -15,6 +15,7 @@ from worldsize.config.recipe import Data
 from worldsize.data import shards
 from worldsize.data.datasets import file_index, folder
 from worldsize.data.samples import Dataset
+from worldsize.data.unused_files import hidden
 from worldsize.errors import UserError
 
 _SOLUTION = "LOC_val_solution.csv"
@@ -67,7 +68,7 @@ def _flat_val(train: Path, val: Path, solution: Path, cache: Path) -> Dataset:
 
 def _is_flat(val: Path) -> bool:
     with os.scandir(val) as entries:
-        return not any(file_index.is_folder(entry) for entry in entries if not entry.name.startswith("."))
+        return not any(file_index.is_folder(entry) for entry in entries if not hidden(entry.name))
 
 
 def _solution(*folders: Path) -> Path:

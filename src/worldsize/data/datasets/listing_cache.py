@@ -59,7 +59,9 @@ def of_folders(root: Path, names: Sequence[str], store: Path, make: Callable[[],
     if cached is not None:
         return cached
     listing = make()
-    if not listing.unused.nested and not listing.unused.opened:  # the stamp covers neither folders in them nor contents
+    unused = listing.unused
+    # The stamp covers neither other folders nor contents.
+    if not (unused.nested or unused.in_system_folders or unused.opened):
         _save(store, stamp, listing)
     return listing
 

@@ -12,16 +12,9 @@ from pathlib import Path
 from worldsize.data.datasets.file_index import has_image_extension, is_folder
 from worldsize.data.images.pillow import looks_like_image
 from worldsize.data.layouts import words
+from worldsize.data.unused_files import hidden
 from worldsize.errors import UserError
 
-# Folders of operating systems and of network storage, and why their content does not count.
-_SYSTEM = {
-    "__macosx": "resource fork",
-    "@eadir": "thumbnail",
-    "#recycle": "recycle bin",
-    "$recycle.bin": "recycle bin",
-    "lost+found": "recovered file",
-}
 _MASK_SUFFIX = re.compile(r"[ _-](mask|trimap|segmentation|seg|gt|annotation)s?([ _-]?\d+)?$", re.IGNORECASE)
 # Files that are opened to find out whether they are images: those without one of the extensions of other formats.
 _NO_EXTENSION = re.compile(r"[^.]+|.*\.\d+|.*\.[^.]{7,}")
@@ -73,7 +66,7 @@ def _walk(found: Inventory, folder: str, reason: str | None, unwanted: set[str],
         raise UserError(f"cannot list {found.root / folder}: {error.strerror}") from None
     for entry in entries:
         path = posixpath.join(folder, entry.name)
-        why = reason or ("named by --ignore" if path in unwanted else _hidden(entry.name))
+        why = reason or ("named by --ignore" if path in unwanted else hidden(entry.name))
         if is_folder(entry):
             real = os.path.realpath(entry.path)
             if real not in above:  # a link to a folder above would never end
@@ -85,14 +78,6 @@ def _walk(found: Inventory, folder: str, reason: str | None, unwanted: set[str],
                 found.ignored[path] = why
         elif why is None:
             found.others.append(path)
-
-
-def _hidden(name: str) -> str | None:
-    if name.startswith("._"):
-        return "resource fork, no image"
-    if name.startswith("."):
-        return "hidden" if "thumb" not in name else "thumbnail"
-    return _SYSTEM.get(name.lower())
 
 
 def _begins_like_one(entry: os.DirEntry[str]) -> bool:
@@ -214,6 +199,6 @@ def _empty(root: Path, images: list[str]) -> list[str]:
     empty = []
     for folder in sorted(full):
         with os.scandir(root / folder) as entries:
-            names = [entry.name for entry in entries if is_folder(entry) and not _hidden(entry.name)]
+            names = [entry.name for entry in entries if is_folder(entry) and not hidden(entry.name)]
         empty += [path for name in sorted(names) if (path := posixpath.join(folder, name)) not in full]
     return empty
