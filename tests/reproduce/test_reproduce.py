@@ -129,14 +129,21 @@ def other_data(run: Path) -> str:
 def swap_checkpoint(run: Path) -> str:
     shutil.rmtree(run / "checkpoints" / "step-00000016")
     shutil.copytree(run / "checkpoints" / "step-00000008", run / "checkpoints" / "step-00000016")
-    rewrite_state(run / "checkpoints" / "step-00000016", lambda state: state.update(step=16))
+    rewrite_state(run / "checkpoints" / "step-00000016", lambda state: state.update(step=16, epoch=0, epoch_step=16))
     return "step-00000016 belongs to another run"
 
 
 def add_initial_checkpoint(run: Path) -> str:
     shutil.copytree(run / "checkpoints" / "step-00000008", run / "checkpoints" / "step-00000000")
-    rewrite_state(run / "checkpoints" / "step-00000000", lambda state: state.update(step=0))
+    rewrite_state(
+        run / "checkpoints" / "step-00000000", lambda state: state.update(step=0, epoch=0, epoch_step=0, evaluated_step=-1)
+    )
     return "step-00000000 belongs to another run"
+
+
+def move_checkpoint(run: Path) -> str:
+    rewrite_state(run / "checkpoints" / "step-00000008", lambda state: state.update(step=9))
+    return f"{run / 'checkpoints' / 'step-00000008' / 'state.json'}: step is 9, in a folder that is called step-00000008"
 
 
 def edit_result(run: Path) -> str:
@@ -168,7 +175,8 @@ def damage_checkpoint(run: Path) -> str:
 
 FORGERIES = (
     *(edit_line, skip_step, remove_fingerprint, remove_all_fingerprints),
-    *(edit_recipe, other_data, swap_checkpoint, add_initial_checkpoint, damage_checkpoint, edit_result),
+    *(edit_recipe, other_data, swap_checkpoint, add_initial_checkpoint, move_checkpoint),
+    *(damage_checkpoint, edit_result),
 )
 
 

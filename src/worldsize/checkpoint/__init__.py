@@ -21,8 +21,8 @@ from worldsize.checkpoint.format import newest_valid as newest_valid
 from worldsize.checkpoint.format import rank_file as rank_file
 from worldsize.checkpoint.format import rank_of as rank_of
 from worldsize.checkpoint.format import read as read
-from worldsize.checkpoint.format import read_state as read_state
 from worldsize.checkpoint.format import run_of as run_of
 from worldsize.checkpoint.format import score_of as score_of
 from worldsize.checkpoint.format import sha256 as sha256
+from worldsize.checkpoint.state_file import read_state as read_state
 from worldsize.runs.run_folder import step_of as step_of

@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from worldsize.checkpoint.state_file import read_state
 from worldsize.errors import CheckpointError, StoreUnreachable, of_the_place
 from worldsize.runs import resumable, run_folder
 
@@ -220,54 +220,6 @@ def read(checkpoint: Path, rank: int | None = None) -> Snapshot:
         return Snapshot(model, optimizer, ranks, state, recipe, average=average, samples=samples)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: {error}") from None
-
-
-class _State(dict[str, Any]):
-    """An object of state.json; who reads a key that it lacks learns where that is missing."""
-
-    def __init__(self, values: dict[str, Any], where: str) -> None:
-        super().__init__(values)
-        self._where = where
-
-    def __missing__(self, key: str) -> Any:
-        raise CheckpointError(f"{self._where}{key} is missing")
-
-
-_NUMBER = (int, float)
-# Of the keys that a resumed run, an evaluation, an export or an audit reads. Older versions did not write all of them.
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("step", "epoch", "epoch_step", "evaluated_step", "best_epoch", "world_size", "global_batch"), (int,)),
-    **dict.fromkeys(("epoch_loss", "epoch_top1", "epoch_s", "train_s", "best_top1"), _NUMBER),
-    **dict.fromkeys(("identity", "data", "scaler", "versions"), (dict,)),
-    **dict.fromkeys(("chain", "optimizer", "precision"), (str,)),
-    **dict.fromkeys(("classes", "missing"), (list,)),
-    "best_map": (*_NUMBER, NoneType),
-    "evaluation": (dict, NoneType),
-}
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """state.json of a checkpoint, of which a manifest only says that it is as it was written.
-
-    Raises:
-        CheckpointError: it is no JSON object, or a value has another type; later, if a key that is read is missing.
-    """
-    path = checkpoint / "state.json"
-    try:
-        values = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} is no JSON object")
-    for key, kinds in _KINDS.items():
-        if key in values and (not isinstance(values[key], kinds) or isinstance(values[key], bool)):
-            expected = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
-            raise CheckpointError(f"{path}: {key} must be {expected}, not {repr(values[key])[:60]}")
-    if any(not isinstance(name, str) for name in values.get("classes", [])):
-        raise CheckpointError(f"{path}: classes must be names")
-    if "data" in values:
-        values["data"] = _State(values["data"], f"{path}: data.")
-    return _State(values, f"{path}: ")
 
 
 def _by_rank(tensors: Tensors) -> dict[int, Tensors]:

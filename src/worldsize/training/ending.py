@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from worldsize.config import job_pod
-from worldsize.errors import NotSaved
+from worldsize.errors import CheckpointError, NotSaved
 from worldsize.runs import atomic
 from worldsize.runs.history import FINISHED, History, last_event
 from worldsize.runs.run_folder import RunFolder
@@ -66,10 +66,14 @@ def complete(folder: RunFolder, state: dict[str, Any], newest: Path | None, per_
 
     Raises:
         NotSaved: it cannot be written.
+        CheckpointError: the state has no complete evaluation.
     """
     at = Progress.from_dict(state)
     if not folder.result.exists() and at.evaluation is not None:
-        result = Result(**at.evaluation)  # type: ignore[arg-type]
+        try:
+            result = Result(**at.evaluation)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise CheckpointError(f"{newest}/state.json: evaluation is not one: {error}") from None
         # Of the run time only that of the steps is known.
         write(folder, summary(at, result, newest, state["global_batch"], per_epoch, at.train_s))
         log.warning("%s was missing, since the run was ended before it had written it; it is written now", folder.result)
