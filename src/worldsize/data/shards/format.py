@@ -127,7 +127,7 @@ class Packed:
             splits = {name: _split(content["splits"][name]) for name in SPLITS}
             classes = tuple(str(name) for name in content["classes"])
             return Packed(classes, splits, dict(content["made"]), str(content["plan"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise DataError(f"{where} is damaged ({reason}): copy the shards again, or pack them again") from None
 

@@ -236,13 +236,29 @@ class ShardSamples(EncodedSamples):
         for number in {number for number in numbers if not self._verified[number]}:
             self._verify_part(number)
 
+    def verify_index(self) -> None:
+        """Check the parts of all shards in the index. Raises DataError."""
+        self._verify_parts(range(len(self.shards)))
+
     def _verify_part(self, number: int) -> None:
-        part = self.records[self._starts[number] : self._starts[number + 1]]
-        labels = part["label"]
-        intact = identity(self._split, part.tobytes()) == self.shards[number].identity
-        if not intact or labels.min() < 0 or labels.max() >= len(self.classes):
+        part, shard = self.records[self._starts[number] : self._starts[number + 1]], self.shards[number]
+        if identity(self._split, part.tobytes()) != shard.identity or not _possible(part, shard.bytes, len(self.classes)):
             raise DataError(
                 f"{self._store.where}/{self._split}.index is damaged in the part for {shard_name(self._split, number)}: "
                 f"{_REMEDY}"
             )
         self._verified[number] = 1
+
+
+def _possible(part: Records, size: int, classes: int) -> bool:
+    """Whether a shard of ``size`` bytes can have these records: a forged index may have the identity of its shard."""
+    offsets, lengths, labels, raw = part["offset"], part["length"], part["label"], part["kind"] == Encoding.RAW
+    pixels = part["height"].astype(np.float64) * part["width"] * 3
+    return bool(
+        (offsets <= size).all()
+        and (lengths <= size - offsets).all()
+        and (part["head"] <= offsets).all()
+        and ((labels >= 0) & (labels < classes)).all()
+        and (part["kind"] <= max(Encoding)).all()
+        and (pixels[raw] <= lengths[raw]).all()
+    )

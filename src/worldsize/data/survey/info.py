@@ -44,7 +44,10 @@ class Dimensions:
 
 
 def describe(dataset: Dataset, root: Path, seed: int) -> Iterator[str]:
-    """Lines that describe the dataset."""
+    """Lines that describe the dataset. Raises DataError if the index of its shards is damaged."""
+    for samples in (dataset.train, dataset.val):
+        if isinstance(samples, ShardSamples):
+            samples.verify_index()
     yield f"{root}"
     yield from overview(dataset)
     for name, samples in (("train", dataset.train), ("val", dataset.val)):
