@@ -95,3 +95,26 @@ def test_a_signal_that_ends_a_process_removes_its_temporary_folders(number, tmp_
 def test_the_end_of_a_forked_process_leaves_the_folders_of_its_parent():
     done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=480, env=environment())
     assert (done.returncode, done.stdout) == (0, "-15 True\nFalse True\n"), done.stderr
+
+
+ENDS_AT_ONCE = """
+import time
+from worldsize.distributed.stop_signals import ends_at_once, temporary_folder
+
+with ends_at_once("nothing was changed", continues={continues}), temporary_folder():
+    print("begun", flush=True)
+    while True: time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("continues", [True, False])
+def test_the_code_of_a_command_that_ends_at_once_says_whether_it_continues(number, continues, tmp_path):
+    command, env = [sys.executable, "-c", ENDS_AT_ONCE.format(continues=continues)], environment(TMPDIR=str(tmp_path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=480)[1] == "\nworldsize: stopped; nothing was changed\n"
+    assert process.returncode == (75 if continues else 128 + number)
+    assert list(tmp_path.iterdir()) == []

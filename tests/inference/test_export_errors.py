@@ -277,7 +277,7 @@ def test_ctrl_c_leaves_nothing(run: Path, tmp_path: Path):
     until(lambda: list(tmp_path.glob(".out.tmp-*")), "the export has begun", running=process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=240)
-    assert process.returncode == 75 and "nothing was exported" in output
+    assert process.returncode == 130 and "nothing was exported" in output
     assert list(tmp_path.iterdir()) == []
 
 

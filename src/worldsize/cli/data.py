@@ -108,7 +108,7 @@ def pack(argv: list[str]) -> int:
         raise UserError(f"--shard-mb {options.shard_mb:g}: must be 0.001 to 4,000; 64 to 128 are typical")
     _check_share(options.max_broken)
     out = options.out.expanduser()
-    with ends_at_once("rerun the same command to continue"), temporary_folder() as cache, _disk_errors(out):
+    with ends_at_once("rerun the same command to continue", continues=True), temporary_folder() as cache, _disk_errors(out):
         dataset = open_layout(options.root, options.data, cache)
         if dataset.multilabel:
             raise UserError(f"{options.root}: shards have one label per image; train on these files as they are")

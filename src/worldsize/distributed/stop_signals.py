@@ -84,14 +84,15 @@ class StopFlag:
 
 
 @contextmanager
-def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterator[None]:
-    """Within this context, a signal ends the process immediately.
+def ends_at_once(advice: str, first: Callable[[], None] | None = None, continues: bool = False) -> Iterator[None]:
+    """Within this context, a signal ends the process immediately, with 128 plus its number.
 
     For work that leaves complete files at any moment, so no cleanup is needed but that of `temporary_folder`.
 
     Args:
         advice: printed for the user.
         first: called by the signal handler before it exits.
+        continues: the same command continues the work: end with the code of a training that is saved.
     """
 
     def stop(number: int, frame: object) -> None:
@@ -102,7 +103,7 @@ def ends_at_once(advice: str, first: Callable[[], None] | None = None) -> Iterat
         show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
         with suppress(OSError):
             os.write(2, f"{show_cursor}\nworldsize: stopped; {advice}\n".encode())
-        os._exit(Stopped.exit_code)
+        os._exit(Stopped.exit_code if continues else SIGNAL_BASE + number)
 
     with handled_by(stop):
         yield

@@ -65,7 +65,11 @@ def run(options: Fetch) -> int:
     source = _source(options, known)
     expected = checksums.expected(options.sha256, known.checksum if source == known.source else None)
     root = options.to.expanduser().absolute()
-    with _os_errors_explained(root), ends_at_once("rerun the same command to resume", kaggle.stop), locked(root) as lock:
+    with (
+        _os_errors_explained(root),
+        ends_at_once("rerun the same command to resume", kaggle.stop, True),
+        locked(root) as lock,
+    ):
         state = load_or_create(root, options.dataset, download.redacted(source))
         if state.verified is None:
             archive = _local(source, state) or _downloaded(source, known, state, lock)
