@@ -22,7 +22,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "evaluation": (dict, NoneType),
 }
 _LEAST = {
-    **dict.fromkeys(("step", "epoch", "epoch_step", "best_epoch", "epoch_top1", "epoch_s", "train_s"), 0),
+    **dict.fromkeys(("step", "epoch", "epoch_step", "best_epoch"), 0),
     **dict.fromkeys(("world_size", "global_batch"), 1),
     **dict.fromkeys(("evaluated_step", "best_top1", "best_map"), -1),
 }
