@@ -10,10 +10,13 @@ library.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +25,11 @@ _RECORDS = ("history.jsonl", "metrics.jsonl", "timing.jsonl", "environment.json"
 _CHECKPOINT = re.compile(r"step-(\d{8,})(\.tmp-old-.*)?")
 _OF_EXPORT = "export.json"  # an export has a recipe.yaml, too
 _TAIL = 1 << 20  # bytes; longer than a line of metrics.jsonl
+
+# Of the file ``lock``, see `worldsize.runs.run_lock`.
+_SILENCE_S = 30.0
+_WATCHED_S = 12.0  # longer than two beats
+_POLL_S = 0.5
 
 # The last steps of a run: of its newest ``checkpoint`` and of its ``metrics``; 0 without.
 RunState = dict[str, int]
@@ -100,7 +108,8 @@ def check(target: Path, run: RunState | None, replace: bool) -> None:
         replace: whether the user allows that files are replaced.
 
     Raises:
-        Failed: ``target`` exists and ``replace`` is missing, or is a run that has steps that the copied run lacks.
+        Failed: ``target`` exists and ``replace`` is missing, or is a run that has steps that the copied run lacks, or that a
+            process trains.
     """
     if not os.path.lexists(target):
         return
@@ -114,6 +123,39 @@ def check(target: Path, run: RunState | None, replace: bool) -> None:
     if not replace:
         how = "overwrite it" if old is None else "replace the whole run"
         raise Failed(f"{target} already exists; pass --force to {how}", user_error=True)
+    if old is not None and is_trained(target):
+        raise Failed(
+            f"{target} is being trained, and its process would lose what it saves. Nothing was changed. Stop it, or wait "
+            "for its end; or copy to another name",
+            user_error=True,
+        )
+
+
+def is_trained(run: Path) -> bool:
+    """Whether a process holds the lock of the run, or writes to it where locks do not reach: it trains the run."""
+    lock = run / "lock"
+    try:
+        file = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return True
+    finally:
+        os.close(file)  # and with it the lock
+    try:
+        before, last = lock.read_bytes(), lock.stat().st_mtime
+        # A run that ended leaves an empty file, a process that was killed an old one, and a copy one that does not change.
+        until = time.monotonic() + (_WATCHED_S if before and abs(time.time() - last) < _SILENCE_S else 0.0)
+        while time.monotonic() < until:
+            time.sleep(_POLL_S)
+            if (now := lock.read_bytes()) != before:
+                return bool(now)
+    except OSError:
+        pass
+    return False
 
 
 def move_into_place(new: Path, target: Path, replace: bool) -> None:
