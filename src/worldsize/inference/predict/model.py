@@ -31,6 +31,8 @@ from worldsize.training.evaluation import highest, view_logits
 # One image: a path, its encoded bytes, a PIL image, or uint8 (height, width, 3).
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | NDArray[np.uint8]
 
+_first_loaded_in: list[int] = []  # the process, which forked ones remember, too
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -101,6 +103,7 @@ class Model:
             DataError: an image cannot be read or decoded; the message names it.
             UserError: an image or the tensor has another type or shape, ``images`` are none, or a path cannot be one.
         """
+        _stay_alone_after_fork()
         device = self._found.precision.device
         with torch.inference_mode(), self._found.precision.applied():
             if isinstance(images, torch.Tensor) and images.is_floating_point():
@@ -171,6 +174,17 @@ def _several(images: Iterable[ImageLike] | torch.Tensor) -> Sequence[ImageLike] 
     return list(each)
 
 
+def _stay_alone_after_fork() -> None:
+    """Compute with one thread in a process that was forked from one that has loaded a network.
+
+    The threads of OpenMP stay behind in the parent, and a computation with several would wait for them forever.
+    """
+    if not _first_loaded_in:
+        _first_loaded_in.append(os.getpid())
+    elif _first_loaded_in[0] != os.getpid():
+        torch.set_num_threads(1)
+
+
 @own_errors()
 def load(path: str | os.PathLike[str], device: str = "auto", raw: bool = False) -> Model:
     """The network of a run's newest checkpoint, of one checkpoint, or of an export, ready to classify images.
@@ -185,6 +199,7 @@ def load(path: str | os.PathLike[str], device: str = "auto", raw: bool = False) 
         CheckpointError: it is damaged, or the run has none.
         StoreUnreachable: its disk does not answer.
     """
+    _stay_alone_after_fork()
     source = opening.find(as_path(path, "path"))
     recipe = source.recipe
     number_format = precision.resolve(recipe, _device(device, recipe))
