@@ -21,7 +21,7 @@ from worldsize.errors import INTERNAL_ERROR, Unavailable, no_memory
 
 def thread_without_room() -> None:
     """Python's own error: there is no room for this stack."""
-    before = threading.stack_size(2**46)
+    before = threading.stack_size(2**62)
     try:
         threading.Thread(target=print).start()
     finally:
