@@ -84,8 +84,10 @@ def no_labels(found: Inventory, places: Folders, families: list[Labels]) -> str:
     if any("mask" in reason for reason in found.ignored.values()):
         return f"{root} has images and masks, but no labels of images: worldsize trains classifiers, not segmentation"
     parents = {posixpath.dirname(image) or "." for image in found.images}
-    unused = not_decoded(found)
-    files = "".join(f" ({'; '.join(notes)})" for notes in [unread(found) + [unused.note(root)] * bool(unused)] if notes)
+    notes = unread(found)
+    if unused := not_decoded(found):
+        notes.append(unused.note(root))
+    files = f" ({'; '.join(notes)})" if notes else ""
     if len(parents) == 1:
         return (
             f"all {len(found.images):,} images of {root} are in one folder ({parents.pop()}), and nothing has their "
