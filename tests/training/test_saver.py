@@ -61,7 +61,7 @@ def saving(disk, tmp_path):
 def test_while_the_disk_is_busy_no_checkpoint_is_due(saving, disk):
     disk.now = EVERY_S
     assert saving.due()
-    saving.save(Progress(step=1))
+    saving.save(Progress(step=1, epoch_step=1))
     assert disk.begun.wait(60)
     disk.now = 10 * EVERY_S
     assert not saving.due()
@@ -73,7 +73,7 @@ def test_while_the_disk_is_busy_no_checkpoint_is_due(saving, disk):
 @pytest.mark.parametrize(("took_s", "after_s"), [(4.0, EVERY_S - 4.0), (100.0, EVERY_S / 2)])
 def test_what_is_on_disk_is_no_older_than_the_interval(saving, disk, took_s, after_s):
     """The interval to the next snapshot and the time of writing it, if that takes as long as the last; at least half."""
-    saving.save(Progress(step=1))
+    saving.save(Progress(step=1, epoch_step=1))
     assert disk.begun.wait(60)
     disk.now = took_s
     disk.allowed.set()
@@ -93,7 +93,7 @@ def test_a_prepared_snapshot_allocates_nothing_for_the_weights_and_the_momentum(
         with torch.no_grad():
             for parameter in saving._state.model.parameters():
                 parameter.add_(1)
-        saving.save(Progress(step=step))
+        saving.save(Progress(step=step, epoch_step=step))
         assert {name: saving._memory[name].data_ptr() for name in prepared} == prepared
         saving.close()
         stored = checkpoint.read(saving.newest()).model
@@ -112,7 +112,7 @@ def test_a_snapshot_that_is_being_written_is_not_overwritten(saving, disk, monke
     expected = []
     for step in (1, 2):
         expected.append(weight.detach().clone())
-        saving.save(Progress(step=step))
+        saving.save(Progress(step=step, epoch_step=step))
         saving.settle()
         with torch.no_grad():
             weight.add_(1)
